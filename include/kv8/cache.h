@@ -1,0 +1,211 @@
+/* kv8/cache.h - the paged KV cache: pages, sequences, quantising append, sharing, snapshots.
+ *
+ * A cache stores, for every layer, K and V rows of num_kv_heads heads in pages of page_size tokens.
+ * Layers with the same window_left form a *group*: they share one pool of page ids and one page
+ * table per sequence; each layer of the group stores its own bytes for every page id. A sequence
+ * is a list of tokens with a page table per group. Pages are reference counted: fork shares them,
+ * a write to a shared tail page copies it first.
+ *
+ *   stored value = code * scale            (k_scale, v_scale: per layer, head, or sequence+head)
+ *   int8 value   = code * row_scale * scale   row_scale: f16 per (token, kv head), in the page
+ *
+ * One step of a model: kv8_cache_extend (takes pages), kv8_cache_append for each layer (writes the
+ * rows), attention over kv8_cache_layer_kv and kv8_cache_page_table, kv8_cache_publish (lets other
+ * requests find the full pages). Only create, load and seq_create's first use of a slot allocate
+ * memory. Not thread safe: one thread at a time per cache (append may use a pool of threads).
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_CACHE_H
+#define KV8_CACHE_H
+
+#include <kv8/formats.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kv8_cache kv8_cache;
+
+/* Names one sequence of one cache; stale handles are recognised and refused. */
+typedef int64_t kv8_seq;
+#define KV8_SEQ_NONE ((kv8_seq)-1)
+
+/* A page-table entry whose page was freed behind the window. */
+#define KV8_NO_PAGE (-1)
+
+typedef enum kv8_layout {
+    KV8_LAYOUT_NHD = 0, /* [page, slot, kv_head, head_dim] */
+    KV8_LAYOUT_HND      /* [page, kv_head, slot, head_dim] */
+} kv8_layout;
+
+typedef struct kv8_cache_layer {
+    kv8_dtype k_dtype, v_dtype;
+    int32_t window_left;  /* -1 = every key stays; w = a query sees itself and w keys before it */
+    const float *k_scale; /* [num_kv_heads], finite and > 0; NULL = 1. Copied. */
+    const float *v_scale;
+} kv8_cache_layer;
+
+typedef struct kv8_cache_options {
+    size_t struct_size;
+    const kv8_allocator *allocator; /* NULL = system heap; must outlive the cache */
+    kv8_threads *threads;           /* for append; NULL = the calling thread. Borrowed. */
+    kv8_isa isa;
+    int32_t num_layers;
+    int32_t num_kv_heads;
+    int32_t k_head_dim; /* 1..576 */
+    int32_t v_head_dim; /* 0 = k_head_dim */
+    int32_t page_size;  /* tokens per page, >= 1 */
+    kv8_layout layout;
+    int32_t num_pages;             /* of each group without a window, >= 1 */
+    int32_t num_window_pages;      /* of each group with one; 0 = num_pages */
+    int32_t max_seqs;              /* sequences alive at once, >= 1 */
+    int32_t max_seq_len;           /* tokens of one sequence, >= 1 */
+    int32_t window_slack;          /* tokens kept behind the window so that truncate can go back */
+    const kv8_cache_layer *layers; /* [num_layers]. Copied. */
+} kv8_cache_options;
+#define KV8_CACHE_OPTIONS_INIT \
+    { sizeof(kv8_cache_options) }
+
+/* Validates every option, then allocates everything the cache will ever use for pages. *out is
+ * NULL on failure. */
+KV8_API kv8_status kv8_cache_create(kv8_cache **out, const kv8_cache_options *options);
+KV8_API void kv8_cache_destroy(kv8_cache *cache);
+
+/* --- sequences --- */
+
+/* An empty sequence. KV8_ERR_FULL at max_seqs. */
+KV8_API kv8_status kv8_cache_seq_create(kv8_cache *cache, kv8_seq *seq_out);
+/* A second sequence with the same tokens: all pages are shared, none copied until written. */
+KV8_API kv8_status kv8_cache_seq_fork(kv8_cache *cache, kv8_seq parent, kv8_seq *seq_out);
+/* Gives the pages back. Published pages stay findable until their room is needed. */
+KV8_API kv8_status kv8_cache_seq_destroy(kv8_cache *cache, kv8_seq seq);
+KV8_API kv8_status kv8_cache_seq_length(const kv8_cache *cache, kv8_seq seq, int32_t *length_out);
+/* Own scales for one sequence and layer, instead of the layer's: arrays of num_kv_heads, NULL =
+ * leave. Only while the sequence is empty; forks inherit them. */
+KV8_API kv8_status kv8_cache_seq_set_scales(kv8_cache *cache, kv8_seq seq, int32_t layer,
+                                            const float *k_scale, const float *v_scale);
+
+/* Makes room for num_tokens more tokens in every group: frees pages that no later query can see
+ * (window groups), copies a shared tail page, takes new pages. token_ids (may be NULL) are kept
+ * for the prefix index and snapshots; a sequence extended once without ids is never published.
+ * KV8_ERR_FULL (pool) or KV8_ERR_INVALID (max_seq_len): nothing is changed. */
+KV8_API kv8_status kv8_cache_extend(kv8_cache *cache, kv8_seq seq, int32_t num_tokens,
+                                    const int32_t *token_ids);
+/* Drops tokens from the end. Going back past what a window group still holds (more than
+ * window_slack tokens) is KV8_ERR_INVALID. */
+KV8_API kv8_status kv8_cache_truncate(kv8_cache *cache, kv8_seq seq, int32_t length);
+
+/* --- writing --- */
+
+/* Rows for the newest tokens of several sequences: request i owns rows indptr[i]..indptr[i+1]-1,
+ * which go to the last (indptr[i+1]-indptr[i]) positions of seqs[i]. k: [rows, num_kv_heads,
+ * k_head_dim] of src_dtype (F32, BF16 or F16), strides in elements, last dimension contiguous; v
+ * likewise. K arrives rotated. Quantises: code = sat_rne(x / scale), or int8 as
+ * kv8_narrow_int8(x / scale); counts clips and NaN per (layer, head). */
+typedef struct kv8_append {
+    int32_t num_seqs;
+    const kv8_seq *seqs;
+    const int32_t *indptr;
+    kv8_dtype src_dtype;
+    const void *k;
+    int64_t k_stride_row, k_stride_head;
+    const void *v;
+    int64_t v_stride_row, v_stride_head;
+} kv8_append;
+KV8_API kv8_status kv8_cache_append(kv8_cache *cache, int32_t layer, const kv8_append *append);
+
+typedef struct kv8_cache_counters {
+    uint64_t k_clips, k_nans, v_clips, v_nans; /* elements since create or reset */
+} kv8_cache_counters;
+KV8_API kv8_status kv8_cache_get_counters(const kv8_cache *cache, int32_t layer, int32_t kv_head,
+                                          kv8_cache_counters *counters_out);
+KV8_API void kv8_cache_reset_counters(kv8_cache *cache);
+
+/* --- reading --- */
+
+/* One tensor (K or V of a layer) of a paged pool. Element (page, slot, kv_head, d) is at
+ * data[page*stride_page + slot*stride_slot + kv_head*stride_head + d] elements. row_scale is NULL
+ * unless the dtype is INT8; its strides count f16 elements. */
+typedef struct kv8_paged {
+    const void *data;
+    int64_t stride_page, stride_slot, stride_head;
+    const kv8_f16 *row_scale;
+    int64_t row_scale_stride_page, row_scale_stride_slot, row_scale_stride_head;
+} kv8_paged;
+
+/* Page tables of a batch, host memory. CSR: request b owns page_indices[page_indptr[b]
+ * ..page_indptr[b+1]-1] and kv_len = (pages-1)*page_size + last_page_len[b] (0 when it has no
+ * pages). Dense: block_table[b*block_table_stride + i] and seq_lens[b]. Exactly one form is set:
+ * page_indptr or block_table is NULL. */
+typedef struct kv8_page_table {
+    const int32_t *page_indptr, *page_indices, *last_page_len;
+    const int32_t *block_table;
+    int64_t block_table_stride;
+    const int32_t *seq_lens;
+} kv8_page_table;
+
+/* Borrowed views, valid until destroy. */
+KV8_API kv8_status kv8_cache_layer_kv(const kv8_cache *cache, int32_t layer, kv8_paged *k_out,
+                                      kv8_paged *v_out);
+
+/* Writes the layer's page tables of num_seqs sequences: indptr_out[num_seqs+1],
+ * last_page_len_out[num_seqs], indices_out[capacity]. Layers of one group give the same tables.
+ * Entries behind the window are KV8_NO_PAGE. KV8_ERR_FULL names the capacity that is needed. */
+KV8_API kv8_status kv8_cache_page_table(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                                        int32_t num_seqs, int32_t *indptr_out, int32_t *indices_out,
+                                        int64_t capacity, int32_t *last_page_len_out);
+/* The same in dense form: block_table_out[num_seqs, stride] (unused entries KV8_NO_PAGE) and
+ * seq_lens_out[num_seqs]. */
+KV8_API kv8_status kv8_cache_block_table(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                                         int32_t num_seqs, int32_t *block_table_out, int64_t stride,
+                                         int32_t *seq_lens_out);
+/* Scales of each sequence: k_scale_out, v_scale_out [num_seqs, num_kv_heads]. */
+KV8_API kv8_status kv8_cache_scales(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                                    int32_t num_seqs, float *k_scale_out, float *v_scale_out);
+/* Layers a and b share page tables. */
+KV8_API int kv8_cache_same_group(const kv8_cache *cache, int32_t layer_a, int32_t layer_b);
+
+/* Reads stored values back (code * scale) for tokens [begin, begin+num_tokens): k_out
+ * [num_tokens, num_kv_heads, k_head_dim], v_out likewise; either may be NULL. Tokens behind the
+ * window are KV8_ERR_NOT_FOUND. */
+KV8_API kv8_status kv8_cache_read(const kv8_cache *cache, int32_t layer, kv8_seq seq, int32_t begin,
+                                  int32_t num_tokens, float *k_out, float *v_out);
+
+/* --- sharing prefixes --- */
+
+/* Makes the full pages of a sequence findable by their token ids. Call after every layer has been
+ * appended. */
+KV8_API kv8_status kv8_cache_publish(kv8_cache *cache, kv8_seq seq);
+/* Creates a sequence holding the longest published prefix of token_ids (whole pages, at most
+ * num_tokens - 1 tokens so that something is left to compute); *matched_out may be 0. Every token
+ * of a match is compared, not only its hash. */
+KV8_API kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids,
+                                          int32_t num_tokens, kv8_seq *seq_out,
+                                          int32_t *matched_out);
+
+/* --- accounting --- */
+
+typedef struct kv8_cache_stats {
+    int32_t num_groups;
+    int32_t pages_total,
+        pages_free; /* over all groups; published but unreferenced pages are free */
+    int32_t num_seqs;
+    uint64_t bytes;                      /* of page storage */
+    uint64_t bytes_per_token;            /* K, V and row scales of one token, all layers */
+    uint64_t bytes_per_token_unwindowed; /* of the layers that keep every token */
+} kv8_cache_stats;
+KV8_API void kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_out);
+
+/* --- snapshots --- */
+
+/* Writes one sequence (shapes, dtypes, scales, token ids, rows, checksum) to `path`: into a
+ * temporary file beside it, synced, then renamed; on failure nothing is left behind. */
+KV8_API kv8_status kv8_cache_save(const kv8_cache *cache, kv8_seq seq, const char *path);
+/* Restores into a new sequence. The file must match the cache's shapes and dtypes; torn, foreign
+ * and altered files are KV8_ERR_CORRUPT with the reason, a full pool KV8_ERR_FULL. */
+KV8_API kv8_status kv8_cache_load(kv8_cache *cache, const char *path, kv8_seq *seq_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

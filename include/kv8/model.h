@@ -1,0 +1,97 @@
+/* kv8/model.h - gpt-oss checkpoints: opening, facts, and one forward step through a paged cache.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_MODEL_H
+#define KV8_MODEL_H
+
+#include <kv8/cache.h>
+#include <kv8/tokenizer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kv8_model kv8_model;
+
+typedef struct kv8_model_options {
+    size_t struct_size;
+    const kv8_allocator *allocator;
+    kv8_threads *threads; /* NULL = the calling thread. Borrowed; must outlive the model. */
+    kv8_isa isa;
+    int32_t max_step_tokens; /* rows of one step, all requests together; 0 = 512 */
+    int32_t max_step_seqs;   /* requests of one step; 0 = 16 */
+    int32_t max_seq_len;     /* longest sequence of this run; 0 = the model's limit */
+} kv8_model_options;
+#define KV8_MODEL_OPTIONS_INIT \
+    { sizeof(kv8_model_options) }
+
+/* Opens a checkpoint directory: config.json (Hugging Face or original form) and safetensors
+ * (one file, or shards with or without index; Hugging Face or original tensor names). Files are
+ * mapped, not read; expert weights stay packed. Every tensor is checked for name, dtype, shape and
+ * bounds here. *out is NULL on failure; the message names file, key or tensor, value and limit. */
+KV8_API kv8_status kv8_model_open(kv8_model **out, const char *directory,
+                                  const kv8_model_options *options);
+KV8_API void kv8_model_close(kv8_model *model);
+
+typedef enum kv8_layer_kind { KV8_LAYER_FULL = 0, KV8_LAYER_SLIDING } kv8_layer_kind;
+
+typedef struct kv8_model_info {
+    int32_t num_layers, hidden_size, intermediate_size, vocab_size;
+    int32_t num_qo_heads, num_kv_heads, head_dim;
+    int32_t num_experts, num_experts_per_token;
+    int32_t window_left; /* of sliding layers: sliding_window - 1 */
+    int32_t max_seq_len; /* max_position_embeddings */
+    int32_t num_full_layers, num_sliding_layers;
+    int32_t num_tensors, num_files;
+    uint64_t num_parameters;          /* weights, MXFP4 blocks counted as 32 */
+    uint64_t bytes;                   /* of tensor data */
+    uint64_t bytes_per_decoded_token; /* weights read for one token, without KV */
+    int32_t num_eos;
+    int32_t eos[8];           /* generation stops: generation_config.json, else config.json */
+    const char *architecture; /* "GptOssForCausalLM"; borrowed */
+} kv8_model_info;
+KV8_API void kv8_model_get_info(const kv8_model *model, kv8_model_info *info_out);
+KV8_API kv8_layer_kind kv8_model_layer_kind(const kv8_model *model, int32_t layer);
+
+/* Calls `visit` for every tensor in file order; stops when it returns non-zero. */
+typedef struct kv8_tensor_info {
+    const char *name, *file;
+    const char *dtype; /* as the header spells it: "BF16", "U8" */
+    int32_t num_dims;
+    int64_t shape[8];
+    uint64_t bytes;
+} kv8_tensor_info;
+KV8_API void kv8_model_visit_tensors(const kv8_model *model,
+                                     int (*visit)(void *cookie, const kv8_tensor_info *tensor),
+                                     void *cookie);
+
+/* Fills the shape fields of cache options (layers, heads, head_dim) and layers[num_layers]:
+ * every layer k_dtype/v_dtype, sliding layers their window. The caller sets pages, sequences and
+ * scales. */
+KV8_API void kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype, kv8_dtype v_dtype,
+                                    kv8_cache_layer *layers_out, kv8_cache_options *options_out);
+
+/* One step over a batch: appends the tokens of each request to its sequence and attends over what
+ * the cache then holds, so every key (the running tokens' too) is read back as stored. */
+typedef struct kv8_step {
+    int32_t num_seqs;
+    const kv8_seq *seqs;
+    const int32_t *indptr;    /* [num_seqs+1] into token_ids; each request at least one token */
+    const int32_t *token_ids; /* all in [0, vocab_size) */
+    int32_t num_logit_rows;
+    const int32_t *logit_rows; /* ascending row numbers whose logits are wanted */
+    float *logits_out;         /* [num_logit_rows, vocab_size] */
+} kv8_step;
+/* On failure no sequence has changed length. KV8_ERR_FULL when the cache's pages run out,
+ * KV8_ERR_INVALID for ids or lengths out of range, naming value and limit. */
+KV8_API kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
+
+/* Draws from softmax(logits / temperature); temperature 0 is argmax (lowest id on ties).
+ * *rng_state is any 64-bit seed, advanced by the call. */
+KV8_API int32_t kv8_sample(const float *logits, int32_t vocab_size, float temperature,
+                           uint64_t *rng_state);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

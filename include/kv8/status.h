@@ -1,0 +1,60 @@
+/* kv8/status.h - status codes, messages and the allocator every kv8 object accepts.
+ *
+ * Every kv8 call that can fail returns kv8_status. On failure the calling thread's message
+ * (kv8_status_message) holds one line naming the cause, the offending value and the limit; results
+ * passed by pointer are untouched, or NULL for `create` and `open`, as each function says.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_STATUS_H
+#define KV8_STATUS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__) || defined(__clang__)
+#define KV8_API       __attribute__((visibility("default")))
+#define KV8_NODISCARD __attribute__((warn_unused_result))
+#else
+#define KV8_API
+#define KV8_NODISCARD
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kv8_status {
+    KV8_OK = 0,
+    KV8_ERR_INVALID,     /* an argument, option or file content is wrong */
+    KV8_ERR_UNSUPPORTED, /* well formed, but nothing here computes it; never replaced in silence */
+    KV8_ERR_NO_MEMORY,   /* the allocator said no */
+    KV8_ERR_FULL,        /* a pool (pages, sequences) has no room; nothing was changed */
+    KV8_ERR_NOT_FOUND,   /* a file, tensor, key or sequence does not exist */
+    KV8_ERR_IO,          /* the operating system refused a read or write */
+    KV8_ERR_CORRUPT      /* a file is torn, truncated or not what it claims to be */
+} kv8_status;
+
+/* Short fixed name of a status ("invalid argument"). Never NULL. */
+KV8_API const char *kv8_status_name(kv8_status status);
+
+/* The one-line cause of this thread's latest failure; "" before the first. Valid until the next
+ * failing call on the same thread. */
+KV8_API const char *kv8_status_message(void);
+
+/* Where an object takes its host memory from. `alloc` returns `size` bytes aligned to `alignment`
+ * (a power of two) or NULL; `release` gets back a pointer that `alloc` returned with its size.
+ * Both may be called from any thread that calls into the object. NULL options mean the system's
+ * heap. */
+typedef struct kv8_allocator {
+    void *(*alloc)(void *cookie, size_t size, size_t alignment);
+    void (*release)(void *cookie, void *ptr, size_t size);
+    void *cookie;
+} kv8_allocator;
+
+/* Library version, "major.minor.patch". */
+KV8_API const char *kv8_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

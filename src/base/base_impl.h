@@ -1,0 +1,125 @@
+/* base_impl.h - what base shows the other rooms: errors as values, checked sizes, memory, files,
+ * threads, processor facts. Knows the operating system, never a tensor.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_BASE_IMPL_H
+#define KV8_BASE_IMPL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <kv8/machine.h>
+#include <kv8/status.h>
+
+/* --- errors --- */
+
+/* Sets this thread's message and returns `status`: `return kv8_fail(KV8_ERR_INVALID, "...")`. */
+kv8_status kv8_fail(kv8_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Puts "prefix: " before the message already set; returns `status`. */
+kv8_status kv8_fail_within(kv8_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Forwards a failure. */
+#define KV8_TRY(expr)                            \
+    do {                                         \
+        const kv8_status kv8_try_ = (expr);      \
+        if (kv8_try_ != KV8_OK) return kv8_try_; \
+    } while (0)
+/* The same for functions that clean up: sets the local `status` and jumps to `fail`. */
+#define KV8_TRY_GOTO(expr)               \
+    do {                                 \
+        status = (expr);                 \
+        if (status != KV8_OK) goto fail; \
+    } while (0)
+
+/* First line of every call that takes an options struct: NULL and short structs are refused. */
+#define KV8_CHECK_OPTIONS(options, type)                                                      \
+    do {                                                                                      \
+        if ((options) == NULL)                                                                \
+            return kv8_fail(KV8_ERR_INVALID, "%s: " #type " is NULL", __func__);              \
+        if ((options)->struct_size != sizeof(type))                                           \
+            return kv8_fail(KV8_ERR_INVALID, "%s: " #type ".struct_size is %zu, must be %zu", \
+                            __func__, (options)->struct_size, sizeof(type));                  \
+    } while (0)
+
+/* --- sizes --- */
+
+/* false on overflow; *out is then unchanged. */
+static inline bool kv8_mul_size(size_t a, size_t b, size_t *out) {
+    size_t r;
+    if (__builtin_mul_overflow(a, b, &r)) return false;
+    *out = r;
+    return true;
+}
+static inline bool kv8_add_size(size_t a, size_t b, size_t *out) {
+    size_t r;
+    if (__builtin_add_overflow(a, b, &r)) return false;
+    *out = r;
+    return true;
+}
+/* Rounds up to a multiple of a power of two; the caller has checked that it fits. */
+static inline size_t kv8_round_up(size_t n, size_t multiple) {
+    return (n + multiple - 1) & ~(multiple - 1);
+}
+static inline int64_t kv8_ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+static inline int64_t kv8_min_i64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static inline int64_t kv8_max_i64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* --- memory --- */
+
+/* Alignment of every kv8 allocation: a cache line, and the widest vector. */
+enum { KV8_ALIGNMENT = 64 };
+
+/* count * size bytes, zeroed, KV8_ALIGNMENT-aligned, from allocator (NULL = heap). *out is NULL on
+ * failure; the message names `what` and the size. A zero size gives a valid pointer. */
+kv8_status kv8_alloc(const kv8_allocator *allocator, size_t count, size_t size, const char *what,
+                     void **out);
+/* The same count and size that alloc got. NULL ptr is fine. */
+void kv8_release(const kv8_allocator *allocator, void *ptr, size_t count, size_t size);
+
+/* --- files --- */
+
+/* A file mapped read-only and shared: pages are read when touched. */
+typedef struct kv8_file_map {
+    const uint8_t *data;
+    size_t size;
+} kv8_file_map;
+kv8_status kv8_file_map_open(kv8_file_map *map_out, const char *path);
+void kv8_file_map_close(kv8_file_map *map);
+
+/* Reads a whole file of at most max_size bytes, with a 0 after the last. The caller releases
+ * (NULL allocator, *size_out + 1 bytes, size 1). */
+kv8_status kv8_file_read(const char *path, size_t max_size, char **data_out, size_t *size_out);
+
+/* A file that appears whole or not at all: writes go to a temporary neighbour, commit syncs and
+ * renames, abort removes. After any failed call only abort may follow. */
+typedef struct kv8_file_writer {
+    FILE *file;
+    char *path, *temporary;
+} kv8_file_writer;
+kv8_status kv8_file_writer_open(kv8_file_writer *writer_out, const char *path);
+kv8_status kv8_file_writer_write(kv8_file_writer *writer, const void *data, size_t size);
+kv8_status kv8_file_writer_commit(kv8_file_writer *writer);
+void kv8_file_writer_abort(kv8_file_writer *writer);
+
+/* --- threads --- */
+
+/* Calls task(cookie, index, thread_idx) for every index in [0, count); thread_idx <
+ * kv8_threads_count(threads) names per-thread scratch. Returns when all are done. NULL threads
+ * runs on the caller. */
+typedef void (*kv8_task)(void *cookie, size_t index, int32_t thread_idx);
+void kv8_threads_run(kv8_threads *threads, size_t count, kv8_task task, void *cookie);
+
+/* --- time --- */
+uint64_t kv8_time_ns(void); /* monotonic */
+
+#endif

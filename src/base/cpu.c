@@ -1,0 +1,85 @@
+/* cpu.c - which rungs of the instruction-set ladder this machine and this build have.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <cpuinfo.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base_impl.h"
+
+static const char *const isa_names[KV8_ISA_COUNT] = {
+    [KV8_ISA_BEST] = "best",
+    [KV8_ISA_SCALAR] = "scalar",
+    [KV8_ISA_AVX2] = "avx2",
+    [KV8_ISA_AVX512] = "avx512",
+    [KV8_ISA_AVX512_BF16] = "avx512_bf16",
+    [KV8_ISA_NEON] = "neon",
+    [KV8_ISA_NEON_BF16] = "neon_bf16",
+};
+
+const char *kv8_isa_name(kv8_isa isa) {
+    if ((int)isa < 0 || isa >= KV8_ISA_COUNT) return "unknown";
+    return isa_names[isa];
+}
+
+int kv8_machine_has_isa(kv8_isa isa) {
+    if (isa == KV8_ISA_SCALAR) return 1;
+    const bool known = cpuinfo_initialize(); /* idempotent and thread safe */
+    switch (isa) {
+#if defined(__x86_64__)
+        case KV8_ISA_AVX2:
+            return known && cpuinfo_has_x86_avx2() && cpuinfo_has_x86_fma3() &&
+                   cpuinfo_has_x86_f16c();
+        case KV8_ISA_AVX512:
+            return kv8_machine_has_isa(KV8_ISA_AVX2) && cpuinfo_has_x86_avx512f() &&
+                   cpuinfo_has_x86_avx512bw() && cpuinfo_has_x86_avx512dq() &&
+                   cpuinfo_has_x86_avx512vl();
+        case KV8_ISA_AVX512_BF16:
+            return kv8_machine_has_isa(KV8_ISA_AVX512) && cpuinfo_has_x86_avx512vbmi() &&
+                   cpuinfo_has_x86_avx512bf16();
+#elif defined(__aarch64__)
+        case KV8_ISA_NEON: return 1; /* part of the architecture */
+        case KV8_ISA_NEON_BF16: return known && cpuinfo_has_arm_bf16();
+#endif
+        default: (void)known; return 0;
+    }
+}
+
+static kv8_isa best_isa(void) {
+    for (int isa = KV8_ISA_COUNT - 1; isa > KV8_ISA_SCALAR; isa--) {
+        if (kv8_machine_has_isa((kv8_isa)isa)) return (kv8_isa)isa;
+    }
+    return KV8_ISA_SCALAR;
+}
+
+kv8_status kv8_machine_isa(kv8_isa *isa_out) {
+    const char *const wanted = getenv("KV8_ISA");
+    if (wanted == NULL || wanted[0] == '\0') {
+        *isa_out = best_isa();
+        return KV8_OK;
+    }
+    for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
+        if (strcmp(wanted, isa_names[isa]) != 0) continue;
+        if (!kv8_machine_has_isa((kv8_isa)isa))
+            return kv8_fail(KV8_ERR_UNSUPPORTED, "KV8_ISA is %s; the best here is %s", wanted,
+                            isa_names[best_isa()]);
+        *isa_out = (kv8_isa)isa;
+        return KV8_OK;
+    }
+    return kv8_fail(KV8_ERR_INVALID,
+                    "KV8_ISA is \"%s\", must be scalar, avx2, avx512, avx512_bf16, neon or "
+                    "neon_bf16",
+                    wanted);
+}
+
+kv8_status kv8_machine_resolve_isa(kv8_isa wanted, kv8_isa *isa_out) {
+    if (wanted == KV8_ISA_BEST) return kv8_machine_isa(isa_out);
+    if ((int)wanted < 0 || wanted >= KV8_ISA_COUNT)
+        return kv8_fail(KV8_ERR_INVALID, "isa is %d, must be 0 to %d", (int)wanted,
+                        (int)KV8_ISA_COUNT - 1);
+    if (!kv8_machine_has_isa(wanted))
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "this machine has no %s; the best here is %s",
+                        kv8_isa_name(wanted), isa_names[best_isa()]);
+    *isa_out = wanted;
+    return KV8_OK;
+}

@@ -1,0 +1,73 @@
+/* simd/avx512.h - the vector vocabulary on AVX-512 F+BW+DQ+VL; words as in simd/scalar.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_SIMD_AVX512_H
+#define KV8_SIMD_AVX512_H
+#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512DQ__) || \
+    !defined(__AVX512VL__)
+#error "compile this file with -mavx512f -mavx512bw -mavx512dq -mavx512vl"
+#endif
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define V_LANES 16
+typedef __m512 v_f32;
+
+static inline __mmask16 v_tail_mask(int n) {
+    return (__mmask16)((1u << n) - 1u);
+}
+static inline v_f32 v_load(const float *p) {
+    return _mm512_loadu_ps(p);
+}
+static inline v_f32 v_load_n(const float *p, int n) {
+    return _mm512_maskz_loadu_ps(v_tail_mask(n), p);
+}
+static inline void v_store(float *p, v_f32 a) {
+    _mm512_storeu_ps(p, a);
+}
+static inline void v_store_n(float *p, v_f32 a, int n) {
+    _mm512_mask_storeu_ps(p, v_tail_mask(n), a);
+}
+static inline v_f32 v_set1(float a) {
+    return _mm512_set1_ps(a);
+}
+static inline v_f32 v_add(v_f32 a, v_f32 b) {
+    return _mm512_add_ps(a, b);
+}
+static inline v_f32 v_sub(v_f32 a, v_f32 b) {
+    return _mm512_sub_ps(a, b);
+}
+static inline v_f32 v_mul(v_f32 a, v_f32 b) {
+    return _mm512_mul_ps(a, b);
+}
+static inline v_f32 v_div(v_f32 a, v_f32 b) {
+    return _mm512_div_ps(a, b);
+}
+static inline v_f32 v_fma(v_f32 a, v_f32 b, v_f32 c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+static inline v_f32 v_max(v_f32 a, v_f32 b) {
+    return _mm512_max_ps(a, b);
+}
+static inline v_f32 v_min(v_f32 a, v_f32 b) {
+    return _mm512_min_ps(a, b);
+}
+static inline v_f32 v_round(v_f32 a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline v_f32 v_scale2(v_f32 a, v_f32 n) {
+    return _mm512_scalef_ps(a, n);
+}
+static inline v_f32 v_select_lt(v_f32 a, v_f32 b, v_f32 yes, v_f32 no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+static inline float v_reduce_add(v_f32 a) {
+    return _mm512_reduce_add_ps(a);
+}
+static inline float v_reduce_max(v_f32 a) {
+    return _mm512_reduce_max_ps(a);
+}
+
+#include "math_tmpl.h"
+#endif

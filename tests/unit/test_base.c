@@ -1,0 +1,136 @@
+/* test_base.c - sizes, allocation, files and threads of the base room.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "base_impl.h"
+#include "testing.h"
+
+static void sizes_overflow_is_caught(void **state) {
+    (void)state;
+    size_t out = 7;
+    assert_false(kv8_mul_size(SIZE_MAX / 2, 3, &out));
+    assert_int_equal(out, 7);
+    assert_true(kv8_mul_size(6, 7, &out));
+    assert_int_equal(out, 42);
+    void *ptr = &out;
+    assert_int_equal(kv8_alloc(NULL, SIZE_MAX, 2, "test", &ptr), KV8_ERR_NO_MEMORY);
+    assert_null(ptr);
+}
+
+static void alloc_is_zeroed_and_aligned(void **state) {
+    (void)state;
+    const size_t sizes[] = {0, 1, 63, 4096, 5 << 20};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        void *ptr = NULL;
+        assert_int_equal(kv8_alloc(NULL, sizes[i], 1, "test", &ptr), KV8_OK);
+        assert_int_equal((uintptr_t)ptr % KV8_ALIGNMENT, 0);
+        for (size_t b = 0; b < sizes[i]; b++) assert_int_equal(((uint8_t *)ptr)[b], 0);
+        memset(ptr, 0xff, sizes[i]);
+        kv8_release(NULL, ptr, sizes[i], 1);
+    }
+}
+
+typedef struct visits {
+    int32_t count[1000];
+    int32_t threads;
+} visits;
+
+static void visit(void *cookie, size_t index, int32_t thread_idx) {
+    visits *const v = cookie;
+    assert_in_range(thread_idx, 0, v->threads - 1);
+    v->count[index]++;
+}
+
+static void threads_visit_every_index_once(void **state) {
+    (void)state;
+    for (int32_t n = 1; n <= 3; n++) {
+        kv8_threads *threads = NULL;
+        assert_int_equal(kv8_threads_create(&threads, n), KV8_OK);
+        assert_int_equal(kv8_threads_count(threads), n);
+        for (size_t count = 0; count < 1000; count += 111) {
+            visits v = {.threads = n};
+            kv8_threads_run(threads, count, visit, &v);
+            for (size_t i = 0; i < 1000; i++) assert_int_equal(v.count[i], i < count);
+        }
+        kv8_threads_destroy(threads);
+    }
+    kv8_threads *none = (kv8_threads *)1;
+    assert_int_equal(kv8_threads_create(&none, -1), KV8_ERR_INVALID);
+    assert_null(none);
+}
+
+static void writer_commits_whole_or_nothing(void **state) {
+    (void)state;
+    char path[] = "/tmp/kv8_test_base_XXXXXX";
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    kv8_file_writer writer;
+    assert_int_equal(kv8_file_writer_open(&writer, path), KV8_OK);
+    assert_int_equal(kv8_file_writer_write(&writer, "torn", 4), KV8_OK);
+    kv8_file_writer_abort(&writer);
+    kv8_file_map map;
+    assert_int_equal(kv8_file_map_open(&map, path), KV8_ERR_CORRUPT); /* still empty */
+    assert_int_equal(kv8_file_writer_open(&writer, path), KV8_OK);
+    assert_int_equal(kv8_file_writer_write(&writer, "whole", 5), KV8_OK);
+    assert_int_equal(kv8_file_writer_commit(&writer), KV8_OK);
+    assert_int_equal(kv8_file_map_open(&map, path), KV8_OK);
+    assert_int_equal(map.size, 5);
+    assert_memory_equal(map.data, "whole", 5);
+    kv8_file_map_close(&map);
+    char *data = NULL;
+    size_t size = 0;
+    assert_int_equal(kv8_file_read(path, 4, &data, &size), KV8_ERR_INVALID);
+    assert_non_null(strstr(kv8_status_message(), "limit is 4"));
+    unlink(path);
+    assert_int_equal(kv8_file_map_open(&map, path), KV8_ERR_NOT_FOUND);
+}
+
+static void a_full_disk_leaves_nothing_behind(void **state) {
+    (void)state;
+    /* /dev/full accepts the open and refuses the bytes, as a full disk does. */
+    kv8_file_writer writer = {.file = fopen("/dev/full", "wb"),
+                              .path = strdup("/tmp/never"),
+                              .temporary = strdup("/tmp/kv8_never_there")};
+    assert_non_null(writer.file);
+    (void)!kv8_file_writer_write(&writer, "x", 1);
+    assert_int_equal(kv8_file_writer_commit(&writer), KV8_ERR_IO);
+    assert_non_null(strstr(kv8_status_message(), "No space left"));
+    kv8_file_writer_abort(&writer);
+    assert_int_equal(access("/tmp/never", F_OK), -1);
+}
+
+static void messages_stay_one_line(void **state) {
+    (void)state;
+    assert_int_equal(kv8_fail(KV8_ERR_IO, "a\nb\x1b[31m"), KV8_ERR_IO);
+    assert_string_equal(kv8_status_message(), "a?b?[31m");
+    assert_int_equal(kv8_fail_within(KV8_ERR_IO, "file %d", 3), KV8_ERR_IO);
+    assert_string_equal(kv8_status_message(), "file 3: a?b?[31m");
+}
+
+static void isa_environment_is_honoured_or_refused(void **state) {
+    (void)state;
+    kv8_isa isa = KV8_ISA_BEST;
+    setenv("KV8_ISA", "scalar", 1);
+    assert_int_equal(kv8_machine_isa(&isa), KV8_OK);
+    assert_int_equal(isa, KV8_ISA_SCALAR);
+    setenv("KV8_ISA", "sse9", 1);
+    assert_int_equal(kv8_machine_isa(&isa), KV8_ERR_INVALID);
+#if defined(__x86_64__)
+    setenv("KV8_ISA", "neon", 1);
+    assert_int_equal(kv8_machine_isa(&isa), KV8_ERR_UNSUPPORTED);
+#endif
+    unsetenv("KV8_ISA");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sizes_overflow_is_caught),
+        cmocka_unit_test(alloc_is_zeroed_and_aligned),
+        cmocka_unit_test(threads_visit_every_index_once),
+        cmocka_unit_test(writer_commits_whole_or_nothing),
+        cmocka_unit_test(a_full_disk_leaves_nothing_behind),
+        cmocka_unit_test(messages_stay_one_line),
+        cmocka_unit_test(isa_environment_is_honoured_or_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
