@@ -92,16 +92,16 @@ static inline double relative_error(const float *out, const double *ref, size_t 
         const double o = (double)out[i];
         if (isnan(ref[i]) || isnan(o)) {
             if (isnan(ref[i]) && isnan(o)) continue;
-            return NAN;
+            return (double)NAN;
         }
         if (isinf(ref[i]) || isinf(o)) {
             if (ref[i] == o) continue;
-            return NAN;
+            return (double)NAN;
         }
         difference += (o - ref[i]) * (o - ref[i]);
         norm += ref[i] * ref[i];
     }
-    if (norm == 0) return difference == 0 ? 0 : INFINITY;
+    if (norm == 0) return difference == 0 ? 0 : (double)INFINITY;
     return sqrt(difference / norm);
 }
 
