@@ -1,0 +1,41 @@
+# The front door. CMake builds; everything lies in build/, the program is build/kv8.
+#
+#   make           the library and the program
+#   make demo      compares KV cache formats on the model that ships
+#   make check     every test
+#   make bench     kernel benchmarks
+#   make format    clang-format over the tree
+#   make install   PREFIX=/usr/local DESTDIR=
+#   make clean     removes build/
+#
+# Each target first installs what it needs and this machine lacks (scripts/setup; nothing when all
+# is there).
+BUILD := build
+PREFIX := /usr/local
+DESTDIR :=
+
+.PHONY: all demo check bench format install clean
+all:
+	@scripts/setup build
+	@test -f $(BUILD)/build.ninja || cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=OFF
+	@cmake --build $(BUILD) --target kv8_product
+
+demo:
+	@scripts/setup demo
+	@$(MAKE) --no-print-directory all
+	@scripts/demo $(BUILD)
+
+check:
+	@scripts/setup check
+	@cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON
+	@cmake --build $(BUILD)
+	@scripts/run_tests $(BUILD)
+
+format:
+	@scripts/check_format --fix
+
+install: all
+	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	@rm -rf $(BUILD)
