@@ -1,0 +1,56 @@
+/* scalar_codec.c - the public conversions of one number; the meaning is in scalar_codec.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "scalar_codec.h"
+
+#include "formats_impl.h"
+
+float kv8_e4m3_to_f32(kv8_e4m3 code) {
+    return kv8_e4m3_decode(code.bits);
+}
+float kv8_e4m3fnuz_to_f32(kv8_e4m3fnuz code) {
+    return kv8_e4m3fnuz_decode(code.bits);
+}
+float kv8_e5m2_to_f32(kv8_e5m2 code) {
+    return kv8_e5m2_decode(code.bits);
+}
+float kv8_e8m0_to_f32(kv8_e8m0 code) {
+    return kv8_e8m0_decode(code.bits);
+}
+float kv8_e2m1_to_f32(kv8_e2m1 code) {
+    return kv8_e2m1_decode(code.bits);
+}
+float kv8_bf16_to_f32(kv8_bf16 code) {
+    return kv8_bf16_decode(code.bits);
+}
+float kv8_f16_to_f32(kv8_f16 code) {
+    return kv8_f16_decode(code.bits);
+}
+
+kv8_e4m3 kv8_e4m3_from_f32(float value) {
+    return (kv8_e4m3){kv8_e4m3_encode(value)};
+}
+kv8_e4m3fnuz kv8_e4m3fnuz_from_f32(float value) {
+    return (kv8_e4m3fnuz){kv8_e4m3fnuz_encode(value)};
+}
+kv8_e5m2 kv8_e5m2_from_f32(float value) {
+    return (kv8_e5m2){kv8_e5m2_encode(value)};
+}
+kv8_e2m1 kv8_e2m1_from_f32(float value) {
+    return (kv8_e2m1){kv8_e2m1_encode(value)};
+}
+kv8_bf16 kv8_bf16_from_f32(float value) {
+    return (kv8_bf16){kv8_bf16_encode(value, KV8_F32_INF)};
+}
+kv8_f16 kv8_f16_from_f32(float value) {
+    return (kv8_f16){kv8_f16_encode(value, 65536.0f)};
+}
+
+kv8_e8m0 kv8_e8m0_from_f32_up(float value) {
+    const uint32_t magnitude = kv8_f32_bits(value) & KV8_F32_ABS;
+    if (magnitude >= KV8_F32_INF) return (kv8_e8m0){0xffu};
+    if (magnitude <= 0x400000u) return (kv8_e8m0){0}; /* up to 2^-127 */
+    /* Any mantissa bit carries into the exponent; 2^-126 and what lies below it is code 1. */
+    const uint32_t code = (magnitude + 0x7fffffu) >> 23;
+    return (kv8_e8m0){(uint8_t)(code > 0xfeu ? 0xfeu : code)};
+}
