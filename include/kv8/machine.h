@@ -50,6 +50,17 @@ KV8_API kv8_status kv8_threads_create(kv8_threads **out, int32_t num_threads);
 KV8_API void kv8_threads_destroy(kv8_threads *threads);
 KV8_API int32_t kv8_threads_count(const kv8_threads *threads);
 
+/* What no kernel on this machine can beat, measured now on the given threads with the rung's own
+ * instructions: best of several passes, about a second in all, over a 1 GiB buffer that is freed
+ * again. 1 GMAC/s = 1e9 multiply-adds per second = 2 GFLOP/s. */
+typedef struct kv8_ceilings {
+    double read_gb_s;   /* streaming read of memory, 1e9 bytes per second */
+    double f32_gmac_s;  /* fused multiply-adds in f32 */
+    double bf16_gmac_s; /* bf16 products summed in f32; 0 when the rung has no such instruction */
+} kv8_ceilings;
+KV8_API kv8_status kv8_machine_measure_ceilings(kv8_threads *threads, kv8_isa isa,
+                                                kv8_ceilings *ceilings_out);
+
 #ifdef __cplusplus
 }
 #endif

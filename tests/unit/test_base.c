@@ -122,6 +122,23 @@ static void isa_environment_is_honoured_or_refused(void **state) {
     unsetenv("KV8_ISA");
 }
 
+static void ceilings_are_measured_per_rung(void **state) {
+    (void)state;
+    for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
+        kv8_ceilings c = {0};
+        if (!kv8_machine_has_isa((kv8_isa)isa)) {
+            assert_refused(kv8_machine_measure_ceilings(NULL, (kv8_isa)isa, &c),
+                           KV8_ERR_UNSUPPORTED, kv8_isa_name((kv8_isa)isa));
+            continue;
+        }
+        assert_ok(kv8_machine_measure_ceilings(NULL, (kv8_isa)isa, &c));
+        /* No machine of this century is below, none of this decade above. */
+        assert_true(c.read_gb_s > 0.05 && c.read_gb_s < 2000);
+        assert_true(c.f32_gmac_s > 0.01 && c.f32_gmac_s < 2000);
+        assert_int_equal(c.bf16_gmac_s > 0, isa == KV8_ISA_AVX512_BF16 || isa == KV8_ISA_NEON_BF16);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_overflow_is_caught),
@@ -131,6 +148,7 @@ int main(void) {
         cmocka_unit_test(a_full_disk_leaves_nothing_behind),
         cmocka_unit_test(messages_stay_one_line),
         cmocka_unit_test(isa_environment_is_honoured_or_refused),
+        cmocka_unit_test(ceilings_are_measured_per_rung),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
