@@ -176,13 +176,13 @@ static void bad_options_are_refused(void **state) {
     REFUSED(o.head_dim = 0, "head_dim is 0");
     REFUSED(o.head_dim = 578, "head_dim is 578");
     REFUSED(o.theta = 1, "theta is 1");
-    REFUSED(o.theta = NAN, "theta is");
-    REFUSED(o.theta = INFINITY, "theta is inf");
+    REFUSED(o.theta = (double)NAN, "theta is");
+    REFUSED(o.theta = (double)INFINITY, "theta is inf");
     REFUSED(o.factor = 0.5, "factor is 0.5");
-    REFUSED(o.factor = NAN, "factor is");
+    REFUSED(o.factor = (double)NAN, "factor is");
     REFUSED(o.beta_slow = 0, "beta_slow is 0");
     REFUSED(o.beta_fast = 0.5, "beta_fast is 0.5");
-    REFUSED(o.beta_fast = INFINITY, "beta_fast is inf");
+    REFUSED(o.beta_fast = (double)INFINITY, "beta_fast is inf");
     REFUSED(o.truncate = 2, "truncate is 2");
     REFUSED(o.original_max_position = 0, "original_max_position is 0");
     REFUSED(o.attention_factor = -1, "attention_factor is -1");
