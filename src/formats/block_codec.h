@@ -7,6 +7,8 @@
 
 #include <stddef.h>
 
+#include "formats_impl.h"
+
 #include <kv8/formats.h>
 
 typedef void (*kv8_widen_kernel)(const void *codes, size_t n, float *values_out);
@@ -22,18 +24,15 @@ typedef void (*kv8_row_range_kernel)(const float *values, size_t n, kv8_row_rang
 typedef void (*kv8_mxfp4_widen_kernel)(const uint8_t *blocks, const kv8_e8m0 *scales,
                                        size_t num_blocks, float *values_out);
 
-typedef struct kv8_formats_kernels {
+struct kv8_formats_kernels {
     kv8_widen_kernel widen[KV8_DTYPE_COUNT];
-    kv8_narrow_kernel narrow[KV8_DTYPE_COUNT]; /* INT8: rne to +-127; NaN becomes 0 */
+    kv8_narrow_kernel narrow[KV8_DTYPE_COUNT]; /* INT8: clamped to +-127; no NaN comes */
     kv8_row_range_kernel row_range;
     kv8_mxfp4_widen_kernel mxfp4_widen;
-} kv8_formats_kernels;
+};
 
 #define KV8_FORMATS_KERNELS(isa, rung) extern const kv8_formats_kernels kv8_formats_kernels_##rung;
 #include "formats_kernels.inc"
 #undef KV8_FORMATS_KERNELS
-
-/* The table of a resolved rung; a rung without its own uses the one below. */
-const kv8_formats_kernels *kv8_formats_kernels_get(kv8_isa isa);
 
 #endif

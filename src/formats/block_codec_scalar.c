@@ -57,7 +57,6 @@ static uint16_t f16_encode_saturating(float value) {
     return kv8_f16_encode(value, 65504.0f);
 }
 static int8_t int8_encode(float value) {
-    if (isnan(value)) return 0;
     return (int8_t)nearbyintf(fminf(fmaxf(value, -127.0f), 127.0f));
 }
 

@@ -1,0 +1,36 @@
+/* formats_simd.h - codes to vectors, for the kernels of other rooms. Include after exactly one of
+ * base's simd/{scalar,avx2,avx512,neon}.h (a blank line between keeps the formatter from sorting
+ * them); the words are those of that rung.
+ *
+ *   v_f32 v_widen_D(const void *codes)           V_LANES elements
+ *   v_f32 v_widen_D_n(const void *codes, int n)  the first n (0..V_LANES), the other lanes 0
+ *
+ * D = f32, bf16, f16, e4m3, e4m3fnuz, e5m2, int8. Any alignment; no byte beyond the last element
+ * is touched; the same bits on every rung and in kv8_widen, NaN payloads included.
+ *
+ * Where bf16 products exist, the formats whose every value bf16 holds exactly (D = bf16, e4m3,
+ * e4m3fnuz, e5m2, int8; not f16) also widen to bf16:
+ *
+ *   avx512_bf16: __m512i v_widen32_bf16_D(const void *codes), and _n with 0 <= n <= 32
+ *   neon_bf16:   uint16x8_t v_widen8_bf16_D(const void *codes), and _n with 0 <= n <= 8
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_FORMATS_SIMD_H
+#define KV8_FORMATS_SIMD_H
+
+#if defined(KV8_SIMD_AVX512_H)
+#include "simd/widen_avx512.h"
+#if defined(__AVX512VBMI__) && defined(__AVX512BF16__)
+#include "simd/widen_avx512_bf16.h"
+#endif
+#elif defined(KV8_SIMD_AVX2_H)
+#include "simd/widen_avx2.h"
+#elif defined(KV8_SIMD_NEON_H)
+#include "simd/widen_neon.h"
+#elif defined(KV8_SIMD_SCALAR_H)
+#include "simd/widen_scalar.h"
+#else
+#error "include one of base/simd/{scalar,avx2,avx512,neon}.h first"
+#endif
+
+#endif

@@ -1,0 +1,115 @@
+/* simd/widen_avx512_bf16.h - 32 codes to 32 bf16 with AVX512_VBMI, exactly.
+ *
+ * Seven magnitude bits index a table of 128 bf16 numbers, held as 128 low and 128 high bytes: two
+ * vpermi2b look both up, a blend interleaves them, the sign bit joins at the end.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_WIDEN_AVX512_BF16_H
+#define KV8_WIDEN_AVX512_BF16_H
+
+/* bf16 of c * 2^k for c = 0..7, where `one` is bf16 of 2^k. */
+#define KV8_BF16_COUNT(c, one)                  \
+    ((c) == 0   ? 0                             \
+     : (c) == 1 ? (one)                         \
+     : (c) < 4  ? (one) + 0x80 + ((c)&1) * 0x40 \
+                : (one) + 0x100 + ((c)&3) * 0x20)
+/* bf16 of a magnitude. Normal: the mantissa moves to bf16's top, the exponent gains 127 - bias
+ * (120, 119, 112). Subnormal: multiples of 2^-9, 2^-10, 2^-16 (exponents 118, 117, 111). */
+#define KV8_BF16_OF_E4M3(c) \
+    ((c) == 0x7f ? 0x7ff0 : (c) < 8 ? KV8_BF16_COUNT(c, 118 << 7) : (120 << 7) + ((c) << 4))
+#define KV8_BF16_OF_E4M3FNUZ(c) ((c) < 8 ? KV8_BF16_COUNT(c, 117 << 7) : (119 << 7) + ((c) << 4))
+#define KV8_BF16_OF_E5M2(c)                      \
+    ((c) > 0x7c    ? 0x7fc0 | ((c)&3) << 5       \
+     : (c) == 0x7c ? 0x7f80                      \
+     : (c) < 4     ? KV8_BF16_COUNT(c, 111 << 7) \
+                   : (112 << 7) + ((c) << 5))
+
+#define KV8_BYTE(of, c, shift) (uint8_t)((unsigned)of(c) >> (shift))
+#define KV8_BYTES4(of, c, shift)                                                        \
+    KV8_BYTE(of, c, shift), KV8_BYTE(of, (c) + 1, shift), KV8_BYTE(of, (c) + 2, shift), \
+        KV8_BYTE(of, (c) + 3, shift)
+#define KV8_BYTES16(of, c, shift)                                                             \
+    KV8_BYTES4(of, c, shift), KV8_BYTES4(of, (c) + 4, shift), KV8_BYTES4(of, (c) + 8, shift), \
+        KV8_BYTES4(of, (c) + 12, shift)
+#define KV8_BYTES64(of, c, shift)                                                                  \
+    KV8_BYTES16(of, c, shift), KV8_BYTES16(of, (c) + 16, shift), KV8_BYTES16(of, (c) + 32, shift), \
+        KV8_BYTES16(of, (c) + 48, shift)
+
+/* [low, high byte][magnitude] */
+typedef struct kv8_bf16_table {
+    _Alignas(64) uint8_t bytes[2][128];
+} kv8_bf16_table;
+#define KV8_BF16_TABLE(of)                                     \
+    {                                                          \
+        {                                                      \
+            {KV8_BYTES64(of, 0, 0), KV8_BYTES64(of, 64, 0)}, { \
+                KV8_BYTES64(of, 0, 8), KV8_BYTES64(of, 64, 8)  \
+            }                                                  \
+        }                                                      \
+    }
+static const kv8_bf16_table kv8_bf16_of_e4m3 = KV8_BF16_TABLE(KV8_BF16_OF_E4M3);
+static const kv8_bf16_table kv8_bf16_of_e4m3fnuz = KV8_BF16_TABLE(KV8_BF16_OF_E4M3FNUZ);
+static const kv8_bf16_table kv8_bf16_of_e5m2 = KV8_BF16_TABLE(KV8_BF16_OF_E5M2);
+
+static inline __m256i kv8_load32_u8(const void *codes) {
+    return _mm256_loadu_si256((const __m256i *)codes);
+}
+static inline __m256i kv8_load32_u8_n(const void *codes, int n) {
+    return _mm256_maskz_loadu_epi8((__mmask32)((1ull << n) - 1u), codes);
+}
+/* Every code in both bytes of its 16-bit lane. */
+static inline __m512i kv8_twice_u8(__m256i codes) {
+    const __m512i words = _mm512_cvtepu8_epi16(codes);
+    return _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
+}
+static inline __m512i kv8_bf16_lookup(__m512i twice, const kv8_bf16_table *table) {
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[0]), twice,
+                                                 _mm512_load_si512(table->bytes[0] + 64));
+    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[1]), twice,
+                                                  _mm512_load_si512(table->bytes[1] + 64));
+    const __m512i magnitude = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaaull, low, high);
+    /* 0xf8: magnitude | (twice & sign) */
+    return _mm512_ternarylogic_epi32(magnitude, twice, _mm512_set1_epi16((short)0x8000), 0xf8);
+}
+
+static inline __m512i kv8_bf16x32_from_e4m3(__m256i codes) {
+    return kv8_bf16_lookup(kv8_twice_u8(codes), &kv8_bf16_of_e4m3);
+}
+static inline __m512i kv8_bf16x32_from_e5m2(__m256i codes) {
+    return kv8_bf16_lookup(kv8_twice_u8(codes), &kv8_bf16_of_e5m2);
+}
+static inline __m512i kv8_bf16x32_from_e4m3fnuz(__m256i codes) {
+    const __m512i bf16 = kv8_bf16_lookup(kv8_twice_u8(codes), &kv8_bf16_of_e4m3fnuz);
+    const __mmask32 is_nan = _mm256_cmpeq_epi8_mask(codes, _mm256_set1_epi8((char)0x80));
+    return _mm512_mask_mov_epi16(bf16, is_nan, _mm512_set1_epi16((short)0xffc0));
+}
+/* Through f32, whose upper half is the bf16: eight bits leave the lower half zero. */
+static inline __m512i kv8_bf16x32_from_int8(__m256i codes) {
+    const __m512 first = kv8_f32x16_from_int8(_mm256_castsi256_si128(codes));
+    const __m512 second = kv8_f32x16_from_int8(_mm256_extracti128_si256(codes, 1));
+    const __m256i low = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(first), 16));
+    const __m256i high = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(second), 16));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+#define KV8_WIDEN32(name)                                                       \
+    static inline __m512i v_widen32_bf16_##name(const void *codes) {            \
+        return kv8_bf16x32_from_##name(kv8_load32_u8(codes));                   \
+    }                                                                           \
+    static inline __m512i v_widen32_bf16_##name##_n(const void *codes, int n) { \
+        return kv8_bf16x32_from_##name(kv8_load32_u8_n(codes, n));              \
+    }
+KV8_WIDEN32(e4m3)
+KV8_WIDEN32(e4m3fnuz)
+KV8_WIDEN32(e5m2)
+KV8_WIDEN32(int8)
+#undef KV8_WIDEN32
+
+static inline __m512i v_widen32_bf16_bf16(const void *codes) {
+    return _mm512_loadu_si512(codes);
+}
+static inline __m512i v_widen32_bf16_bf16_n(const void *codes, int n) {
+    return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1u), codes);
+}
+
+#endif

@@ -1,0 +1,21 @@
+/* formats_simd_probe.h - lets a test reach the bf16 words of formats_simd.h, which only a file
+ * with the rung's compiler flags can use.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_FORMATS_SIMD_PROBE_H
+#define KV8_FORMATS_SIMD_PROBE_H
+
+#include <kv8/formats.h>
+
+#if defined(__aarch64__)
+#define PROBE_BF16_ISA KV8_ISA_NEON_BF16
+#else
+#define PROBE_BF16_ISA KV8_ISA_AVX512_BF16
+#endif
+
+/* 32, 8, or 0 where the probe was built without a bf16 rung. */
+int probe_bf16_lanes(void);
+/* All lanes of v_widenL_bf16_D(codes) for n = L, of v_widenL_bf16_D_n(codes, n) below. */
+void probe_bf16(kv8_dtype dtype, const void *codes, int n, uint16_t *bf16_out);
+
+#endif
