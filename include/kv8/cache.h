@@ -11,8 +11,8 @@
  *
  * One step of a model: kv8_cache_extend (takes pages), kv8_cache_append for each layer (writes the
  * rows), attention over kv8_cache_layer_kv and kv8_cache_page_table, kv8_cache_publish (lets other
- * requests find the full pages). Only create, load and seq_create's first use of a slot allocate
- * memory. Not thread safe: one thread at a time per cache (append may use a pool of threads).
+ * requests find the full pages). Only create takes memory from the allocator. Not thread safe: one
+ * thread at a time per cache (append may use a pool of threads).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_CACHE_H
@@ -26,7 +26,7 @@ extern "C" {
 
 typedef struct kv8_cache kv8_cache;
 
-/* Names one sequence of one cache; stale handles are recognised and refused. */
+/* Names one sequence of one cache; stale handles are recognised and refused (KV8_ERR_NOT_FOUND). */
 typedef int64_t kv8_seq;
 #define KV8_SEQ_NONE ((kv8_seq)-1)
 
@@ -97,11 +97,13 @@ KV8_API kv8_status kv8_cache_truncate(kv8_cache *cache, kv8_seq seq, int32_t len
 
 /* --- writing --- */
 
-/* Rows for the newest tokens of several sequences: request i owns rows indptr[i]..indptr[i+1]-1,
- * which go to the last (indptr[i+1]-indptr[i]) positions of seqs[i]. k: [rows, num_kv_heads,
- * k_head_dim] of src_dtype (F32, BF16 or F16), strides in elements, last dimension contiguous; v
- * likewise. K arrives rotated. Quantises: code = sat_rne(x / scale), or int8 as
- * kv8_narrow_int8(x / scale); counts clips and NaN per (layer, head). */
+/* Rows for the newest tokens of several sequences: request i owns rows indptr[i]..indptr[i+1]-1
+ * (indptr[0] = 0), which go to the last (indptr[i+1]-indptr[i]) positions of seqs[i]; no sequence
+ * is there twice. k: [rows, num_kv_heads, k_head_dim] of src_dtype (F32, BF16 or F16), strides in
+ * elements, last dimension contiguous; v likewise. K arrives rotated. Quantises: code =
+ * sat_rne(x / scale), or int8 as kv8_narrow_int8(x / scale); counts clips and NaN per (layer,
+ * head). Positions in pages that a fork shares or that are published are KV8_ERR_INVALID: extend,
+ * append, and only then fork or publish. */
 typedef struct kv8_append {
     int32_t num_seqs;
     const kv8_seq *seqs;
@@ -174,11 +176,12 @@ KV8_API kv8_status kv8_cache_read(const kv8_cache *cache, int32_t layer, kv8_seq
 /* --- sharing prefixes --- */
 
 /* Makes the full pages of a sequence findable by their token ids. Call after every layer has been
- * appended. */
+ * appended. Does nothing for a sequence without ids or with scales of its own. */
 KV8_API kv8_status kv8_cache_publish(kv8_cache *cache, kv8_seq seq);
 /* Creates a sequence holding the longest published prefix of token_ids (whole pages, at most
  * num_tokens - 1 tokens so that something is left to compute); *matched_out may be 0. Every token
- * of a match is compared, not only its hash. */
+ * of a match is compared, not only its hash. A window group holds only what the next query sees,
+ * so truncate cannot go back behind the match. */
 KV8_API kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids,
                                           int32_t num_tokens, kv8_seq *seq_out,
                                           int32_t *matched_out);
@@ -199,10 +202,12 @@ KV8_API void kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_
 /* --- snapshots --- */
 
 /* Writes one sequence (shapes, dtypes, scales, token ids, rows, checksum) to `path`: into a
- * temporary file beside it, synced, then renamed; on failure nothing is left behind. */
+ * temporary file beside it, synced, then renamed; on failure nothing is left behind. Rows are
+ * stored token by token: the cache that loads may have another page size and layout. */
 KV8_API kv8_status kv8_cache_save(const kv8_cache *cache, kv8_seq seq, const char *path);
-/* Restores into a new sequence. The file must match the cache's shapes and dtypes; torn, foreign
- * and altered files are KV8_ERR_CORRUPT with the reason, a full pool KV8_ERR_FULL. */
+/* Restores into a new sequence. Torn, foreign and altered files are KV8_ERR_CORRUPT with the
+ * reason; heads, dims, dtypes or windows other than the cache's, or a length beyond max_seq_len,
+ * KV8_ERR_INVALID; too few pages or sequences KV8_ERR_FULL. Nothing is then taken. */
 KV8_API kv8_status kv8_cache_load(kv8_cache *cache, const char *path, kv8_seq *seq_out);
 
 #ifdef __cplusplus

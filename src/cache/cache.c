@@ -1,0 +1,378 @@
+/* cache.c - a cache's life: options checked, everything allocated, facts and counters read,
+ * everything released. Moves no page and writes no row.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
+#include "cache_state.h"
+
+/* --- options --- */
+
+static kv8_status check_range(const char *name, int64_t value, int64_t low, int64_t high) {
+    if (value >= low && value <= high) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "cache: %s is %lld, must be %lld to %lld", name,
+                    (long long)value, (long long)low, (long long)high);
+}
+
+static bool is_scale(float scale) {
+    return isfinite(scale) && scale > 0;
+}
+
+static kv8_status check_scale_array(const char *name, int32_t layer, const float *scales,
+                                    int32_t num_kv_heads) {
+    for (int32_t head = 0; scales != NULL && head < num_kv_heads; head++) {
+        if (!is_scale(scales[head]))
+            return kv8_fail(KV8_ERR_INVALID,
+                            "cache: %s of layer %d, head %d is %g, must be finite and > 0", name,
+                            layer, head, (double)scales[head]);
+    }
+    return KV8_OK;
+}
+
+static kv8_status check_dtype(const char *name, int32_t layer, kv8_dtype dtype) {
+    if (dtype > KV8_DTYPE_NONE && dtype < KV8_DTYPE_COUNT) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "cache: %s of layer %d is %d, which is no dtype", name, layer,
+                    (int)dtype);
+}
+
+static kv8_status check_options(const kv8_cache_options *o) {
+    KV8_CHECK_OPTIONS(o, kv8_cache_options);
+    KV8_TRY(check_range("num_layers", o->num_layers, 1, INT32_MAX));
+    KV8_TRY(check_range("num_kv_heads", o->num_kv_heads, 1, INT32_MAX));
+    KV8_TRY(check_range("k_head_dim", o->k_head_dim, 1, KV8_MAX_HEAD_DIM));
+    KV8_TRY(check_range("v_head_dim", o->v_head_dim, 0, KV8_MAX_HEAD_DIM));
+    KV8_TRY(check_range("page_size", o->page_size, 1, INT32_MAX));
+    KV8_TRY(check_range("layout", o->layout, KV8_LAYOUT_NHD, KV8_LAYOUT_HND));
+    /* One below the largest int32: the free list has an anchor beside the pages. */
+    KV8_TRY(check_range("num_pages", o->num_pages, 1, INT32_MAX - 1));
+    KV8_TRY(check_range("num_window_pages", o->num_window_pages, 0, INT32_MAX - 1));
+    KV8_TRY(check_range("max_seqs", o->max_seqs, 1, INT32_MAX));
+    KV8_TRY(check_range("max_seq_len", o->max_seq_len, 1, INT32_MAX));
+    KV8_TRY(check_range("window_slack", o->window_slack, 0, INT32_MAX));
+    if (o->layers == NULL) return kv8_fail(KV8_ERR_INVALID, "cache: layers is NULL");
+    for (int32_t i = 0; i < o->num_layers; i++) {
+        const kv8_cache_layer *const layer = &o->layers[i];
+        KV8_TRY(check_dtype("k_dtype", i, layer->k_dtype));
+        KV8_TRY(check_dtype("v_dtype", i, layer->v_dtype));
+        if (layer->window_left < -1)
+            return kv8_fail(KV8_ERR_INVALID, "cache: window_left of layer %d is %d, must be >= -1",
+                            i, layer->window_left);
+        KV8_TRY(check_scale_array("k_scale", i, layer->k_scale, o->num_kv_heads));
+        KV8_TRY(check_scale_array("v_scale", i, layer->v_scale, o->num_kv_heads));
+    }
+    return KV8_OK;
+}
+
+/* --- create --- */
+
+/* Entries of a multi-dimensional array, or an overflow refused by kv8_alloc. */
+static size_t times(size_t a, size_t b) {
+    size_t product = 0;
+    return kv8_mul_size(a, b, &product) ? product : SIZE_MAX;
+}
+
+static size_t num_heads_total(const kv8_cache *cache) {
+    return times(times(2, (size_t)cache->shape.num_layers), (size_t)cache->shape.num_kv_heads);
+}
+static size_t num_held_from(const kv8_cache *cache) {
+    return times((size_t)cache->shape.max_seqs, (size_t)cache->num_groups);
+}
+static size_t num_table_entries(const kv8_cache *cache) {
+    return times(num_held_from(cache), (size_t)cache->table_pages);
+}
+/* Tokens that a sequence can reach: see longest_page_list. */
+static size_t seq_capacity(const kv8_cache *cache) {
+    return (size_t)kv8_min_i64((int64_t)cache->table_pages * cache->shape.page_size,
+                               cache->shape.max_seq_len);
+}
+
+/* Gives every layer its group; a new one for every window_left not seen before. */
+static void assign_groups(kv8_cache *cache, const kv8_cache_options *o) {
+    for (int32_t i = 0; i < o->num_layers; i++) {
+        const int32_t window_left = o->layers[i].window_left;
+        int32_t g = 0;
+        while (g < cache->num_groups && cache->groups[g].window_left != window_left) g++;
+        if (g == cache->num_groups)
+            cache->groups[cache->num_groups++] =
+                (kv8_group){.window_left = window_left, .first_layer = i};
+        cache->layers[i].window_left = window_left;
+        cache->layers[i].group = g;
+    }
+}
+
+/* A sequence cannot hold more pages of a group without a window than the group has, so a huge
+ * max_seq_len costs nothing beyond the pool's own size. */
+static int32_t longest_page_list(const kv8_cache *cache, const kv8_cache_options *o) {
+    int64_t pages = kv8_ceil_div(o->max_seq_len, o->page_size);
+    for (int32_t g = 0; g < cache->num_groups; g++) {
+        if (cache->groups[g].window_left < 0) pages = kv8_min_i64(pages, o->num_pages);
+    }
+    return (int32_t)pages;
+}
+
+static kv8_status create_groups(kv8_cache *cache, const kv8_cache_options *o) {
+    for (int32_t g = 0; g < cache->num_groups; g++) {
+        kv8_group *const group = &cache->groups[g];
+        const bool windowed = group->window_left >= 0 && o->num_window_pages > 0;
+        const int32_t num_pages = windowed ? o->num_window_pages : o->num_pages;
+        KV8_TRY(kv8_page_pool_create(&group->pool, num_pages, cache->allocator));
+        KV8_TRY(kv8_prefix_index_create(&group->index, num_pages, o->page_size, cache->allocator));
+    }
+    return KV8_OK;
+}
+
+/* Where one plane lies in a page; *page_bytes grows by it. `bytes` is the size of a row of one
+ * head. false on overflow. */
+static bool lay_out(const kv8_cache_shape *shape, size_t bytes, size_t *offset_out,
+                    size_t *slot_bytes_out, size_t *head_bytes_out, size_t *page_bytes) {
+    const size_t heads = (size_t)shape->num_kv_heads, slots = (size_t)shape->page_size;
+    const bool nhd = shape->layout == KV8_LAYOUT_NHD;
+    size_t plane_bytes = 0, end = 0;
+    *offset_out = kv8_round_up(*page_bytes, KV8_ALIGNMENT);
+    if (!kv8_mul_size(bytes, heads, &plane_bytes) ||
+        !kv8_mul_size(plane_bytes, slots, &plane_bytes) ||
+        !kv8_add_size(*offset_out, plane_bytes, &end) || end > SIZE_MAX / 4)
+        return false;
+    *slot_bytes_out = nhd ? bytes * heads : bytes;
+    *head_bytes_out = nhd ? bytes : bytes * slots;
+    *page_bytes = end;
+    return true;
+}
+
+static kv8_status create_layer(kv8_cache *cache, int32_t layer_idx, const kv8_cache_layer *o) {
+    kv8_layer *const layer = &cache->layers[layer_idx];
+    const kv8_cache_shape *const shape = &cache->shape;
+    const float *const given[2] = {o->k_scale, o->v_scale};
+    size_t codes_offset[2] = {0}, scales_offset[2] = {0}, page_bytes = 0;
+    bool fits = true;
+    for (int kv = 0; kv < 2; kv++) {
+        kv8_plane *const plane = &layer->plane[kv];
+        plane->dtype = kv == KV8_K ? o->k_dtype : o->v_dtype;
+        plane->head_dim = kv == KV8_K ? shape->k_head_dim : shape->v_head_dim;
+        const size_t row_bytes = (size_t)plane->head_dim * kv8_dtype_size(plane->dtype);
+        fits = fits && lay_out(shape, row_bytes, &codes_offset[kv], &plane->slot_bytes,
+                               &plane->head_bytes, &page_bytes);
+        plane->scale = cache->layer_scales + kv8_head_index(cache, kv, layer_idx, 0);
+        for (int32_t head = 0; head < shape->num_kv_heads; head++)
+            plane->scale[head] = given[kv] == NULL ? 1.0f : given[kv][head];
+    }
+    for (int kv = 0; kv < 2; kv++) {
+        kv8_plane *const plane = &layer->plane[kv];
+        if (plane->dtype != KV8_INT8) continue;
+        fits = fits && lay_out(shape, sizeof(kv8_f16), &scales_offset[kv], &plane->scale_slot_bytes,
+                               &plane->scale_head_bytes, &page_bytes);
+    }
+    if (!fits)
+        return kv8_fail(
+            KV8_ERR_INVALID, "cache: a page of %d tokens, %d heads of %d + %d elements overflows",
+            shape->page_size, shape->num_kv_heads, shape->k_head_dim, shape->v_head_dim);
+    layer->page_bytes = kv8_round_up(page_bytes, KV8_ALIGNMENT);
+    void *data = NULL;
+    KV8_TRY(kv8_alloc(cache->allocator, (size_t)cache->groups[layer->group].pool.num_pages,
+                      layer->page_bytes, "cache pages of one layer", &data));
+    layer->data = data;
+    for (int kv = 0; kv < 2; kv++) {
+        kv8_plane *const plane = &layer->plane[kv];
+        plane->page_bytes = layer->page_bytes;
+        plane->codes = layer->data + codes_offset[kv];
+        if (plane->dtype == KV8_INT8) plane->row_scales = layer->data + scales_offset[kv];
+    }
+    return KV8_OK;
+}
+
+static kv8_status create_sequences(kv8_cache *cache) {
+    const size_t max_seqs = (size_t)cache->shape.max_seqs;
+    const size_t tokens = times(max_seqs, seq_capacity(cache));
+    const size_t scales = times(max_seqs, num_heads_total(cache));
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(cache->allocator, max_seqs, sizeof(kv8_sequence), "sequences", &memory));
+    cache->sequences = memory;
+    KV8_TRY(kv8_alloc(cache->allocator, max_seqs, sizeof(int32_t), "sequence slots", &memory));
+    cache->free_slots = memory;
+    KV8_TRY(kv8_alloc(cache->allocator, num_held_from(cache), sizeof(int32_t), "sequence windows",
+                      &memory));
+    cache->seq_held_from = memory;
+    KV8_TRY(kv8_alloc(cache->allocator, num_table_entries(cache), sizeof(int32_t), "page tables",
+                      &memory));
+    cache->seq_pages = memory;
+    KV8_TRY(kv8_alloc(cache->allocator, tokens, sizeof(int32_t), "token ids", &memory));
+    cache->seq_token_ids = memory;
+    KV8_TRY(kv8_alloc(cache->allocator, scales, sizeof(float), "sequence scales", &memory));
+    cache->seq_scales = memory;
+    for (size_t i = 0; i < max_seqs; i++) {
+        kv8_sequence *const sequence = &cache->sequences[i];
+        sequence->held_from = cache->seq_held_from + i * (size_t)cache->num_groups;
+        sequence->pages =
+            cache->seq_pages + i * (size_t)cache->num_groups * (size_t)cache->table_pages;
+        sequence->token_ids = cache->seq_token_ids + i * seq_capacity(cache);
+        sequence->scales = cache->seq_scales + i * num_heads_total(cache);
+        cache->free_slots[max_seqs - 1 - i] = (int32_t)i;
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_cache_create(kv8_cache **out, const kv8_cache_options *options) {
+    if (out == NULL) return kv8_fail(KV8_ERR_INVALID, "cache: out is NULL");
+    *out = NULL;
+    KV8_TRY(check_options(options));
+    kv8_isa isa = KV8_ISA_BEST;
+    KV8_TRY(kv8_machine_resolve_isa(options->isa, &isa));
+    const kv8_allocator *const allocator = options->allocator;
+    const int32_t v_head_dim = options->v_head_dim > 0 ? options->v_head_dim : options->k_head_dim;
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(allocator, 1, sizeof(kv8_cache), "cache", &memory));
+    kv8_cache *const cache = memory;
+    *cache = (kv8_cache){
+        .allocator = allocator,
+        .threads = options->threads,
+        .isa = isa,
+        .shape = {.num_layers = options->num_layers,
+                  .num_kv_heads = options->num_kv_heads,
+                  .k_head_dim = options->k_head_dim,
+                  .v_head_dim = v_head_dim,
+                  .page_size = options->page_size,
+                  .max_seqs = options->max_seqs,
+                  .max_seq_len = options->max_seq_len,
+                  .window_slack = options->window_slack,
+                  .layout = options->layout},
+    };
+    const size_t num_layers = (size_t)options->num_layers;
+    kv8_status status = KV8_OK;
+    KV8_TRY_GOTO(kv8_alloc(allocator, num_layers, sizeof(kv8_layer), "cache layers", &memory));
+    cache->layers = memory;
+    KV8_TRY_GOTO(kv8_alloc(allocator, num_layers, sizeof(kv8_group), "cache groups", &memory));
+    cache->groups = memory;
+    KV8_TRY_GOTO(
+        kv8_alloc(allocator, num_heads_total(cache), sizeof(float), "cache scales", &memory));
+    cache->layer_scales = memory;
+    KV8_TRY_GOTO(kv8_alloc(allocator, num_heads_total(cache), sizeof(kv8_counters_cell),
+                           "cache counters", &memory));
+    cache->counters = memory;
+    assign_groups(cache, options);
+    cache->table_pages = longest_page_list(cache, options);
+    KV8_TRY_GOTO(create_groups(cache, options));
+    for (int32_t i = 0; i < options->num_layers; i++)
+        KV8_TRY_GOTO(create_layer(cache, i, &options->layers[i]));
+    KV8_TRY_GOTO(create_sequences(cache));
+    *out = cache;
+    return KV8_OK;
+fail:
+    kv8_cache_destroy(cache);
+    return status;
+}
+
+void kv8_cache_destroy(kv8_cache *cache) {
+    if (cache == NULL) return;
+    const kv8_allocator *const allocator = cache->allocator;
+    const size_t num_layers = (size_t)cache->shape.num_layers;
+    const size_t max_seqs = (size_t)cache->shape.max_seqs;
+    kv8_release(allocator, cache->seq_scales, times(max_seqs, num_heads_total(cache)),
+                sizeof(float));
+    kv8_release(allocator, cache->seq_token_ids, times(max_seqs, seq_capacity(cache)),
+                sizeof(int32_t));
+    kv8_release(allocator, cache->seq_pages, num_table_entries(cache), sizeof(int32_t));
+    kv8_release(allocator, cache->seq_held_from, num_held_from(cache), sizeof(int32_t));
+    kv8_release(allocator, cache->free_slots, max_seqs, sizeof(int32_t));
+    kv8_release(allocator, cache->sequences, max_seqs, sizeof(kv8_sequence));
+    for (size_t i = 0; cache->layers != NULL && i < num_layers; i++) {
+        const kv8_layer *const layer = &cache->layers[i];
+        if (layer->data != NULL)
+            kv8_release(allocator, layer->data, (size_t)cache->groups[layer->group].pool.num_pages,
+                        layer->page_bytes);
+    }
+    for (int32_t g = 0; g < cache->num_groups; g++) {
+        kv8_page_pool_destroy(&cache->groups[g].pool, allocator);
+        kv8_prefix_index_destroy(&cache->groups[g].index, allocator);
+    }
+    kv8_release(allocator, cache->counters, num_heads_total(cache), sizeof(kv8_counters_cell));
+    kv8_release(allocator, cache->layer_scales, num_heads_total(cache), sizeof(float));
+    kv8_release(allocator, cache->groups, num_layers, sizeof(kv8_group));
+    kv8_release(allocator, cache->layers, num_layers, sizeof(kv8_layer));
+    kv8_release(allocator, cache, 1, sizeof(kv8_cache));
+}
+
+/* --- facts --- */
+
+kv8_status kv8_cache_check_layer(const kv8_cache *cache, int32_t layer) {
+    if (cache == NULL) return kv8_fail(KV8_ERR_INVALID, "cache is NULL");
+    if (layer >= 0 && layer < cache->shape.num_layers) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "cache: layer is %d, must be 0 to %d", layer,
+                    cache->shape.num_layers - 1);
+}
+
+kv8_status kv8_cache_check_scales(const kv8_cache *cache, const char *name, int32_t layer,
+                                  const float *scales) {
+    return check_scale_array(name, layer, scales, cache->shape.num_kv_heads);
+}
+
+void kv8_cache_get_shape(const kv8_cache *cache, kv8_cache_shape *shape_out) {
+    *shape_out = cache->shape;
+}
+
+kv8_status kv8_cache_get_layer(const kv8_cache *cache, int32_t layer, kv8_cache_layer *layer_out) {
+    KV8_TRY(kv8_cache_check_layer(cache, layer));
+    const kv8_layer *const source = &cache->layers[layer];
+    *layer_out = (kv8_cache_layer){
+        .k_dtype = source->plane[KV8_K].dtype,
+        .v_dtype = source->plane[KV8_V].dtype,
+        .window_left = source->window_left,
+        .k_scale = source->plane[KV8_K].scale,
+        .v_scale = source->plane[KV8_V].scale,
+    };
+    return KV8_OK;
+}
+
+int kv8_cache_same_group(const kv8_cache *cache, int32_t layer_a, int32_t layer_b) {
+    if (kv8_cache_check_layer(cache, layer_a) != KV8_OK ||
+        kv8_cache_check_layer(cache, layer_b) != KV8_OK)
+        return 0;
+    return cache->layers[layer_a].group == cache->layers[layer_b].group;
+}
+
+void kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_out) {
+    kv8_cache_stats stats = {.num_groups = cache->num_groups, .num_seqs = cache->num_seqs};
+    for (int32_t g = 0; g < cache->num_groups; g++) {
+        stats.pages_total += cache->groups[g].pool.num_pages;
+        stats.pages_free += cache->groups[g].pool.num_free;
+    }
+    for (int32_t i = 0; i < cache->shape.num_layers; i++) {
+        const kv8_layer *const layer = &cache->layers[i];
+        uint64_t row = 0;
+        for (int kv = 0; kv < 2; kv++) {
+            const kv8_plane *const plane = &layer->plane[kv];
+            row += (uint64_t)plane->head_dim * kv8_dtype_size(plane->dtype);
+            if (plane->dtype == KV8_INT8) row += sizeof(kv8_f16);
+        }
+        const uint64_t token = row * (uint64_t)cache->shape.num_kv_heads;
+        stats.bytes += (uint64_t)cache->groups[layer->group].pool.num_pages * layer->page_bytes;
+        stats.bytes_per_token += token;
+        if (layer->window_left < 0) stats.bytes_per_token_unwindowed += token;
+    }
+    *stats_out = stats;
+}
+
+/* --- counters --- */
+
+kv8_status kv8_cache_get_counters(const kv8_cache *cache, int32_t layer, int32_t kv_head,
+                                  kv8_cache_counters *counters_out) {
+    KV8_TRY(kv8_cache_check_layer(cache, layer));
+    if (kv_head < 0 || kv_head >= cache->shape.num_kv_heads)
+        return kv8_fail(KV8_ERR_INVALID, "cache: kv_head is %d, must be 0 to %d", kv_head,
+                        cache->shape.num_kv_heads - 1);
+    kv8_counters_cell *const k = &cache->counters[kv8_head_index(cache, KV8_K, layer, kv_head)];
+    kv8_counters_cell *const v = &cache->counters[kv8_head_index(cache, KV8_V, layer, kv_head)];
+    *counters_out = (kv8_cache_counters){
+        .k_clips = atomic_load_explicit(&k->clips, memory_order_relaxed),
+        .k_nans = atomic_load_explicit(&k->nans, memory_order_relaxed),
+        .v_clips = atomic_load_explicit(&v->clips, memory_order_relaxed),
+        .v_nans = atomic_load_explicit(&v->nans, memory_order_relaxed),
+    };
+    return KV8_OK;
+}
+
+void kv8_cache_reset_counters(kv8_cache *cache) {
+    for (size_t i = 0; i < num_heads_total(cache); i++) {
+        atomic_store_explicit(&cache->counters[i].clips, 0, memory_order_relaxed);
+        atomic_store_explicit(&cache->counters[i].nans, 0, memory_order_relaxed);
+    }
+}
