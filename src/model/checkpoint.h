@@ -1,0 +1,31 @@
+/* checkpoint.h - the safetensors files of a directory as one set of named tensors.
+ *
+ * The files are those that model.safetensors.index.json names; without an index,
+ * model.safetensors; without that, every *.safetensors file. Knows files and names; never what a
+ * tensor is for.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_CHECKPOINT_H
+#define KV8_CHECKPOINT_H
+
+#include "safetensors.h"
+
+typedef struct kv8_checkpoint {
+    const kv8_allocator *allocator;
+    kv8_safetensors *files; /* by name */
+    size_t num_files, files_capacity;
+    const kv8_tensor **by_name; /* all tensors, sorted */
+    size_t num_tensors;
+} kv8_checkpoint;
+
+/* On failure *out is empty and needs no close. */
+kv8_status kv8_checkpoint_open(kv8_checkpoint *out, const char *directory,
+                               const kv8_allocator *allocator);
+void kv8_checkpoint_close(kv8_checkpoint *checkpoint);
+/* Index into by_name, or -1. */
+int64_t kv8_checkpoint_find(const kv8_checkpoint *checkpoint, const char *name);
+
+/* "directory/name", malloc'ed; NULL when out of memory. */
+char *kv8_path_join(const char *directory, const char *name);
+
+#endif

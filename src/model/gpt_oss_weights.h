@@ -1,0 +1,66 @@
+/* gpt_oss_weights.h - every tensor of a gpt-oss checkpoint found, checked and pointed at.
+ *
+ * Accepts Hugging Face names and the names of the original/ directory (whose fused qkv is split by
+ * row offset). All weights stay where they are mapped, packed as stored; only the sinks, a few
+ * floats per layer, are widened.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_GPT_OSS_WEIGHTS_H
+#define KV8_GPT_OSS_WEIGHTS_H
+
+#include "checkpoint.h"
+#include "gpt_oss_config.h"
+#include "ops_impl.h"
+
+/* A norm's gain as the file has it. */
+typedef struct kv8_gain {
+    const void *data;
+    kv8_dtype dtype; /* BF16 or F32 */
+} kv8_gain;
+
+/* A matrix and its bias (bf16, any alignment). */
+typedef struct kv8_linear {
+    kv8_weight weight;
+    const uint8_t *bias;
+} kv8_linear;
+
+/* One matrix [rows, cols] per expert, MXFP4, and its bias. */
+typedef struct kv8_experts {
+    const uint8_t *blocks, *scales, *bias;
+    int64_t rows, cols;
+} kv8_experts;
+
+typedef struct kv8_gpt_oss_layer {
+    kv8_gain attention_norm, mlp_norm;
+    kv8_linear q, k, v, o, router;
+    const float *sink_logit; /* [num_qo_heads] */
+    kv8_experts gate_up;     /* rows interleaved: gate 0, up 0, gate 1, .. */
+    kv8_experts down;
+} kv8_gpt_oss_layer;
+
+typedef struct kv8_gpt_oss_weights {
+    const kv8_allocator *allocator;
+    kv8_gpt_oss_layer *layers;
+    int32_t num_layers;
+    float *sinks; /* [num_layers, num_qo_heads] */
+    size_t num_sinks;
+    kv8_weight embedding, head;
+    kv8_gain final_norm;
+    uint64_t num_parameters, bytes, bytes_per_decoded_token;
+} kv8_gpt_oss_weights;
+
+/* Borrows the checkpoint's mapped bytes. Every tensor must be there with its dtype and shape, and
+ * no other. On failure *out is empty. */
+kv8_status kv8_gpt_oss_weights_bind(kv8_gpt_oss_weights *out, const kv8_gpt_oss_config *config,
+                                    const kv8_checkpoint *checkpoint,
+                                    const kv8_allocator *allocator);
+void kv8_gpt_oss_weights_release(kv8_gpt_oss_weights *weights);
+
+/* Expert e's matrix, borrowed. */
+kv8_weight kv8_experts_weight(const kv8_experts *experts, int64_t expert);
+/* Its bias, [rows] bf16. */
+const void *kv8_experts_bias(const kv8_experts *experts, int64_t expert);
+/* Row `row` of a BF16 matrix, at any alignment, into f32. */
+void kv8_weight_row(const kv8_weight *weight, int64_t row, float *out);
+
+#endif

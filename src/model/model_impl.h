@@ -1,0 +1,15 @@
+/* model_impl.h - what model shows the rooms above beside its public headers: the limits a model
+ * was opened with.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_MODEL_IMPL_H
+#define KV8_MODEL_IMPL_H
+
+#include "base_impl.h"
+
+#include <kv8/model.h>
+
+/* The options of kv8_model_open with their defaults filled in and the rung resolved. Borrowed. */
+const kv8_model_options *kv8_model_get_options(const kv8_model *model);
+
+#endif
