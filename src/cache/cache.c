@@ -139,18 +139,19 @@ static bool lay_out(const kv8_cache_shape *shape, size_t bytes, size_t *offset_o
     return true;
 }
 
-static kv8_status create_layer(kv8_cache *cache, int32_t layer_idx, const kv8_cache_layer *o) {
+/* Everything of a layer but its memory. */
+static kv8_status lay_out_layer(kv8_cache *cache, int32_t layer_idx, const kv8_cache_layer *o) {
     kv8_layer *const layer = &cache->layers[layer_idx];
     const kv8_cache_shape *const shape = &cache->shape;
     const float *const given[2] = {o->k_scale, o->v_scale};
-    size_t codes_offset[2] = {0}, scales_offset[2] = {0}, page_bytes = 0;
+    size_t page_bytes = 0;
     bool fits = true;
     for (int kv = 0; kv < 2; kv++) {
         kv8_plane *const plane = &layer->plane[kv];
         plane->dtype = kv == KV8_K ? o->k_dtype : o->v_dtype;
         plane->head_dim = kv == KV8_K ? shape->k_head_dim : shape->v_head_dim;
         const size_t row_bytes = (size_t)plane->head_dim * kv8_dtype_size(plane->dtype);
-        fits = fits && lay_out(shape, row_bytes, &codes_offset[kv], &plane->slot_bytes,
+        fits = fits && lay_out(shape, row_bytes, &plane->codes_offset, &plane->slot_bytes,
                                &plane->head_bytes, &page_bytes);
         plane->scale = cache->layer_scales + kv8_head_index(cache, kv, layer_idx, 0);
         for (int32_t head = 0; head < shape->num_kv_heads; head++)
@@ -159,14 +160,18 @@ static kv8_status create_layer(kv8_cache *cache, int32_t layer_idx, const kv8_ca
     for (int kv = 0; kv < 2; kv++) {
         kv8_plane *const plane = &layer->plane[kv];
         if (plane->dtype != KV8_INT8) continue;
-        fits = fits && lay_out(shape, sizeof(kv8_f16), &scales_offset[kv], &plane->scale_slot_bytes,
-                               &plane->scale_head_bytes, &page_bytes);
+        fits = fits && lay_out(shape, sizeof(kv8_f16), &plane->row_scales_offset,
+                               &plane->scale_slot_bytes, &plane->scale_head_bytes, &page_bytes);
     }
     if (!fits)
         return kv8_fail(
             KV8_ERR_INVALID, "cache: a page of %d tokens, %d heads of %d + %d elements overflows",
             shape->page_size, shape->num_kv_heads, shape->k_head_dim, shape->v_head_dim);
     layer->page_bytes = kv8_round_up(page_bytes, KV8_ALIGNMENT);
+    return KV8_OK;
+}
+
+static kv8_status create_layer(kv8_cache *cache, kv8_layer *layer) {
     void *data = NULL;
     KV8_TRY(kv8_alloc(cache->allocator, (size_t)cache->groups[layer->group].pool.num_pages,
                       layer->page_bytes, "cache pages of one layer", &data));
@@ -174,8 +179,8 @@ static kv8_status create_layer(kv8_cache *cache, int32_t layer_idx, const kv8_ca
     for (int kv = 0; kv < 2; kv++) {
         kv8_plane *const plane = &layer->plane[kv];
         plane->page_bytes = layer->page_bytes;
-        plane->codes = layer->data + codes_offset[kv];
-        if (plane->dtype == KV8_INT8) plane->row_scales = layer->data + scales_offset[kv];
+        plane->codes = layer->data + plane->codes_offset;
+        if (plane->dtype == KV8_INT8) plane->row_scales = layer->data + plane->row_scales_offset;
     }
     return KV8_OK;
 }
@@ -250,9 +255,11 @@ kv8_status kv8_cache_create(kv8_cache **out, const kv8_cache_options *options) {
     cache->counters = memory;
     assign_groups(cache, options);
     cache->table_pages = longest_page_list(cache, options);
+    for (int32_t i = 0; i < options->num_layers; i++)
+        KV8_TRY_GOTO(lay_out_layer(cache, i, &options->layers[i]));
     KV8_TRY_GOTO(create_groups(cache, options));
     for (int32_t i = 0; i < options->num_layers; i++)
-        KV8_TRY_GOTO(create_layer(cache, i, &options->layers[i]));
+        KV8_TRY_GOTO(create_layer(cache, &cache->layers[i]));
     KV8_TRY_GOTO(create_sequences(cache));
     *out = cache;
     return KV8_OK;

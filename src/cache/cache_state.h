@@ -27,7 +27,8 @@ enum { KV8_MAX_HEAD_DIM = 576, KV8_K = 0, KV8_V = 1 };
 typedef struct kv8_plane {
     kv8_dtype dtype;
     int32_t head_dim;
-    uint8_t *codes; /* of page 0 */
+    size_t codes_offset, row_scales_offset; /* in a page */
+    uint8_t *codes;                         /* of page 0 */
     size_t page_bytes, slot_bytes, head_bytes;
     uint8_t *row_scales; /* of page 0, f16; NULL unless the dtype is int8 */
     size_t scale_slot_bytes, scale_head_bytes;
