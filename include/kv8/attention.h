@@ -44,8 +44,7 @@ typedef struct kv8_attention_spec {
     int32_t max_total_q;
     int32_t max_kv_len;
 } kv8_attention_spec;
-#define KV8_ATTENTION_SPEC_INIT \
-    { sizeof(kv8_attention_spec) }
+#define KV8_ATTENTION_SPEC_INIT KV8_SIZED(kv8_attention_spec)
 
 /* One run. Pointers are host memory; strides in elements. */
 typedef struct kv8_attention_args {
@@ -71,8 +70,7 @@ typedef struct kv8_attention_args {
     int64_t o_stride_row, o_stride_head;
     float *lse; /* [total_q, num_qo_heads] contiguous; NULL = not wanted */
 } kv8_attention_args;
-#define KV8_ATTENTION_ARGS_INIT \
-    { sizeof(kv8_attention_args) }
+#define KV8_ATTENTION_ARGS_INIT KV8_SIZED(kv8_attention_args)
 
 typedef struct kv8_attention_plan kv8_attention_plan;
 
@@ -124,8 +122,7 @@ typedef struct kv8_rope_options {
     int32_t original_max_position;
     double attention_factor; /* 0 = 0.1*ln(factor) + 1; multiplies both cos and sin */
 } kv8_rope_options;
-#define KV8_ROPE_OPTIONS_INIT \
-    { sizeof(kv8_rope_options) }
+#define KV8_ROPE_OPTIONS_INIT KV8_SIZED(kv8_rope_options)
 
 typedef struct kv8_rope kv8_rope;
 KV8_API kv8_status kv8_rope_create(kv8_rope **out, const kv8_rope_options *options);

@@ -63,8 +63,7 @@ typedef struct kv8_cache_options {
     int32_t window_slack;          /* tokens kept behind the window so that truncate can go back */
     const kv8_cache_layer *layers; /* [num_layers]. Copied. */
 } kv8_cache_options;
-#define KV8_CACHE_OPTIONS_INIT \
-    { sizeof(kv8_cache_options) }
+#define KV8_CACHE_OPTIONS_INIT KV8_SIZED(kv8_cache_options)
 
 /* Validates every option, then allocates everything the cache will ever use for pages. *out is
  * NULL on failure. */

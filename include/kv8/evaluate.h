@@ -85,8 +85,7 @@ typedef struct kv8_compare_options {
     kv8_progress progress;
     void *progress_cookie;
 } kv8_compare_options;
-#define KV8_COMPARE_OPTIONS_INIT \
-    { sizeof(kv8_compare_options) }
+#define KV8_COMPARE_OPTIONS_INIT KV8_SIZED(kv8_compare_options)
 
 typedef struct kv8_compare_row {
     kv8_kv_setting setting;

@@ -38,8 +38,7 @@ typedef struct kv8_harmony_options {
     const char *current_date;     /* "2025-06-28"; NULL = no line */
     const char *reasoning;        /* "low", "medium" (NULL), "high" */
 } kv8_harmony_options;
-#define KV8_HARMONY_OPTIONS_INIT \
-    { sizeof(kv8_harmony_options) }
+#define KV8_HARMONY_OPTIONS_INIT KV8_SIZED(kv8_harmony_options)
 
 /* Appends the ids of a conversation, ending with "<|start|>assistant" ready for the model. A
  * leading SYSTEM message is rendered verbatim as the system message; without one the boilerplate

@@ -22,8 +22,7 @@ typedef struct kv8_model_options {
     int32_t max_step_seqs;   /* requests of one step; 0 = 16 */
     int32_t max_seq_len;     /* longest sequence of this run; 0 = the model's limit */
 } kv8_model_options;
-#define KV8_MODEL_OPTIONS_INIT \
-    { sizeof(kv8_model_options) }
+#define KV8_MODEL_OPTIONS_INIT KV8_SIZED(kv8_model_options)
 
 /* Opens a checkpoint directory: config.json (Hugging Face or original form) and safetensors
  * (one file, or shards with or without index; Hugging Face or original tensor names). Files are

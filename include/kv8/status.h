@@ -19,6 +19,15 @@
 #define KV8_NODISCARD
 #endif
 
+/* How an options struct begins, `kv8_x_options o = KV8_X_OPTIONS_INIT;`: its size, the rest 0. */
+#ifdef __cplusplus
+#define KV8_SIZED(type) \
+    { sizeof(type) }
+#else
+#define KV8_SIZED(type) \
+    { .struct_size = sizeof(type) }
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
