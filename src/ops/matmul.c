@@ -1,71 +1,104 @@
-/* matmul.c - weights times activations, scalar.
+/* matmul.c - cuts matrix products into tiles and hands them to the threads. Knows shapes; the
+ * arithmetic is in cpu/matmul_tmpl.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <string.h>
+#include "ops_kernels.h"
 
-#include "ops_impl.h"
-
-static float load_bf16(const void *data, int64_t i) {
-    kv8_bf16 code;
-    memcpy(&code, (const uint8_t *)data + (size_t)i * sizeof code, sizeof code);
-    return kv8_bf16_to_f32(code);
+const kv8_ops_kernels *kv8_ops_kernels_get(kv8_isa isa) {
+    /* Rungs ascend within an architecture, so the last own table at or below isa is the best. */
+    const kv8_ops_kernels *best = &kv8_ops_kernels_scalar;
+#define KV8_OPS_KERNELS(rung_isa, rung) \
+    if ((rung_isa) <= isa) best = &kv8_ops_kernels_##rung;
+#include "ops_kernels.inc"
+#undef KV8_OPS_KERNELS
+    return best;
 }
 
-static float load_weight(const kv8_weight *w, int64_t i) {
-    if (w->kind == KV8_WEIGHT_BF16) return load_bf16(w->data, i);
-    if (w->kind == KV8_WEIGHT_F32) {
-        float value;
-        memcpy(&value, (const uint8_t *)w->data + (size_t)i * sizeof value, sizeof value);
-        return value;
-    }
-    const uint8_t byte = ((const uint8_t *)w->data)[i / 2];
-    const kv8_e2m1 code = {(uint8_t)(i % 2 == 0 ? byte & 15 : byte >> 4)};
-    const kv8_e8m0 scale = {((const uint8_t *)w->scales)[i / KV8_MXFP4_BLOCK]};
-    return kv8_e2m1_to_f32(code) * kv8_e8m0_to_f32(scale);
+enum {
+    MAX_JOBS = 256,       /* per round of threads: the task index of each lies on the stack */
+    TILE_X = 96,          /* activations per tile: with 2880 columns 1.1 MB, half an L2 cache */
+    TILE_MACS = 1 << 17,  /* products per task, about: 3 us at the FMA rate, 25 us of weights */
+    ALONE_MACS = 1 << 17, /* less work than this is done before a second thread has woken */
+};
+
+/* How one job is cut: equal tiles, so that the last is not a crumb. */
+typedef struct job_cut {
+    int64_t tile_rows, tile_x;
+    int64_t num_row_tiles, num_x_tiles;
+} job_cut;
+
+static job_cut cut_job(const kv8_matmul_job *job) {
+    job_cut cut = {0};
+    if (job->num_rows == 0 || job->w.rows == 0) return cut;
+    const int64_t x_tiles = kv8_ceil_div(job->num_rows, TILE_X);
+    cut.tile_x = kv8_ceil_div(kv8_ceil_div(job->num_rows, x_tiles), KV8_MATMUL_X) * KV8_MATMUL_X;
+    const int64_t macs_per_row = kv8_max_i64(1, job->w.cols) * cut.tile_x;
+    cut.tile_rows =
+        kv8_ceil_div(kv8_ceil_div(TILE_MACS, macs_per_row), KV8_MATMUL_ROWS) * KV8_MATMUL_ROWS;
+    cut.num_row_tiles = kv8_ceil_div(job->w.rows, cut.tile_rows);
+    cut.num_x_tiles = kv8_ceil_div(job->num_rows, cut.tile_x);
+    return cut;
 }
 
-enum { TASK_ROWS = 16 };
-
-typedef struct matmul_run {
+typedef struct matmul_round {
     const kv8_matmul_job *jobs;
     size_t num_jobs;
-} matmul_run;
+    size_t task_indptr[MAX_JOBS + 1];
+    kv8_matmul_kernel kernel;
+} matmul_round;
 
-static void matmul_task(void *cookie, size_t index, int32_t thread_idx) {
-    (void)thread_idx;
-    const matmul_run *const run = cookie;
-    const kv8_matmul_job *job = run->jobs;
-    for (;; job++) {
-        const size_t tiles = (size_t)kv8_ceil_div(job->w.rows, TASK_ROWS);
-        if (index < tiles) break;
-        index -= tiles;
-    }
-    const int64_t begin = (int64_t)index * TASK_ROWS;
-    const int64_t end = kv8_min_i64(begin + TASK_ROWS, job->w.rows);
-    float weights[256];
-    for (int64_t r = begin; r < end; r++) {
-        const float bias = job->bias != NULL ? load_bf16(job->bias, r) : 0.0f;
-        for (int64_t i = 0; i < job->num_rows; i++) job->y[i * job->y_stride + r] = bias;
-        for (int64_t from = 0; from < job->w.cols; from += 256) {
-            const int64_t count = kv8_min_i64(256, job->w.cols - from);
-            for (int64_t c = 0; c < count; c++)
-                weights[c] = load_weight(&job->w, r * job->w.cols + from + c);
-            for (int64_t i = 0; i < job->num_rows; i++) {
-                const int64_t row = job->x_rows != NULL ? job->x_rows[i] : i;
-                const float *const x = job->x + row * job->x_stride + from;
-                float sum = 0;
-                for (int64_t c = 0; c < count; c++) sum += weights[c] * x[c];
-                job->y[i * job->y_stride + r] += sum;
-            }
+/* The job that owns a task: the last whose first task is not beyond it. */
+static size_t find_job(const matmul_round *round, size_t task) {
+    size_t low = 0, high = round->num_jobs;
+    while (high - low > 1) {
+        const size_t middle = (low + high) / 2;
+        if (round->task_indptr[middle] <= task) {
+            low = middle;
+        } else {
+            high = middle;
         }
     }
+    return low;
+}
+
+/* Neighbouring tasks share activations, which stay in the second-level cache. */
+static void run_task(void *cookie, size_t index, int32_t thread_idx) {
+    (void)thread_idx;
+    const matmul_round *const round = cookie;
+    const size_t job_idx = find_job(round, index);
+    const kv8_matmul_job *const job = &round->jobs[job_idx];
+    const job_cut cut = cut_job(job);
+    const int64_t task = (int64_t)(index - round->task_indptr[job_idx]);
+    const int64_t row = task % cut.num_row_tiles * cut.tile_rows;
+    const int64_t x = task / cut.num_row_tiles * cut.tile_x;
+    const kv8_matmul_tile tile = {
+        .row_begin = row,
+        .row_end = kv8_min_i64(row + cut.tile_rows, job->w.rows),
+        .x_begin = x,
+        .x_end = kv8_min_i64(x + cut.tile_x, job->num_rows),
+    };
+    round->kernel(job, &tile);
+}
+
+static void run_round(kv8_threads *threads, matmul_round *round) {
+    double macs = 0;
+    for (size_t i = 0; i < round->num_jobs; i++) {
+        const kv8_matmul_job *const job = &round->jobs[i];
+        const job_cut cut = cut_job(job);
+        round->task_indptr[i + 1] =
+            round->task_indptr[i] + (size_t)(cut.num_row_tiles * cut.num_x_tiles);
+        macs += (double)job->w.rows * (double)job->w.cols * (double)job->num_rows;
+    }
+    kv8_threads_run(macs < ALONE_MACS ? NULL : threads, round->task_indptr[round->num_jobs],
+                    run_task, round);
 }
 
 void kv8_matmul_run(kv8_isa isa, kv8_threads *threads, const kv8_matmul_job *jobs,
                     size_t num_jobs) {
-    (void)isa;
-    matmul_run run = {.jobs = jobs, .num_jobs = num_jobs};
-    size_t tasks = 0;
-    for (size_t i = 0; i < num_jobs; i++) tasks += (size_t)kv8_ceil_div(jobs[i].w.rows, TASK_ROWS);
-    kv8_threads_run(threads, tasks, matmul_task, &run);
+    matmul_round round = {.kernel = kv8_ops_kernels_get(isa)->matmul};
+    for (size_t done = 0; done < num_jobs; done += round.num_jobs) {
+        round.jobs = jobs + done;
+        round.num_jobs = num_jobs - done < MAX_JOBS ? num_jobs - done : MAX_JOBS;
+        run_round(threads, &round);
+    }
 }

@@ -1,0 +1,248 @@
+/* matmul_tmpl.h - weights times activations on one rung, straight from BF16, F32 or packed MXFP4.
+ * Included by ops_<rung>.c after base/simd/<rung>.h, formats_simd.h and these words:
+ *
+ *   W_ROWS                                              weight rows per dot tile, <= 8
+ *   void w_widen_mxfp4(block, scale, v_f32 out[32/V_LANES])   one block, exact, in order
+ *   void w_reduce(const v_f32 acc[W_ROWS], float *sums)       sums[r] = the lanes of acc[r]
+ *
+ * One kernel, the dot tile: W_ROWS weight rows times 1..3 activation rows, vectors along the
+ * columns, one vector accumulator per output, nothing but loads and FMAs between. Outputs never
+ * depend on their neighbours: column c always joins lane c % V_LANES of its chunk's accumulator,
+ * in ascending order, and chunks are added in order. So decode, prefill, any cut into tiles and
+ * any number of threads give the same bits.
+ *
+ * Up to three activation rows read the weights once, widening them on the way (bound by the weight
+ * bytes). More rows widen a panel [W_ROWS, chunk] to f32 once and run every row over it from the
+ * first-level cache (bound by FMAs).
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "../../base/simd/unroll.h"
+
+/* Bytes of `cols` columns of one weight row. */
+static inline size_t weight_bytes(kv8_weight_kind kind, int64_t cols) {
+    switch (kind) {
+        case KV8_WEIGHT_BF16: return (size_t)cols * 2;
+        case KV8_WEIGHT_F32: return (size_t)cols * 4;
+        default: return (size_t)cols / 2;
+    }
+}
+
+/* What one dot tile reads, from the chunk's first column on. Rows beyond the matrix repeat the
+ * last one and are not stored. */
+typedef struct dot_operands {
+    const uint8_t *w[W_ROWS];
+    const uint8_t *scales[W_ROWS]; /* MXFP4 */
+    const float *x[KV8_MATMUL_X];
+    int64_t cols;
+} dot_operands;
+
+V_INLINE v_f32 load_plain(kv8_weight_kind kind, const uint8_t *w, int64_t c) {
+    return kind == KV8_WEIGHT_BF16 ? v_widen_bf16(w + 2 * c) : v_widen_f32(w + 4 * c);
+}
+V_INLINE v_f32 load_plain_n(kv8_weight_kind kind, const uint8_t *w, int64_t c, int n) {
+    return kind == KV8_WEIGHT_BF16 ? v_widen_bf16_n(w + 2 * c, n) : v_widen_f32_n(w + 4 * c, n);
+}
+
+V_INLINE void dot_plain(kv8_weight_kind kind, int num_x, const dot_operands *t,
+                        v_f32 acc[KV8_MATMUL_X][W_ROWS]) {
+    const int64_t whole = t->cols / V_LANES * V_LANES;
+    v_f32 x[KV8_MATMUL_X];
+    for (int64_t c = 0; c < whole; c += V_LANES) {
+        V_UNROLL for (int i = 0; i < num_x; i++) x[i] = v_load(t->x[i] + c);
+        V_UNROLL for (int r = 0; r < W_ROWS; r++) {
+            const v_f32 w = load_plain(kind, t->w[r], c);
+            V_UNROLL for (int i = 0; i < num_x; i++) acc[i][r] = v_fma(w, x[i], acc[i][r]);
+        }
+    }
+    const int tail = (int)(t->cols - whole);
+    if (tail == 0) return;
+    V_UNROLL for (int i = 0; i < num_x; i++) x[i] = v_load_n(t->x[i] + whole, tail);
+    V_UNROLL for (int r = 0; r < W_ROWS; r++) {
+        const v_f32 w = load_plain_n(kind, t->w[r], whole, tail);
+        V_UNROLL for (int i = 0; i < num_x; i++) acc[i][r] = v_fma(w, x[i], acc[i][r]);
+    }
+}
+
+enum { MXFP4_VECTORS = KV8_MXFP4_BLOCK / V_LANES };
+
+V_INLINE void dot_mxfp4(int num_x, const dot_operands *t, v_f32 acc[KV8_MATMUL_X][W_ROWS]) {
+    const int64_t num_blocks = t->cols / KV8_MXFP4_BLOCK;
+    for (int64_t block = 0; block < num_blocks; block++) {
+        V_UNROLL for (int r = 0; r < W_ROWS; r++) {
+            v_f32 w[MXFP4_VECTORS];
+            w_widen_mxfp4(t->w[r] + block * KV8_MXFP4_BLOCK_BYTES, t->scales[r][block], w);
+            V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++) {
+                V_UNROLL for (int i = 0; i < num_x; i++) {
+                    const v_f32 x = v_load(t->x[i] + block * KV8_MXFP4_BLOCK + j * V_LANES);
+                    acc[i][r] = v_fma(w[j], x, acc[i][r]);
+                }
+            }
+        }
+    }
+}
+
+/* sums[i*W_ROWS + r] = w[r] . x[i], i < num_x; kind and num_x are constants. */
+V_INLINE void dot_tile(kv8_weight_kind kind, int num_x, const dot_operands *t, float *sums) {
+    v_f32 acc[KV8_MATMUL_X][W_ROWS];
+    V_UNROLL for (int i = 0; i < num_x; i++) {
+        V_UNROLL for (int r = 0; r < W_ROWS; r++) acc[i][r] = v_set1(0.0f);
+    }
+    if (kind == KV8_WEIGHT_MXFP4) {
+        dot_mxfp4(num_x, t, acc);
+    } else {
+        dot_plain(kind, num_x, t, acc);
+    }
+    V_UNROLL for (int i = 0; i < num_x; i++) w_reduce(acc[i], sums + i * W_ROWS);
+}
+
+#define DOT(name, kind, num_x)                                   \
+    static void dot_##name(const dot_operands *t, float *sums) { \
+        dot_tile(kind, num_x, t, sums);                          \
+    }
+DOT(bf16_1, KV8_WEIGHT_BF16, 1)
+DOT(bf16_2, KV8_WEIGHT_BF16, 2)
+DOT(bf16_3, KV8_WEIGHT_BF16, 3)
+DOT(f32_1, KV8_WEIGHT_F32, 1)
+DOT(f32_2, KV8_WEIGHT_F32, 2)
+DOT(f32_3, KV8_WEIGHT_F32, 3)
+DOT(mxfp4_1, KV8_WEIGHT_MXFP4, 1)
+DOT(mxfp4_2, KV8_WEIGHT_MXFP4, 2)
+DOT(mxfp4_3, KV8_WEIGHT_MXFP4, 3)
+#undef DOT
+
+typedef void (*dot_kernel)(const dot_operands *t, float *sums);
+static dot_kernel dot_kernel_get(kv8_weight_kind kind, int64_t num_x) {
+    static const dot_kernel kernels[][KV8_MATMUL_X] = {
+        [KV8_WEIGHT_BF16] = {dot_bf16_1, dot_bf16_2, dot_bf16_3},
+        [KV8_WEIGHT_F32] = {dot_f32_1, dot_f32_2, dot_f32_3},
+        [KV8_WEIGHT_MXFP4] = {dot_mxfp4_1, dot_mxfp4_2, dot_mxfp4_3},
+    };
+    return kernels[kind][num_x - 1];
+}
+
+/* Columns per chunk: a function of cols alone, equal parts, whole MXFP4 blocks and vectors. */
+static int64_t chunk_cols(int64_t cols) {
+    const int64_t chunks = kv8_max_i64(1, kv8_ceil_div(cols, KV8_MATMUL_CHUNK));
+    return kv8_ceil_div(kv8_ceil_div(cols, chunks), KV8_MXFP4_BLOCK) * KV8_MXFP4_BLOCK;
+}
+
+static const float *x_row(const kv8_matmul_job *job, int64_t i) {
+    return job->x + (job->x_rows != NULL ? job->x_rows[i] : i) * job->x_stride;
+}
+/* out[r] = bias of weight row row + r, or 0. */
+static void load_bias(const kv8_matmul_job *job, int64_t row, int64_t row_end, float *out) {
+    for (int r = 0; r < W_ROWS; r++) {
+        uint16_t code = 0;
+        if (job->bias != NULL && row + r < row_end)
+            memcpy(&code, (const uint8_t *)job->bias + 2 * (row + r), sizeof code);
+        const uint32_t bits = (uint32_t)code << 16;
+        memcpy(&out[r], &bits, sizeof bits);
+    }
+}
+
+/* Points t at the weight rows [row, row + W_ROWS) from column `from` on. */
+static void point_at_weights(dot_operands *t, const kv8_weight *w, int64_t row, int64_t row_end,
+                             int64_t from) {
+    for (int64_t r = 0; r < W_ROWS; r++) {
+        const int64_t at = kv8_min_i64(row + r, row_end - 1) * w->cols + from;
+        t->w[r] = (const uint8_t *)w->data + weight_bytes(w->kind, at);
+        if (w->kind == KV8_WEIGHT_MXFP4)
+            t->scales[r] = (const uint8_t *)w->scales + at / KV8_MXFP4_BLOCK;
+    }
+}
+
+/* y = start + sums for num_rows weight rows and num_x activations from x_idx on; start is the bias,
+ * or y itself (NULL) from the second chunk on. */
+static void add_to_output(const kv8_matmul_job *job, int64_t row, int64_t num_rows, int64_t x_idx,
+                          int64_t num_x, const float *start, const float *sums) {
+    for (int64_t i = 0; i < num_x; i++, sums += W_ROWS) {
+        float *const y = job->y + (x_idx + i) * job->y_stride + row;
+        const float *const from = start != NULL ? start : y;
+        if (num_rows == W_ROWS) {
+            for (int r = 0; r < W_ROWS; r++) y[r] = from[r] + sums[r];
+        } else {
+            for (int64_t r = 0; r < num_rows; r++) y[r] = from[r] + sums[r];
+        }
+    }
+}
+
+/* Few activations: each weight is read once and widened in registers. */
+static void matmul_stream(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
+    const int64_t num_x = tile->x_end - tile->x_begin, cols = job->w.cols;
+    const int64_t chunk = chunk_cols(cols);
+    const dot_kernel dot = dot_kernel_get(job->w.kind, num_x);
+    float bias[W_ROWS], sums[KV8_MATMUL_X * W_ROWS];
+    dot_operands t;
+    for (int64_t row = tile->row_begin; row < tile->row_end; row += W_ROWS) {
+        const int64_t num_rows = kv8_min_i64(W_ROWS, tile->row_end - row);
+        load_bias(job, row, tile->row_end, bias);
+        int64_t from = 0;
+        do {
+            t.cols = kv8_min_i64(chunk, cols - from);
+            point_at_weights(&t, &job->w, row, tile->row_end, from);
+            for (int64_t i = 0; i < num_x; i++) t.x[i] = x_row(job, tile->x_begin + i) + from;
+            dot(&t, sums);
+            add_to_output(job, row, num_rows, tile->x_begin, num_x, from == 0 ? bias : NULL, sums);
+            from += chunk;
+        } while (from < cols);
+    }
+}
+
+/* 16 floats of stride more than a chunk, so that the rows of a panel do not fight for one set of
+ * the cache. */
+enum { PANEL_STRIDE = KV8_MATMUL_CHUNK + 16 };
+
+/* Widens the weight rows that t points at into the panel and points t there. */
+static void widen_panel(kv8_weight_kind kind, dot_operands *t, float *panel) {
+    for (int r = 0; r < W_ROWS; r++) {
+        float *const out = panel + r * PANEL_STRIDE;
+        if (kind == KV8_WEIGHT_MXFP4) {
+            for (int64_t block = 0; block < t->cols / KV8_MXFP4_BLOCK; block++) {
+                v_f32 w[MXFP4_VECTORS];
+                w_widen_mxfp4(t->w[r] + block * KV8_MXFP4_BLOCK_BYTES, t->scales[r][block], w);
+                V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++)
+                    v_store(out + block * KV8_MXFP4_BLOCK + j * V_LANES, w[j]);
+            }
+        } else {
+            int64_t c = 0;
+            for (; c + V_LANES <= t->cols; c += V_LANES)
+                v_store(out + c, v_widen_bf16(t->w[r] + 2 * c));
+            const int tail = (int)(t->cols - c);
+            if (tail > 0) v_store_n(out + c, v_widen_bf16_n(t->w[r] + 2 * c, tail), tail);
+        }
+        t->w[r] = (const uint8_t *)out;
+    }
+}
+
+/* Many activations: a panel of weights is widened once and stays in the first-level cache. */
+static void matmul_panel(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
+    _Alignas(64) float panel[W_ROWS * PANEL_STRIDE];
+    float bias[W_ROWS], sums[KV8_MATMUL_X * W_ROWS];
+    const int64_t cols = job->w.cols, chunk = chunk_cols(cols);
+    dot_operands t;
+    int64_t from = 0;
+    do {
+        t.cols = kv8_min_i64(chunk, cols - from);
+        for (int64_t row = tile->row_begin; row < tile->row_end; row += W_ROWS) {
+            const int64_t num_rows = kv8_min_i64(W_ROWS, tile->row_end - row);
+            load_bias(job, row, tile->row_end, bias);
+            point_at_weights(&t, &job->w, row, tile->row_end, from);
+            if (job->w.kind != KV8_WEIGHT_F32) widen_panel(job->w.kind, &t, panel);
+            for (int64_t i = tile->x_begin; i < tile->x_end; i += KV8_MATMUL_X) {
+                const int64_t num_x = kv8_min_i64(KV8_MATMUL_X, tile->x_end - i);
+                for (int64_t k = 0; k < num_x; k++) t.x[k] = x_row(job, i + k) + from;
+                dot_kernel_get(KV8_WEIGHT_F32, num_x)(&t, sums);
+                add_to_output(job, row, num_rows, i, num_x, from == 0 ? bias : NULL, sums);
+            }
+        }
+        from += chunk;
+    } while (from < cols);
+}
+
+static void matmul_tile(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
+    if (tile->x_end - tile->x_begin <= KV8_MATMUL_X) {
+        matmul_stream(job, tile);
+    } else {
+        matmul_panel(job, tile);
+    }
+}
