@@ -165,6 +165,46 @@ static void narrow_every_length_on_every_rung(void **state) {
     }
 }
 
+/* Every code's value and the midpoint to the next, each with its two neighbours, both signs. */
+static void narrow_midpoints_on_every_rung(void **state) {
+    (void)state;
+    enum { CODES = 256, POINTS = 12 * CODES };
+    float values[POINTS];
+    uint16_t codes[POINTS];
+    for (int dtype = KV8_BF16; dtype < KV8_INT8; dtype++) {
+        const size_t size = kv8_dtype_size((kv8_dtype)dtype);
+        const uint32_t num_codes = 1u << (8 * size - 1); /* without sign */
+        for (uint32_t first = 0; first < num_codes; first += CODES) {
+            size_t n = 0;
+            for (uint32_t code = first; code < first + CODES && code + 1 < num_codes; code++) {
+                const float value = widen_one((kv8_dtype)dtype, code);
+                const float next = widen_one((kv8_dtype)dtype, code + 1);
+                const float points[2] = {value, value / 2 + next / 2};
+                for (int p = 0; p < 2; p++) {
+                    const float near[3] = {nextafterf(points[p], 0), points[p],
+                                           nextafterf(points[p], INFINITY)};
+                    for (int i = 0; i < 3; i++) {
+                        values[n++] = near[i];
+                        values[n++] = -near[i];
+                    }
+                }
+            }
+            for (int i = 0; i < NUM_ISAS; i++) {
+                if (!present(isas[i])) continue;
+                assert_ok(kv8_narrow(isas[i], (kv8_dtype)dtype, values, n, 1, codes, NULL));
+                for (size_t v = 0; v < n; v++) {
+                    uint32_t got = 0;
+                    memcpy(&got, (uint8_t *)codes + v * size, size);
+                    const uint32_t wanted = narrow_one((kv8_dtype)dtype, values[v]);
+                    if (got != wanted)
+                        fail_msg("%s %s: %.9g is 0x%x, must be 0x%x", kv8_isa_name(isas[i]),
+                                 kv8_dtype_name((kv8_dtype)dtype), (double)values[v], got, wanted);
+                }
+            }
+        }
+    }
+}
+
 static void narrow_without_counts(void **state) {
     (void)state;
     const float values[2] = {NAN, 1e9f};
@@ -245,6 +285,7 @@ int main(void) {
         cmocka_unit_test(widen_every_length_on_every_rung),
         cmocka_unit_test(widen_every_code_on_every_rung),
         cmocka_unit_test(narrow_every_length_on_every_rung),
+        cmocka_unit_test(narrow_midpoints_on_every_rung),
         cmocka_unit_test(narrow_without_counts),
         cmocka_unit_test(narrow_saturates_every_format),
         cmocka_unit_test(arguments_are_checked),

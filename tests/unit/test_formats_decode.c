@@ -4,20 +4,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <float.h>
 
+#include "formats_fields.h"
 #include "testing.h"
 
 #include <kv8/formats.h>
 
-/* (-1)^s * 2^(e - bias) * (1 + m / 2^mantissa), or the subnormal; the top exponent is like any. */
-static double field_value(unsigned code, int exponent_bits, int mantissa_bits, int bias) {
-    const unsigned m = code & ((1u << mantissa_bits) - 1u);
-    const int e = (int)((code >> mantissa_bits) & ((1u << exponent_bits) - 1u));
-    const double fraction = ldexp((double)m, -mantissa_bits);
-    const double magnitude = e == 0 ? ldexp(fraction, 1 - bias) : ldexp(1 + fraction, e - bias);
-    return (code >> (exponent_bits + mantissa_bits)) & 1u ? -magnitude : magnitude;
-}
-
-/* The same with IEEE 754's infinities and NaN at the top exponent. */
+/* With IEEE 754's infinities and NaN at the top exponent. */
 static double ieee_value(unsigned code, int exponent_bits, int mantissa_bits) {
     const unsigned top = ((1u << exponent_bits) - 1u) << mantissa_bits;
     if ((code & top) == top) {
