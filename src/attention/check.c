@@ -1,0 +1,222 @@
+/* check.c - every way a spec or a run's arguments can be wrong, each with its one line.
+ *
+ * Nothing is read here but options, index arrays and mask bits: no query, key or value.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
+#include "problem.h"
+
+static kv8_status check_range(const char *name, int32_t value, int32_t low, int32_t high) {
+    if (value >= low && value <= high) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "%s is %d, must be %d to %d", name, value, low, high);
+}
+
+static bool is_dtype(kv8_dtype dtype) {
+    return (int)dtype > KV8_DTYPE_NONE && dtype < KV8_DTYPE_COUNT;
+}
+
+static kv8_status check_dtypes(const kv8_attention_spec *spec) {
+    if (!is_dtype(spec->q_dtype) || !is_dtype(spec->k_dtype) || !is_dtype(spec->v_dtype))
+        return kv8_fail(
+            KV8_ERR_INVALID, "q_dtype, k_dtype, v_dtype are %d, %d, %d, must be 1 to %d",
+            (int)spec->q_dtype, (int)spec->k_dtype, (int)spec->v_dtype, (int)KV8_DTYPE_COUNT - 1);
+    const kv8_dtype q = spec->q_dtype;
+    if (q != KV8_F32 && q != KV8_BF16 && q != KV8_F16 && q != KV8_E4M3)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "q_dtype is %s; supported: f32, bf16, f16, e4m3",
+                        kv8_dtype_name(q));
+    const kv8_dtype o = spec->o_dtype;
+    if (o != KV8_DTYPE_NONE && !is_dtype(o))
+        return kv8_fail(KV8_ERR_INVALID, "o_dtype is %d, must be 0 to %d", (int)o,
+                        (int)KV8_DTYPE_COUNT - 1);
+    if (o != KV8_DTYPE_NONE && o != KV8_F32 && o != KV8_BF16 && o != KV8_F16)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "o_dtype is %s; supported: f32, bf16, f16",
+                        kv8_dtype_name(o));
+    return KV8_OK;
+}
+
+static kv8_status check_head_dim(const char *name, int32_t value, int32_t low) {
+    if (value > KV8_MAX_HEAD_DIM)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "%s is %d; supported: up to %d", name, value,
+                        (int)KV8_MAX_HEAD_DIM);
+    return check_range(name, value, low, KV8_MAX_HEAD_DIM);
+}
+
+static kv8_status check_heads(const kv8_attention_spec *spec) {
+    enum { MAX_HEADS = 65536 }; /* keeps head arithmetic in int32 */
+    KV8_TRY(check_range("num_qo_heads", spec->num_qo_heads, 1, MAX_HEADS));
+    KV8_TRY(check_range("num_kv_heads", spec->num_kv_heads, 1, MAX_HEADS));
+    if (spec->num_qo_heads % spec->num_kv_heads != 0)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "num_qo_heads is %d, must be a multiple of num_kv_heads %d",
+                        spec->num_qo_heads, spec->num_kv_heads);
+    KV8_TRY(check_head_dim("head_dim", spec->head_dim, 1));
+    return check_head_dim("v_head_dim", spec->v_head_dim, 0);
+}
+
+static kv8_status check_sinks(const kv8_attention_spec *spec) {
+    if (spec->sink_logit == NULL) return KV8_OK;
+    for (int32_t h = 0; h < spec->num_qo_heads; h++) {
+        if (isnan(spec->sink_logit[h]))
+            return kv8_fail(KV8_ERR_INVALID, "sink_logit[%d] is NaN, must be a number or infinite",
+                            h);
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec) {
+    KV8_CHECK_OPTIONS(spec, kv8_attention_spec);
+    KV8_TRY(check_heads(spec));
+    KV8_TRY(check_dtypes(spec));
+    KV8_TRY(check_range("page_size", spec->page_size, 1, INT32_MAX));
+    if (!isfinite(spec->sm_scale))
+        return kv8_fail(KV8_ERR_INVALID, "sm_scale is %g, must be finite", (double)spec->sm_scale);
+    KV8_TRY(check_range("window_left", spec->window_left, -1, INT32_MAX));
+    if (!(spec->logits_soft_cap >= 0) || isinf(spec->logits_soft_cap))
+        return kv8_fail(KV8_ERR_INVALID, "logits_soft_cap is %g, must be 0 (off) or finite and > 0",
+                        (double)spec->logits_soft_cap);
+    KV8_TRY(check_range("causal", spec->causal, 0, 1));
+    KV8_TRY(check_range("has_mask", spec->has_mask, 0, 1));
+    KV8_TRY(check_range("batch_invariant", spec->batch_invariant, 0, 1));
+    KV8_TRY(check_range("max_batch", spec->max_batch, 1, INT32_MAX - 1));
+    KV8_TRY(check_range("max_total_q", spec->max_total_q, 1, INT32_MAX - 1));
+    KV8_TRY(check_range("max_kv_len", spec->max_kv_len, 1, INT32_MAX - 1));
+    return check_sinks(spec);
+}
+
+static kv8_status check_queries(const kv8_attention_spec *spec, const kv8_attention_args *args) {
+    KV8_TRY(check_range("batch", args->batch, 0, spec->max_batch));
+    if (args->batch == 0) return KV8_OK;
+    const int32_t *const indptr = args->qo_indptr;
+    if (indptr == NULL) return kv8_fail(KV8_ERR_INVALID, "qo_indptr is NULL");
+    if (indptr[0] != 0)
+        return kv8_fail(KV8_ERR_INVALID, "qo_indptr[0] is %d, must be 0", indptr[0]);
+    for (int32_t b = 0; b < args->batch; b++) {
+        if (indptr[b + 1] < indptr[b])
+            return kv8_fail(KV8_ERR_INVALID, "qo_indptr[%d] is %d, must be at least %d", b + 1,
+                            indptr[b + 1], indptr[b]);
+    }
+    if (indptr[args->batch] > spec->max_total_q)
+        return kv8_fail(KV8_ERR_INVALID, "qo_indptr[%d] is %d, max_total_q is %d", args->batch,
+                        indptr[args->batch], spec->max_total_q);
+    return KV8_OK;
+}
+
+/* One request's length, in whichever form. */
+static kv8_status check_length(const kv8_attention_spec *spec, const kv8_page_table *table,
+                               int32_t b) {
+    int64_t kv_len = 0;
+    if (table->page_indptr != NULL) {
+        const int64_t num_pages = (int64_t)table->page_indptr[b + 1] - table->page_indptr[b];
+        if (num_pages < 0 || table->page_indptr[b] < 0)
+            return kv8_fail(KV8_ERR_INVALID,
+                            "page_indptr[%d] is %d after %d, must not fall or be "
+                            "negative",
+                            b + 1, table->page_indptr[b + 1], table->page_indptr[b]);
+        if (num_pages > 0) {
+            const int32_t last = table->last_page_len[b];
+            if (last < 1 || last > spec->page_size)
+                return kv8_fail(KV8_ERR_INVALID, "last_page_len[%d] is %d, must be 1 to %d", b,
+                                last, spec->page_size);
+            kv_len = (num_pages - 1) * spec->page_size + last;
+        }
+    } else {
+        kv_len = table->seq_lens[b];
+        if (kv_len < 0)
+            return kv8_fail(KV8_ERR_INVALID, "seq_lens[%d] is %d, must be 0 or more", b,
+                            table->seq_lens[b]);
+        if (kv8_ceil_div(kv_len, spec->page_size) > table->block_table_stride)
+            return kv8_fail(KV8_ERR_INVALID,
+                            "seq_lens[%d] is %d, block_table_stride %lld holds %lld", b,
+                            table->seq_lens[b], (long long)table->block_table_stride,
+                            (long long)table->block_table_stride * spec->page_size);
+    }
+    if (kv_len > spec->max_kv_len)
+        return kv8_fail(KV8_ERR_INVALID, "request %d has %lld keys, max_kv_len is %d", b,
+                        (long long)kv_len, spec->max_kv_len);
+    return KV8_OK;
+}
+
+static kv8_status check_table(const kv8_attention_spec *spec, const kv8_attention_args *args) {
+    const kv8_page_table *const table = &args->pages;
+    if ((table->page_indptr == NULL) == (table->block_table == NULL))
+        return kv8_fail(KV8_ERR_INVALID, "exactly one of page_indptr and block_table must be set");
+    if (table->page_indptr != NULL && table->last_page_len == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "page_indptr is set and last_page_len is NULL");
+    if (table->block_table != NULL && table->seq_lens == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "block_table is set and seq_lens is NULL");
+    for (int32_t b = 0; b < args->batch; b++) KV8_TRY(check_length(spec, table, b));
+    if (table->page_indptr != NULL && table->page_indices == NULL &&
+        table->page_indptr[args->batch] > table->page_indptr[0])
+        return kv8_fail(KV8_ERR_INVALID, "page_indices is NULL");
+    return KV8_OK;
+}
+
+/* Rows of a masked request that see any slot of [begin, end)? Only asked for missing pages. */
+static bool mask_shows(const kv8_attention_spec *spec, const kv8_attention_args *args, int32_t b,
+                       int32_t kv_len, int32_t begin, int32_t end) {
+    const int32_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
+    for (int32_t row = 0; row < qo_len; row++) {
+        const kv8_key_range keys = kv8_row_keys(spec, qo_len, kv_len, row);
+        for (int32_t key = begin; key < end; key++) {
+            if (key >= keys.begin && key < keys.end && kv8_mask_bit(args, b, kv_len, row, key))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Every page that a query can see must exist; the others' entries are not looked at. */
+static kv8_status check_pages(const kv8_attention_spec *spec, const kv8_attention_args *args,
+                              int32_t b) {
+    const int32_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
+    const int32_t kv_len = kv8_request_kv_len(&args->pages, spec->page_size, b);
+    if (qo_len == 0) return KV8_OK;
+    const kv8_key_range seen = kv8_rows_keys(spec, qo_len, kv_len, 0, qo_len - 1);
+    if (seen.begin >= seen.end) return KV8_OK;
+    const int32_t *const pages = kv8_request_pages(&args->pages, b);
+    const int32_t size = spec->page_size;
+    for (int32_t i = seen.begin / size; i <= (seen.end - 1) / size; i++) {
+        if (pages[i] >= 0) continue;
+        const int32_t begin = (int32_t)kv8_max_i64((int64_t)i * size, seen.begin);
+        const int32_t end = (int32_t)kv8_min_i64((int64_t)(i + 1) * size, seen.end);
+        if (spec->has_mask && !mask_shows(spec, args, b, kv_len, begin, end)) continue;
+        return kv8_fail(KV8_ERR_INVALID,
+                        "request %d: table entry %d is %d, but a query sees keys of that page", b,
+                        i, pages[i]);
+    }
+    return KV8_OK;
+}
+
+static kv8_status check_data(const kv8_attention_spec *spec, const kv8_attention_args *args) {
+    if (args->q == NULL) return kv8_fail(KV8_ERR_INVALID, "q is NULL");
+    if (args->k.data == NULL || args->v.data == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s.data is NULL", args->k.data == NULL ? "k" : "v");
+    if ((spec->q_dtype == KV8_E4M3) != (args->q_scale != NULL))
+        return kv8_fail(KV8_ERR_INVALID, "q_dtype is %s and q_scale is %s; e4m3 alone has one",
+                        kv8_dtype_name(spec->q_dtype), args->q_scale == NULL ? "NULL" : "set");
+    if ((spec->k_dtype == KV8_INT8) != (args->k.row_scale != NULL))
+        return kv8_fail(KV8_ERR_INVALID, "k_dtype is %s and k.row_scale is %s; int8 alone has one",
+                        kv8_dtype_name(spec->k_dtype), args->k.row_scale == NULL ? "NULL" : "set");
+    if ((spec->v_dtype == KV8_INT8) != (args->v.row_scale != NULL))
+        return kv8_fail(KV8_ERR_INVALID, "v_dtype is %s and v.row_scale is %s; int8 alone has one",
+                        kv8_dtype_name(spec->v_dtype), args->v.row_scale == NULL ? "NULL" : "set");
+    return KV8_OK;
+}
+
+kv8_status kv8_attention_check_args(const kv8_attention_spec *spec, const kv8_attention_args *args,
+                                    bool with_data) {
+    KV8_CHECK_OPTIONS(args, kv8_attention_args);
+    KV8_TRY(check_queries(spec, args));
+    if (args->batch == 0) return KV8_OK;
+    KV8_TRY(check_table(spec, args));
+    const bool masked = args->mask_bits != NULL && args->mask_indptr != NULL;
+    if (spec->has_mask && !masked)
+        return kv8_fail(KV8_ERR_INVALID, "the plan has a mask and %s is NULL",
+                        args->mask_bits == NULL ? "mask_bits" : "mask_indptr");
+    if (!spec->has_mask && (args->mask_bits != NULL || args->mask_indptr != NULL))
+        return kv8_fail(KV8_ERR_INVALID, "mask_bits are given and the plan's has_mask is 0");
+    for (int32_t b = 0; b < args->batch; b++) KV8_TRY(check_pages(spec, args, b));
+    if (!with_data || args->qo_indptr[args->batch] == 0) return KV8_OK;
+    return check_data(spec, args);
+}

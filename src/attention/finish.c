@@ -1,0 +1,83 @@
+/* finish.c - the end of a row: join its parts, divide, let the sink in, store.
+ *
+ * The sink enters here, once, after the last join; lse never has it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
+#include "plan.h"
+
+/* One row: sums over its parts relative to their common maximum. */
+typedef struct row_total {
+    float max, sum;
+    float lse;
+    float factor; /* o = numerator * factor / denominator, times v_scale */
+    float denominator;
+    bool empty; /* o is 0 */
+} row_total;
+
+/* exp(max - shift), where -inf (no key yet, or only scores of -inf) weighs nothing. */
+static float part_weight(float max, float shift) {
+    return max == -INFINITY ? 0.0f : expf(max - shift);
+}
+
+static row_total total_of(int32_t num_partials, int64_t stride, const float *max, const float *sum,
+                          float sink) {
+    row_total t = {.max = -INFINITY};
+    for (int32_t i = 0; i < num_partials; i++) t.max = fmaxf(t.max, max[i * stride]);
+    for (int32_t i = 0; i < num_partials; i++) {
+        /* NaN scores without any other leave max at -inf and sum at NaN, which must stay. */
+        const float part = sum[i * stride];
+        t.sum += isnan(part) ? part : part * part_weight(max[i * stride], t.max);
+    }
+    t.empty = t.sum == 0 || sink == INFINITY;
+    t.lse = t.sum == 0 ? -INFINITY : t.max + logf(t.sum);
+    t.factor = 1;
+    t.denominator = t.sum;
+    if (sink > t.max) { /* both exponentials at most 1 */
+        t.factor = expf(t.max - sink);
+        t.denominator = t.sum * t.factor + 1;
+    } else if (sink > -INFINITY) {
+        t.denominator = t.sum + expf(sink - t.max);
+    }
+    return t;
+}
+
+static void store(kv8_dtype dtype, void *out, int64_t at, float value) {
+    switch (dtype) {
+        case KV8_BF16: ((kv8_bf16 *)out)[at] = kv8_bf16_from_f32(value); break;
+        case KV8_F16: ((kv8_f16 *)out)[at] = kv8_f16_from_f32(value); break;
+        default: ((float *)out)[at] = value; break;
+    }
+}
+
+void kv8_attention_finish(const kv8_attention_plan *plan, const kv8_attention_args *args,
+                          const kv8_attention_item *item, int32_t num_partials, int64_t stride,
+                          const float *o, const float *max, const float *sum) {
+    const kv8_attention_spec *const spec = &plan->spec;
+    const float v_scale = args->v_scale == NULL
+                              ? 1.0f
+                              : args->v_scale[item->request * args->v_scale_stride_batch +
+                                              item->kv_head * args->v_scale_stride_head];
+    for (int32_t row = 0; row < item->num_rows; row++) {
+        const int32_t packed = item->row_begin + row;
+        const int64_t q_row = args->qo_indptr[item->request] + packed / plan->group_size;
+        const int64_t head = item->kv_head * plan->group_size + packed % plan->group_size;
+        const float sink = spec->sink_logit == NULL ? -INFINITY : spec->sink_logit[head];
+        const row_total t = total_of(num_partials, stride, max + row, sum + row, sink);
+        const int64_t out = q_row * args->o_stride_row + head * args->o_stride_head;
+        float numerator[KV8_MAX_HEAD_DIM];
+        for (int32_t d = 0; d < spec->v_head_dim; d++) numerator[d] = 0;
+        for (int32_t i = 0; i < num_partials; i++) {
+            const float weight = part_weight(max[i * stride + row], t.max);
+            const float *const part = o + i * stride + (int64_t)row * plan->v_row;
+            for (int32_t d = 0; d < spec->v_head_dim; d++) numerator[d] += part[d] * weight;
+        }
+        /* Divided first: equal weights over equal values give the value exactly. */
+        for (int32_t d = 0; d < spec->v_head_dim; d++) {
+            const float value = numerator[d] * t.factor / t.denominator * v_scale;
+            store(spec->o_dtype, args->o, out + d, t.empty ? 0.0f : value);
+        }
+        if (args->lse != NULL) args->lse[q_row * spec->num_qo_heads + head] = t.lse;
+    }
+}

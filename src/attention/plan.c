@@ -1,0 +1,151 @@
+/* plan.c - from a spec to a plan: one kernel by name, one layout of the workspace.
+ *
+ * A pure function of spec, machine and number of threads; nothing is measured and nothing but the
+ * plan itself allocated.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "plan.h"
+
+#include <math.h>
+#include <string.h>
+
+static const kv8_attention_choice choices[] = {
+#define X(kernel, isa, math) {#kernel, isa, math, kernel},
+#include "attention_kernels.inc"
+#undef X
+};
+
+/* bf16 holds every code of the dtype exactly (int8's row scale is multiplied in elsewhere). */
+static bool fits_bf16(kv8_dtype dtype) {
+    return dtype == KV8_BF16 || dtype == KV8_E4M3 || dtype == KV8_E4M3FNUZ || dtype == KV8_E5M2 ||
+           dtype == KV8_INT8;
+}
+
+/* bf16 math only where neither Q nor K nor V is rounded by it; else f32. The highest rung that the
+ * spec allows. */
+static kv8_attention_choice choose(const kv8_attention_spec *spec) {
+    const bool bf16 =
+        spec->q_dtype == KV8_BF16 && fits_bf16(spec->k_dtype) && fits_bf16(spec->v_dtype);
+    kv8_attention_choice best = choices[0]; /* f32, scalar */
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        if (choices[i].isa > spec->isa) continue;
+        if (choices[i].math == KV8_MATH_BF16 && !bf16) continue;
+        best = choices[i];
+    }
+    return best;
+}
+
+static kv8_status resolve(kv8_attention_plan *plan, const kv8_attention_spec *spec) {
+    plan->spec = *spec;
+    KV8_TRY(kv8_machine_resolve_isa(spec->isa, &plan->spec.isa));
+    plan->spec.v_head_dim = kv8_spec_v_head_dim(spec);
+    plan->spec.o_dtype = kv8_spec_o_dtype(spec);
+    if (spec->sm_scale == 0) plan->spec.sm_scale = (float)(1 / sqrt((double)spec->head_dim));
+    plan->spec.sink_logit = NULL;
+    if (spec->sink_logit == NULL) return KV8_OK;
+    void *sinks = NULL;
+    KV8_TRY(kv8_alloc(plan->allocator, (size_t)spec->num_qo_heads, sizeof(float), "sink logits",
+                      &sinks));
+    memcpy(sinks, spec->sink_logit, (size_t)spec->num_qo_heads * sizeof(float));
+    plan->spec.sink_logit = plan->sink_logit = sinks;
+    return KV8_OK;
+}
+
+/* Places count floats at a 64-byte boundary. */
+static int64_t place(int64_t *end, int64_t count) {
+    const int64_t at = *end;
+    *end += (int64_t)kv8_round_up((size_t)count, KV8_ALIGNMENT / sizeof(float));
+    return at;
+}
+
+/* Sizes fit int64: heads and dims are bounded by check.c. */
+static void lay_out_scratch(kv8_attention_plan *plan) {
+    const int64_t rows = plan->block_rows;
+    const int32_t keys_per_unit = plan->choice.math == KV8_MATH_BF16 ? 2 : 1;
+    kv8_attention_scratch *const at = &plan->scratch;
+    int64_t end = 0;
+    at->q = place(&end, rows * plan->q_row);
+    at->k = place(&end, (int64_t)plan->q_row * KV8_TILE_KEYS);
+    at->v = place(&end, (int64_t)plan->v_row * KV8_TILE_KEYS / keys_per_unit);
+    at->s = place(&end, rows * KV8_TILE_KEYS);
+    at->o = place(&end, rows * plan->v_row);
+    at->keep = place(&end, rows);
+    at->max = place(&end, rows);
+    at->sum = place(&end, rows);
+    at->scale = place(&end, rows);
+    at->seen_from = place(&end, rows);
+    at->seen_to = place(&end, rows);
+    at->value = place(&end, plan->v_row);
+    at->size = end;
+}
+
+/* Appends count elements of size bytes, 64-byte aligned; false on overflow. */
+static bool append(size_t *end, int64_t count, size_t size, size_t *at) {
+    size_t bytes = 0;
+    *at = *end;
+    if (!kv8_mul_size((size_t)count, size, &bytes) || !kv8_add_size(bytes, KV8_ALIGNMENT, &bytes))
+        return false;
+    return kv8_add_size(*end, bytes / KV8_ALIGNMENT * KV8_ALIGNMENT, end);
+}
+
+static kv8_status lay_out_workspace(kv8_attention_plan *plan) {
+    size_t end = 0;
+    int64_t scratch_floats = 0;
+    kv8_attention_cut_bounds(plan);
+    if (__builtin_mul_overflow(plan->scratch.size, (int64_t)plan->num_threads, &scratch_floats) ||
+        !append(&end, plan->max_items, sizeof(kv8_attention_item), &plan->items_at) ||
+        !append(&end, plan->max_joins, sizeof(kv8_attention_join), &plan->joins_at) ||
+        !append(&end, plan->max_partial_floats, sizeof(float), &plan->partials_at) ||
+        !append(&end, scratch_floats, sizeof(float), &plan->scratch_at))
+        return kv8_fail(KV8_ERR_INVALID,
+                        "the workspace of max_batch %d, max_total_q %d, max_kv_len %d overflows",
+                        plan->spec.max_batch, plan->spec.max_total_q, plan->spec.max_kv_len);
+    plan->workspace_size = end;
+    return KV8_OK;
+}
+
+kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attention_spec *spec,
+                                     kv8_threads *threads, const kv8_allocator *allocator) {
+    *out = NULL;
+    KV8_TRY(kv8_attention_check_spec(spec));
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(allocator, 1, sizeof(kv8_attention_plan), "attention plan", &memory));
+    kv8_attention_plan *const plan = memory;
+    if (allocator != NULL) {
+        plan->allocator_copy = *allocator;
+        plan->allocator = &plan->allocator_copy;
+    }
+    plan->threads = threads;
+    plan->num_threads = threads == NULL ? 1 : kv8_threads_count(threads);
+    kv8_status status = KV8_OK;
+    KV8_TRY_GOTO(resolve(plan, spec));
+    plan->choice = choose(&plan->spec);
+    enum { BLOCK_ROWS = 64 }; /* enough to hide the widening, few enough to stay in L1/L2 */
+    plan->group_size = spec->num_qo_heads / spec->num_kv_heads;
+    plan->block_rows =
+        plan->group_size * (plan->group_size < BLOCK_ROWS ? BLOCK_ROWS / plan->group_size : 1);
+    const int32_t elements = plan->choice.math == KV8_MATH_BF16 ? 2 : 1; /* per unit */
+    plan->depth = (spec->head_dim + elements - 1) / elements;
+    plan->q_row = (int32_t)kv8_round_up((size_t)plan->depth, KV8_TILE_PAD);
+    plan->v_row = (int32_t)kv8_round_up((size_t)plan->spec.v_head_dim, KV8_TILE_PAD);
+    lay_out_scratch(plan);
+    KV8_TRY_GOTO(lay_out_workspace(plan));
+    *out = plan;
+    return KV8_OK;
+fail:
+    kv8_attention_plan_destroy(plan);
+    return status;
+}
+
+void kv8_attention_plan_destroy(kv8_attention_plan *plan) {
+    if (plan == NULL) return;
+    const kv8_allocator allocator = plan->allocator_copy;
+    const kv8_allocator *const from = plan->allocator == NULL ? NULL : &allocator;
+    if (plan->sink_logit != NULL)
+        kv8_release(from, plan->sink_logit, (size_t)plan->spec.num_qo_heads, sizeof(float));
+    kv8_release(from, plan, 1, sizeof *plan);
+}
+
+size_t kv8_attention_workspace_size(const kv8_attention_plan *plan) {
+    return plan->workspace_size;
+}

@@ -1,0 +1,71 @@
+/* problem.h - what plan, run and the oracle share: validated inputs and the place of a key.
+ *
+ * Private to attention. Holds no arithmetic on values: masks are here as plain statements about
+ * positions, softmax is not.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_ATTENTION_PROBLEM_H
+#define KV8_ATTENTION_PROBLEM_H
+
+#include "formats_impl.h"
+
+#include <kv8/attention.h>
+
+enum { KV8_MAX_HEAD_DIM = 576 };
+
+/* Every option of a spec, each refusal naming value and limit. Reads sink_logit. */
+kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec);
+/* Lengths, page tables and visible page ids against the spec; data pointers too when `with_data`
+ * (describe needs none). Reads only index arrays and mask bits. */
+kv8_status kv8_attention_check_args(const kv8_attention_spec *spec, const kv8_attention_args *args,
+                                    bool with_data);
+
+static inline int32_t kv8_spec_v_head_dim(const kv8_attention_spec *spec) {
+    return spec->v_head_dim == 0 ? spec->head_dim : spec->v_head_dim;
+}
+static inline kv8_dtype kv8_spec_o_dtype(const kv8_attention_spec *spec) {
+    if (spec->o_dtype != KV8_DTYPE_NONE) return spec->o_dtype;
+    return spec->q_dtype == KV8_E4M3 ? KV8_F32 : spec->q_dtype;
+}
+
+/* Keys of request b; tables have been checked. */
+static inline int32_t kv8_request_kv_len(const kv8_page_table *table, int32_t page_size,
+                                         int32_t b) {
+    if (table->page_indptr == NULL) return table->seq_lens[b];
+    const int32_t num_pages = table->page_indptr[b + 1] - table->page_indptr[b];
+    return num_pages == 0 ? 0 : (num_pages - 1) * page_size + table->last_page_len[b];
+}
+static inline const int32_t *kv8_request_pages(const kv8_page_table *table, int32_t b) {
+    if (table->page_indptr == NULL) return table->block_table + b * table->block_table_stride;
+    /* An empty batch of pages may come without an index array. */
+    return table->page_indices == NULL ? NULL : table->page_indices + table->page_indptr[b];
+}
+
+/* The keys that causal and window leave to one query row: [begin, end), empty as begin == end. */
+typedef struct kv8_key_range {
+    int32_t begin, end;
+} kv8_key_range;
+static inline kv8_key_range kv8_row_keys(const kv8_attention_spec *spec, int32_t qo_len,
+                                         int32_t kv_len, int32_t row) {
+    const int64_t position = (int64_t)kv_len - qo_len + row;
+    int64_t begin = 0, end = kv_len;
+    if (spec->causal) end = kv8_min_i64(end, kv8_max_i64(position + 1, 0));
+    if (spec->window_left >= 0)
+        begin = kv8_min_i64(kv8_max_i64(position - spec->window_left, 0), end);
+    return (kv8_key_range){(int32_t)begin, (int32_t)end};
+}
+/* Ranges move right with the row, so the union over rows [first, last] is one range too. */
+static inline kv8_key_range kv8_rows_keys(const kv8_attention_spec *spec, int32_t qo_len,
+                                          int32_t kv_len, int32_t first, int32_t last) {
+    const kv8_key_range a = kv8_row_keys(spec, qo_len, kv_len, first);
+    const kv8_key_range b = kv8_row_keys(spec, qo_len, kv_len, last);
+    return (kv8_key_range){a.begin < b.begin ? a.begin : b.begin, b.end};
+}
+/* Bit of (row, key) in request b's mask field. */
+static inline bool kv8_mask_bit(const kv8_attention_args *args, int32_t b, int32_t kv_len,
+                                int32_t row, int32_t key) {
+    const int64_t bit = (int64_t)row * kv_len + key;
+    return (args->mask_bits[args->mask_indptr[b] + bit / 8] >> (bit % 8)) & 1;
+}
+
+#endif

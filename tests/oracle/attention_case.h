@@ -1,0 +1,502 @@
+/* attention_case.h - one attention problem: described in a few fields, made into inputs whose every
+ * unseen byte is NaN and whose every buffer ends at a guard page, run, and held against the oracle.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_ATTENTION_CASE_H
+#define KV8_ATTENTION_CASE_H
+
+#include <kv8/attention.h>
+
+#include "testing.h"
+
+enum { CASE_MAX_BATCH = 40 };
+
+typedef enum sink_kind { SINK_NONE = 0, SINK_FINITE, SINK_WITH_INFINITIES, SINK_KINDS } sink_kind;
+typedef enum scale_kind {
+    SCALE_NONE = 0,
+    SCALE_TENSOR,
+    SCALE_HEAD,
+    SCALE_REQUEST_HEAD,
+    SCALE_KINDS
+} scale_kind;
+typedef enum layout_kind { LAYOUT_NHD = 0, LAYOUT_HND, LAYOUT_INTERLEAVED, LAYOUTS } layout_kind;
+typedef enum mask_kind { MASK_NONE = 0, MASK_RANDOM, MASK_TREE, MASK_KINDS } mask_kind;
+
+typedef struct attention_case {
+    int32_t group_size, num_kv_heads, head_dim, v_head_dim; /* v_head_dim 0 = head_dim */
+    kv8_dtype q_dtype, k_dtype, v_dtype, o_dtype;
+    int32_t page_size, window_left, causal;
+    float soft_cap, sm_scale;
+    sink_kind sink;
+    scale_kind scale;
+    layout_kind layout;
+    mask_kind mask;
+    bool dense_table, batch_invariant;
+    bool extremes;   /* some elements of K and V at their formats' largest values */
+    bool nan_newest; /* K (even requests) or V (odd ones) of each newest token is NaN */
+    int32_t batch;
+    int32_t qo_len[CASE_MAX_BATCH], kv_len[CASE_MAX_BATCH];
+    uint64_t seed;
+} attention_case;
+
+/* The inputs, the oracle's answer, and room for ours. */
+typedef struct attention_inputs {
+    const attention_case *c;
+    kv8_attention_spec spec; /* without isa */
+    kv8_attention_args args;
+    int32_t total_q, num_qo_heads, v_head_dim;
+    guarded buffers[24];
+    int num_buffers;
+    float sinks[1024];
+    double *ref_o, *ref_lse;
+} attention_inputs;
+
+static inline void *case_buffer(attention_inputs *in, size_t bytes) {
+    assert_true(in->num_buffers < 24);
+    in->buffers[in->num_buffers] = guarded_alloc(bytes);
+    return in->buffers[in->num_buffers++].data;
+}
+
+static inline void case_store(kv8_dtype dtype, void *data, int64_t at, float x) {
+    switch (dtype) {
+        case KV8_F32: ((float *)data)[at] = x; break;
+        case KV8_BF16: ((kv8_bf16 *)data)[at] = kv8_bf16_from_f32(x); break;
+        case KV8_F16: ((kv8_f16 *)data)[at] = kv8_f16_from_f32(x); break;
+        case KV8_E4M3: ((kv8_e4m3 *)data)[at] = kv8_e4m3_from_f32(x); break;
+        case KV8_E4M3FNUZ: ((kv8_e4m3fnuz *)data)[at] = kv8_e4m3fnuz_from_f32(x); break;
+        case KV8_E5M2: ((kv8_e5m2 *)data)[at] = kv8_e5m2_from_f32(x); break;
+        case KV8_INT8:
+            ((int8_t *)data)[at] = (int8_t)lrintf(fminf(fmaxf(x * 40, -127), 127));
+            break;
+        default: abort();
+    }
+}
+
+/* Written independently of src/attention: straight from the definition. */
+static inline bool case_sees(const attention_inputs *in, int32_t b, int32_t row, int32_t key) {
+    const attention_case *const c = in->c;
+    const int64_t position = (int64_t)c->kv_len[b] - c->qo_len[b] + row;
+    if (c->causal && key > position) return false;
+    if (c->window_left >= 0 && key < position - c->window_left) return false;
+    if (c->mask == MASK_NONE) return true;
+    const int64_t bit = (int64_t)row * c->kv_len[b] + key;
+    return (in->args.mask_bits[in->args.mask_indptr[b] + bit / 8] >> (bit % 8)) & 1;
+}
+
+/* MASK_TREE: the newest qo_len tokens are drafts, a binary heap of continuations: node r sees the
+ * history, itself and its ancestors. */
+static inline bool case_mask_wants(const attention_case *c, test_rng *rng, int32_t b, int32_t row,
+                                   int32_t key) {
+    if (c->mask == MASK_RANDOM) return rng_range(rng, 0, 2) != 0;
+    const int32_t node = key - (c->kv_len[b] - c->qo_len[b]);
+    if (node < 0) return true;
+    for (int32_t at = row; at >= 0; at = at == 0 ? -1 : (at - 1) / 2) {
+        if (at == node) return true;
+    }
+    return false;
+}
+
+static inline void case_make_mask(attention_inputs *in, test_rng *rng) {
+    const attention_case *const c = in->c;
+    int64_t *const indptr = case_buffer(in, (size_t)(c->batch + 1) * sizeof *indptr);
+    indptr[0] = 0;
+    for (int32_t b = 0; b < c->batch; b++)
+        indptr[b + 1] = indptr[b] + ((int64_t)c->qo_len[b] * c->kv_len[b] + 7) / 8;
+    uint8_t *const bits = case_buffer(in, (size_t)indptr[c->batch]);
+    for (int32_t b = 0; b < c->batch; b++) {
+        for (int32_t row = 0; row < c->qo_len[b]; row++) {
+            for (int32_t key = 0; key < c->kv_len[b]; key++) {
+                const int64_t bit = (int64_t)row * c->kv_len[b] + key;
+                uint8_t *const byte = bits + indptr[b] + bit / 8;
+                const uint8_t one = (uint8_t)(1u << (bit % 8));
+                if (case_mask_wants(c, rng, b, row, key))
+                    *byte |= one;
+                else
+                    *byte &= (uint8_t)~one;
+            }
+        }
+    }
+    in->args.mask_bits = bits;
+    in->args.mask_indptr = indptr;
+}
+
+/* Strides of one tensor of the pool; INTERLEAVED has both K and V in every page, heads padded. */
+static inline int64_t case_strides(const attention_case *c, int32_t dim, kv8_paged *paged) {
+    const int64_t heads = c->num_kv_heads, slots = c->page_size;
+    switch (c->layout) {
+        case LAYOUT_HND:
+            paged->stride_slot = dim;
+            paged->stride_head = slots * dim;
+            paged->row_scale_stride_slot = 1;
+            paged->row_scale_stride_head = slots;
+            break;
+        case LAYOUT_NHD:
+            paged->stride_head = dim;
+            paged->stride_slot = heads * dim;
+            paged->row_scale_stride_head = 1;
+            paged->row_scale_stride_slot = heads;
+            break;
+        default:
+            paged->stride_head = dim + 3;
+            paged->stride_slot = heads * (dim + 3);
+            paged->row_scale_stride_head = 1;
+            paged->row_scale_stride_slot = heads + 1;
+            break;
+    }
+    const bool padded = c->layout == LAYOUT_INTERLEAVED;
+    const int64_t page = padded ? 2 * slots * paged->stride_slot + 1 : heads * slots * dim;
+    paged->stride_page = page;
+    paged->row_scale_stride_page = slots * (heads + (padded ? 1 : 0));
+    return page;
+}
+
+static inline void case_fill_row(const attention_case *c, test_rng *rng, kv8_dtype dtype,
+                                 const kv8_paged *paged, int32_t page, int32_t slot, int32_t head,
+                                 int32_t dim, bool nan, float mean) {
+    union {
+        const void *in;
+        uint8_t *out;
+    } data = {.in = paged->data};
+    const int64_t at =
+        page * paged->stride_page + slot * paged->stride_slot + head * paged->stride_head;
+    const size_t size = kv8_dtype_size(dtype);
+    for (int32_t d = 0; d < dim; d++) {
+        float x = mean + rng_normal(rng);
+        if (c->extremes && rng_range(rng, 0, 15) == 0)
+            x = (rng_range(rng, 0, 1) ? 1.0f : -1.0f) * fminf(kv8_dtype_max(dtype), 57344.0f);
+        if (c->extremes && rng_range(rng, 0, 15) == 0) x = rng_range(rng, 0, 1) ? 0.0f : 1e-6f;
+        case_store(dtype, data.out, at + d, x);
+    }
+    if (nan) memset(data.out + at * (int64_t)size, dtype == KV8_E4M3FNUZ ? 0x80 : 0xff, size);
+    if (dtype != KV8_INT8) return;
+    union {
+        const kv8_f16 *in;
+        kv8_f16 *out;
+    } scale = {.in = paged->row_scale};
+    const float value = (0.5f + (float)rng_unit(rng)) / 40;
+    scale.out[page * paged->row_scale_stride_page + slot * paged->row_scale_stride_slot +
+              head * paged->row_scale_stride_head] =
+        nan ? (kv8_f16){0x7e00} : kv8_f16_from_f32(value);
+}
+
+static inline void case_make_pool(attention_inputs *in, int32_t num_pages) {
+    const attention_case *const c = in->c;
+    kv8_paged *const k = &in->args.k, *const v = &in->args.v;
+    const int64_t k_page = case_strides(c, c->head_dim, k);
+    const int64_t v_page = case_strides(c, in->v_head_dim, v);
+    const size_t k_size = kv8_dtype_size(c->k_dtype), v_size = kv8_dtype_size(c->v_dtype);
+    const bool one_pool = c->layout == LAYOUT_INTERLEAVED && k_size == v_size && k_page == v_page;
+    /* 0xff is NaN everywhere but in e4m3fnuz, whose NaN is 0x80 (and in int8, whose scale it is).
+     */
+    uint8_t *const k_data = case_buffer(in, (size_t)(num_pages * k_page) * k_size);
+    if (c->k_dtype == KV8_E4M3FNUZ) memset(k_data, 0x80, (size_t)(num_pages * k_page));
+    k->data = k_data;
+    if (one_pool) {
+        v->data = k_data + (size_t)(c->page_size * k->stride_slot) * k_size;
+    } else {
+        uint8_t *const v_data = case_buffer(in, (size_t)(num_pages * v_page) * v_size);
+        if (c->v_dtype == KV8_E4M3FNUZ) memset(v_data, 0x80, (size_t)(num_pages * v_page));
+        v->data = v_data;
+    }
+    if (c->k_dtype == KV8_INT8)
+        k->row_scale = case_buffer(in, (size_t)(num_pages * k->row_scale_stride_page) * 2);
+    if (c->v_dtype == KV8_INT8)
+        v->row_scale = case_buffer(in, (size_t)(num_pages * v->row_scale_stride_page) * 2);
+}
+
+/* Tables in random page order; pages that nobody sees are named by nonsense. Then the rows that
+ * somebody sees. */
+static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
+    const attention_case *const c = in->c;
+    int32_t num_pages = 0, most_pages = 0;
+    for (int32_t b = 0; b < c->batch; b++) {
+        const int32_t pages = (c->kv_len[b] + c->page_size - 1) / c->page_size;
+        num_pages += pages;
+        most_pages = pages > most_pages ? pages : most_pages;
+    }
+    case_make_pool(in, num_pages + 2);
+    int32_t *const order = malloc((size_t)(num_pages + 2) * sizeof *order);
+    for (int32_t i = 0; i < num_pages + 2; i++) order[i] = i;
+    for (int32_t i = num_pages + 1; i > 0; i--) {
+        const int32_t j = rng_range(rng, 0, i), swap = order[i];
+        order[i] = order[j];
+        order[j] = swap;
+    }
+    kv8_page_table *const table = &in->args.pages;
+    int32_t *const indptr = case_buffer(in, (size_t)(c->batch + 1) * 4);
+    int32_t *const last = case_buffer(in, (size_t)c->batch * 4);
+    int32_t *const lens = case_buffer(in, (size_t)c->batch * 4);
+    const size_t entries =
+        c->dense_table ? (size_t)c->batch * (size_t)most_pages : (size_t)num_pages;
+    int32_t *const indices = case_buffer(in, entries * 4);
+    indptr[0] = 0;
+    int32_t used = 0;
+    for (int32_t b = 0; b < c->batch; b++) {
+        const int32_t pages = (c->kv_len[b] + c->page_size - 1) / c->page_size;
+        int32_t *const entry = indices + (c->dense_table ? b * most_pages : indptr[b]);
+        indptr[b + 1] = indptr[b] + pages;
+        last[b] = pages == 0 ? 0 : c->kv_len[b] - (pages - 1) * c->page_size;
+        lens[b] = c->kv_len[b];
+        for (int32_t i = 0; i < pages; i++) {
+            const int32_t page = order[used++];
+            bool page_seen = false;
+            for (int32_t slot = 0; slot < c->page_size; slot++) {
+                const int32_t key = i * c->page_size + slot;
+                if (key >= c->kv_len[b]) break;
+                bool seen = false;
+                for (int32_t row = c->qo_len[b] - 1; row >= 0 && !seen; row--)
+                    seen = case_sees(in, b, row, key);
+                if (!seen) continue;
+                page_seen = true;
+                const bool nan = c->nan_newest && key == c->kv_len[b] - 1;
+                for (int32_t head = 0; head < c->num_kv_heads; head++) {
+                    case_fill_row(c, rng, c->k_dtype, &in->args.k, page, slot, head, c->head_dim,
+                                  nan && b % 2 == 0, 0);
+                    case_fill_row(c, rng, c->v_dtype, &in->args.v, page, slot, head, in->v_head_dim,
+                                  nan && b % 2 == 1, 0.5f);
+                }
+            }
+            entry[i] = page_seen ? page : rng_range(rng, 0, 1) ? KV8_NO_PAGE : INT32_MAX;
+        }
+    }
+    free(order);
+    if (c->dense_table)
+        *table = (kv8_page_table){
+            .block_table = indices, .block_table_stride = most_pages, .seq_lens = lens};
+    else
+        *table =
+            (kv8_page_table){.page_indptr = indptr, .page_indices = indices, .last_page_len = last};
+}
+
+/* Scales that keep scores and values within a few units whatever the codes' range. */
+static inline float *case_make_scales(attention_inputs *in, test_rng *rng, kv8_dtype dtype,
+                                      int64_t *stride_batch, int64_t *stride_head) {
+    const attention_case *const c = in->c;
+    float base = dtype == KV8_INT8 ? 1.0f : 0.7f;
+    if (c->extremes) base = 8 / fminf(kv8_dtype_max(dtype), 57344.0f);
+    if (c->scale == SCALE_NONE && !c->extremes) return NULL;
+    const int64_t heads = c->num_kv_heads;
+    *stride_head = c->scale >= SCALE_HEAD ? 1 : 0;
+    *stride_batch = c->scale == SCALE_REQUEST_HEAD ? heads : 0;
+    const int64_t n = c->scale == SCALE_REQUEST_HEAD ? heads * c->batch
+                      : c->scale == SCALE_HEAD       ? heads
+                                                     : 1;
+    float *const scale = case_buffer(in, (size_t)n * sizeof *scale);
+    for (int64_t i = 0; i < n; i++) scale[i] = base * (0.5f + (float)rng_unit(rng));
+    return scale;
+}
+
+static inline void case_make_queries(attention_inputs *in, test_rng *rng) {
+    const attention_case *const c = in->c;
+    kv8_attention_args *const a = &in->args;
+    const size_t size = kv8_dtype_size(c->q_dtype);
+    int32_t *const indptr = case_buffer(in, (size_t)(c->batch + 1) * 4);
+    indptr[0] = 0;
+    for (int32_t b = 0; b < c->batch; b++) indptr[b + 1] = indptr[b] + c->qo_len[b];
+    in->total_q = indptr[c->batch];
+    a->qo_indptr = indptr;
+    a->q_stride_head = c->head_dim + 1; /* the gap stays NaN */
+    a->q_stride_row = in->num_qo_heads * a->q_stride_head + 2;
+    const size_t elements = (size_t)(in->total_q * a->q_stride_row);
+    uint8_t *const q = case_buffer(in, elements * size);
+    for (int64_t row = 0; row < in->total_q; row++) {
+        for (int32_t h = 0; h < in->num_qo_heads; h++) {
+            for (int32_t d = 0; d < c->head_dim; d++)
+                case_store(c->q_dtype, q, row * a->q_stride_row + h * a->q_stride_head + d,
+                           rng_normal(rng));
+        }
+    }
+    a->q = q;
+    if (c->q_dtype != KV8_E4M3) return;
+    float *const scale = case_buffer(in, (size_t)(in->total_q * in->num_qo_heads) * 4);
+    for (int32_t i = 0; i < in->total_q * in->num_qo_heads; i++)
+        scale[i] = 0.5f + (float)rng_unit(rng);
+    a->q_scale = scale; /* [row, kv head, head in group]: the finest */
+    a->q_scale_stride_row = in->num_qo_heads;
+    a->q_scale_stride_kv_head = c->group_size;
+    a->q_scale_stride_group = 1;
+}
+
+static inline void case_make_sinks(attention_inputs *in, test_rng *rng) {
+    if (in->c->sink == SINK_NONE) return;
+    for (int32_t h = 0; h < in->num_qo_heads; h++) {
+        in->sinks[h] = 2 * rng_normal(rng);
+        if (in->c->sink == SINK_WITH_INFINITIES && h % 3 == 1) in->sinks[h] = INFINITY;
+        if (in->c->sink == SINK_WITH_INFINITIES && h % 3 == 2) in->sinks[h] = -INFINITY;
+        if (in->c->sink == SINK_WITH_INFINITIES && h % 5 == 3) in->sinks[h] = 200;
+    }
+    in->spec.sink_logit = in->sinks;
+}
+
+static inline void case_make(attention_inputs *in, const attention_case *c) {
+    memset(in, 0, sizeof *in);
+    test_rng rng = {c->seed * 7919 + 1};
+    int32_t longest = 1;
+    in->c = c;
+    in->num_qo_heads = c->num_kv_heads * c->group_size;
+    assert_true(in->num_qo_heads <= 1024 && c->batch <= CASE_MAX_BATCH);
+    in->v_head_dim = c->v_head_dim == 0 ? c->head_dim : c->v_head_dim;
+    in->args = (kv8_attention_args)KV8_ATTENTION_ARGS_INIT;
+    in->args.batch = c->batch;
+    in->spec = (kv8_attention_spec)KV8_ATTENTION_SPEC_INIT;
+    case_make_queries(in, &rng);
+    if (c->mask != MASK_NONE) case_make_mask(in, &rng);
+    case_make_cache(in, &rng);
+    kv8_attention_args *const a = &in->args;
+    a->k_scale =
+        case_make_scales(in, &rng, c->k_dtype, &a->k_scale_stride_batch, &a->k_scale_stride_head);
+    a->v_scale =
+        case_make_scales(in, &rng, c->v_dtype, &a->v_scale_stride_batch, &a->v_scale_stride_head);
+    for (int32_t b = 0; b < c->batch; b++)
+        longest = c->kv_len[b] > longest ? c->kv_len[b] : longest;
+    in->spec.num_qo_heads = in->num_qo_heads;
+    in->spec.num_kv_heads = c->num_kv_heads;
+    in->spec.head_dim = c->head_dim;
+    in->spec.v_head_dim = c->v_head_dim;
+    in->spec.q_dtype = c->q_dtype;
+    in->spec.k_dtype = c->k_dtype;
+    in->spec.v_dtype = c->v_dtype;
+    in->spec.o_dtype = c->o_dtype == KV8_DTYPE_NONE ? KV8_F32 : c->o_dtype;
+    in->spec.page_size = c->page_size;
+    in->spec.sm_scale = c->sm_scale;
+    in->spec.window_left = c->window_left;
+    in->spec.logits_soft_cap = c->soft_cap;
+    in->spec.causal = c->causal;
+    in->spec.has_mask = c->mask != MASK_NONE;
+    in->spec.batch_invariant = c->batch_invariant;
+    in->spec.max_batch = c->batch;
+    in->spec.max_total_q = in->total_q > 0 ? in->total_q : 1;
+    in->spec.max_kv_len = longest;
+    case_make_sinks(in, &rng);
+    const size_t rows = (size_t)(in->total_q * in->num_qo_heads);
+    in->ref_o = calloc(rows * (size_t)in->v_head_dim + 1, sizeof *in->ref_o);
+    in->ref_lse = calloc(rows + 1, sizeof *in->ref_lse);
+}
+
+static inline void case_free(attention_inputs *in) {
+    for (int i = 0; i < in->num_buffers; i++) guarded_free(in->buffers[i]);
+    free(in->ref_o);
+    free(in->ref_lse);
+}
+
+/* One line that finds the case again. */
+static inline const char *case_text(const attention_case *c, kv8_isa isa) {
+    static _Thread_local char text[512];
+    snprintf(text, sizeof text,
+             "%s seed %llu: q %s k %s v %s o %s, group %d x %d heads, dim %d/%d, page %d, window "
+             "%d, causal %d, cap %g, sink %d, scale %d, layout %d, mask %d, dense %d, invariant "
+             "%d, extremes %d, nan %d, batch %d, first qo %d kv %d",
+             kv8_isa_name(isa), (unsigned long long)c->seed, kv8_dtype_name(c->q_dtype),
+             kv8_dtype_name(c->k_dtype), kv8_dtype_name(c->v_dtype), kv8_dtype_name(c->o_dtype),
+             c->group_size, c->num_kv_heads, c->head_dim, c->v_head_dim, c->page_size,
+             c->window_left, c->causal, (double)c->soft_cap, (int)c->sink, (int)c->scale,
+             (int)c->layout, (int)c->mask, c->dense_table, c->batch_invariant, c->extremes,
+             c->nan_newest, c->batch, c->qo_len[0], c->kv_len[0]);
+    return text;
+}
+
+static inline bool case_bf16_exact(kv8_dtype dtype) {
+    return dtype != KV8_F32 && dtype != KV8_F16;
+}
+/* Bounds of attention.h's contract: f32 math 1e-5 and 1e-5; bf16 math, which only bf16 Q with keys
+ * and values that bf16 holds may get, 4e-3 and 2e-3. */
+static inline bool case_is_bf16(const attention_case *c, kv8_isa isa) {
+    return (isa == KV8_ISA_AVX512_BF16 || isa == KV8_ISA_NEON_BF16) && c->q_dtype == KV8_BF16 &&
+           case_bf16_exact(c->k_dtype) && case_bf16_exact(c->v_dtype);
+}
+
+/* o as f32 without the gaps; the gaps must still be what they were. */
+static inline void case_collect(const attention_inputs *in, const void *o, int64_t stride_row,
+                                int64_t stride_head, float *out) {
+    const kv8_dtype dtype = in->spec.o_dtype;
+    const size_t size = kv8_dtype_size(dtype);
+    for (int64_t row = 0; row < in->total_q; row++) {
+        for (int64_t h = 0; h < in->num_qo_heads; h++) {
+            const uint8_t *const from =
+                (const uint8_t *)o + (row * stride_row + h * stride_head) * (int64_t)size;
+            assert_ok(kv8_widen(KV8_ISA_SCALAR, dtype, from, (size_t)in->v_head_dim, out));
+            out += in->v_head_dim;
+            for (size_t i = 0; i < size; i++)
+                assert_int_equal(from[(size_t)in->v_head_dim * size + i], 0xff);
+        }
+    }
+}
+
+/* Runs the plan's kernel; o_out [total_q, num_qo_heads, v_head_dim] as f32, lse_out. */
+static inline void case_run(attention_inputs *in, kv8_isa isa, kv8_threads *threads, float *o_out,
+                            float *lse_out) {
+    kv8_attention_spec spec = in->spec;
+    spec.isa = isa;
+    kv8_attention_plan *plan = NULL;
+    assert_ok(kv8_attention_plan_create(&plan, &spec, threads, NULL));
+    const size_t size = kv8_dtype_size(spec.o_dtype);
+    kv8_attention_args args = in->args;
+    args.o_stride_head = in->v_head_dim + 1; /* the gap must stay untouched */
+    args.o_stride_row = in->num_qo_heads * args.o_stride_head;
+    const guarded o = guarded_alloc((size_t)(in->total_q * args.o_stride_row) * size);
+    const guarded lse = guarded_alloc((size_t)(in->total_q * in->num_qo_heads) * sizeof(float));
+    const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+    args.o = o.data;
+    args.lse = lse.data;
+    assert_ok(kv8_attention_run(plan, &args, workspace.data));
+    case_collect(in, o.data, args.o_stride_row, args.o_stride_head, o_out);
+    memcpy(lse_out, lse.data, (size_t)(in->total_q * in->num_qo_heads) * sizeof(float));
+    guarded_free(workspace);
+    guarded_free(lse);
+    guarded_free(o);
+    kv8_attention_plan_destroy(plan);
+}
+
+static inline void case_compare(const attention_inputs *in, kv8_isa isa, const float *o,
+                                const float *lse) {
+    const bool bf16 = case_is_bf16(in->c, isa);
+    double o_bound = bf16 ? 4e-3 : 1e-5;
+    if (in->spec.o_dtype != KV8_F32) o_bound += in->spec.o_dtype == KV8_BF16 ? 2e-3 : 3e-4;
+    const double lse_bound = bf16 ? 2e-3 : 1e-5;
+    for (int32_t b = 0; b < in->c->batch; b++) { /* requests apart: a small one is not drowned */
+        const size_t first = (size_t)(in->args.qo_indptr[b] * in->num_qo_heads);
+        const size_t rows = (size_t)(in->c->qo_len[b] * in->num_qo_heads);
+        const size_t dim = (size_t)in->v_head_dim;
+        const double error = relative_error(o + first * dim, in->ref_o + first * dim, rows * dim);
+        if (!(error <= o_bound))
+            fail_msg("request %d: o is off by %g, bound %g: %s", b, error, o_bound,
+                     case_text(in->c, isa));
+        for (size_t i = first; i < first + rows; i++) {
+            const double ref = in->ref_lse[i], got = (double)lse[i];
+            if (isnan(ref) ? isnan(got) : isinf(ref) ? got == ref : false) continue;
+            /* and two roundings of an f32 of its size */
+            const double bound = lse_bound + 1.2e-7 * fabs(ref);
+            if (!(fabs(got - ref) <= bound))
+                fail_msg("request %d: lse[%zu] is %g, not %g: %s", b, i, got, ref,
+                         case_text(in->c, isa));
+        }
+    }
+}
+
+static inline bool case_next_isa(kv8_isa *isa) {
+    for (int i = (int)*isa + 1; i < KV8_ISA_COUNT; i++) {
+        if (!kv8_machine_has_isa((kv8_isa)i)) continue;
+        *isa = (kv8_isa)i;
+        return true;
+    }
+    return false;
+}
+
+/* The case on every rung of this machine. */
+static inline void case_check(const attention_case *c, kv8_threads *threads) {
+    static attention_inputs in;
+    case_make(&in, c);
+    assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
+    const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
+    float *const o = calloc(rows * (size_t)in.v_head_dim + 1, sizeof *o);
+    float *const lse = calloc(rows + 1, sizeof *lse);
+    for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);) {
+        case_run(&in, isa, threads, o, lse);
+        case_compare(&in, isa, o, lse);
+    }
+    free(o);
+    free(lse);
+    case_free(&in);
+}
+
+#endif
