@@ -3,7 +3,9 @@
  * Each 8- and 16-bit code is its own one-member struct, so that mixing formats does not compile.
  * Narrowing rounds to nearest, ties to even. f16 and bf16 overflow to infinity as IEEE 754 does;
  * e4m3, e4m3fnuz, e5m2 and e2m1 saturate at their largest finite value (infinities too), as the
- * OCP OFP8 and MX specifications' saturating mode does. NaN stays NaN wherever the format has one.
+ * OCP OFP8 and MX specifications' saturating mode does. NaN stays NaN wherever the format has one:
+ * 0x7f with its sign in e4m3 and e5m2, quiet with sign and payload in f16 and bf16. Widening is
+ * exact; a NaN of an 8-bit format or f16 becomes a quiet NaN with the code's sign and mantissa.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_FORMATS_H
@@ -99,7 +101,7 @@ KV8_API kv8_status kv8_narrow(kv8_isa isa, kv8_dtype dtype, const float *values,
 /* int8 with its own scale: scale = absmax / 127 over the finite values, rounded up to f16 (at
  * least f16's smallest subnormal, 0 when every value is 0), code = rne(value / scale). Infinities
  * and values that the largest f16 scale cannot hold saturate at +-127 and count as clips; a NaN
- * makes the scale NaN, and with it the whole row, and counts. */
+ * makes the scale NaN, and with it the whole row (codes 0), and alone counts. */
 KV8_API kv8_status kv8_narrow_int8(kv8_isa isa, const float *values, size_t n, int8_t *codes_out,
                                    kv8_f16 *scale_out, kv8_narrow_counts *counts);
 

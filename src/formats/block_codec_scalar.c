@@ -57,7 +57,8 @@ static uint16_t f16_encode_saturating(float value) {
     return kv8_f16_encode(value, 65504.0f);
 }
 static int8_t int8_encode(float value) {
-    return (int8_t)nearbyintf(fminf(fmaxf(value, -127.0f), 127.0f));
+    const float clamped = value > 127 ? 127 : value < -127 ? -127 : value;
+    return (int8_t)lrintf(clamped); /* ties to even */
 }
 
 NARROW(f32, KV8_F32, uint32_t, f32_encode_saturating)
