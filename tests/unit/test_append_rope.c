@@ -1,0 +1,167 @@
+/* test_append_rope.c - the fused rotate + quantise + append stores byte for byte what
+ * kv8_rope_apply followed by kv8_cache_append stores, counters included, and its refusals.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <kv8/attention.h>
+
+#include "cache_testing.h"
+
+enum {
+    HEADS = 3,
+    DIM = 10,
+    V_DIM = 6,
+    ROWS = 37,
+    ROW = HEADS * (DIM + 1) + 2,
+    V_ROW = HEADS * V_DIM
+};
+
+static kv8_rope *yarn_rope(int32_t head_dim) {
+    kv8_rope_options options = KV8_ROPE_OPTIONS_INIT;
+    options.kind = KV8_ROPE_YARN;
+    options.head_dim = head_dim;
+    options.theta = 10000;
+    options.factor = 4;
+    options.beta_fast = 32;
+    options.beta_slow = 1;
+    options.original_max_position = 64;
+    kv8_rope *rope = NULL;
+    assert_ok(kv8_rope_create(&rope, &options));
+    return rope;
+}
+
+static kv8_cache *new_cache(kv8_dtype dtype, kv8_layout layout, kv8_threads *threads) {
+    static const float scales[HEADS] = {0.02f, 0.05f, 1.5f};
+    const kv8_cache_layer layer = {
+        .k_dtype = dtype, .v_dtype = KV8_E4M3, .window_left = -1, .k_scale = scales};
+    kv8_cache_options options = small_options(&layer, 1);
+    options.num_kv_heads = HEADS;
+    options.k_head_dim = DIM;
+    options.v_head_dim = V_DIM;
+    options.layout = layout;
+    options.threads = threads;
+    kv8_cache *cache = NULL;
+    assert_ok(kv8_cache_create(&cache, &options));
+    return cache;
+}
+
+static void assert_same_heads(const kv8_cache *a, kv8_seq seq_a, const kv8_cache *b, kv8_seq seq_b,
+                              kv8_dtype dtype, int32_t position) {
+    const size_t k_bytes = DIM * kv8_dtype_size(dtype);
+    for (int32_t head = 0; head < HEADS; head++) {
+        const stored_head ka = find_head(a, 0, 0, dtype, seq_a, 4, position, head);
+        const stored_head kb = find_head(b, 0, 0, dtype, seq_b, 4, position, head);
+        assert_memory_equal(ka.codes, kb.codes, k_bytes);
+        if (dtype == KV8_INT8) assert_int_equal(ka.row_scale->bits, kb.row_scale->bits);
+        const stored_head va = find_head(a, 0, 1, KV8_E4M3, seq_a, 4, position, head);
+        const stored_head vb = find_head(b, 0, 1, KV8_E4M3, seq_b, 4, position, head);
+        assert_memory_equal(va.codes, vb.codes, V_DIM);
+    }
+}
+
+static float k_rows[ROWS * ROW], k_before[ROWS * ROW], v_rows[ROWS * V_ROW];
+
+static void check_dtype(const kv8_rope *rope, kv8_dtype dtype, kv8_layout layout,
+                        kv8_threads *threads) {
+    kv8_cache *const fused = new_cache(dtype, layout, threads);
+    kv8_cache *const apart = new_cache(dtype, layout, NULL);
+    const kv8_seq fused_seqs[2] = {new_seq(fused), new_seq(fused)};
+    const kv8_seq apart_seqs[2] = {new_seq(apart), new_seq(apart)};
+    const int32_t indptr[3] = {0, 20, ROWS};
+    int32_t positions[ROWS];
+    test_rng rng = {(uint64_t)dtype};
+    for (int i = 0; i < ROWS * ROW; i++) k_rows[i] = rng_normal(&rng) * 5;
+    for (int i = 0; i < ROWS * V_ROW; i++) v_rows[i] = rng_normal(&rng);
+    k_rows[3] = NAN;
+    k_rows[5 * ROW + 2] = 1e30f;
+    memcpy(k_before, k_rows, sizeof k_rows);
+    for (int i = 0; i < 2; i++) {
+        const int32_t count = indptr[i + 1] - indptr[i];
+        assert_ok(kv8_cache_extend(fused, fused_seqs[i], count, NULL));
+        assert_ok(kv8_cache_extend(apart, apart_seqs[i], count, NULL));
+        for (int32_t t = 0; t < count; t++) positions[indptr[i] + t] = 1000 * i + t;
+    }
+    float cos_sin[ROWS * DIM];
+    kv8_rope_angles(rope, positions, ROWS, cos_sin);
+    kv8_append append = {.num_seqs = 2,
+                         .seqs = fused_seqs,
+                         .indptr = indptr,
+                         .src_dtype = KV8_F32,
+                         .k = k_rows,
+                         .k_stride_row = ROW,
+                         .k_stride_head = DIM + 1,
+                         .v = v_rows,
+                         .v_stride_row = V_ROW,
+                         .v_stride_head = V_DIM};
+    assert_ok(kv8_attention_append_rope(fused, 0, &append, rope, cos_sin));
+    assert_memory_equal(k_rows, k_before, sizeof k_rows); /* the source is the caller's */
+    kv8_rope_apply(rope, cos_sin, ROWS, k_rows, HEADS, ROW, DIM + 1);
+    append.seqs = apart_seqs;
+    assert_ok(kv8_cache_append(apart, 0, &append));
+    for (int i = 0; i < 2; i++) {
+        for (int32_t t = 0; t < indptr[i + 1] - indptr[i]; t++)
+            assert_same_heads(fused, fused_seqs[i], apart, apart_seqs[i], dtype, t);
+    }
+    for (int32_t head = 0; head < HEADS; head++) {
+        kv8_cache_counters a, b;
+        assert_ok(kv8_cache_get_counters(fused, 0, head, &a));
+        assert_ok(kv8_cache_get_counters(apart, 0, head, &b));
+        assert_memory_equal(&a, &b, sizeof a);
+        if (head == 0) assert_true(a.k_nans > 0);
+    }
+    kv8_cache_destroy(fused);
+    kv8_cache_destroy(apart);
+}
+
+static void fused_bytes_equal_two_steps(void **state) {
+    (void)state;
+    kv8_rope *const rope = yarn_rope(DIM);
+    kv8_threads *threads;
+    assert_ok(kv8_threads_create(&threads, 2));
+    for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++) {
+        check_dtype(rope, (kv8_dtype)dtype, KV8_LAYOUT_NHD, NULL);
+        check_dtype(rope, (kv8_dtype)dtype, KV8_LAYOUT_HND, threads);
+    }
+    kv8_threads_destroy(threads);
+    kv8_rope_destroy(rope);
+}
+
+static void wrong_inputs_are_refused(void **state) {
+    (void)state;
+    kv8_rope *const rope = yarn_rope(DIM), *const other = yarn_rope(DIM + 2);
+    kv8_cache *const cache = new_cache(KV8_E4M3, KV8_LAYOUT_NHD, NULL);
+    const kv8_seq seq = new_seq(cache);
+    assert_ok(kv8_cache_extend(cache, seq, 1, NULL));
+    const int32_t indptr[2] = {0, 1};
+    float k[HEADS * DIM] = {0}, v[V_ROW] = {0}, cos_sin[DIM] = {0};
+    kv8_append append = {.num_seqs = 1,
+                         .seqs = &seq,
+                         .indptr = indptr,
+                         .src_dtype = KV8_F32,
+                         .k = k,
+                         .k_stride_head = DIM,
+                         .v = v,
+                         .v_stride_head = V_DIM};
+    assert_ok(kv8_attention_append_rope(cache, 0, &append, rope, cos_sin));
+#define REFUSED(wanted, part, ...) \
+    assert_refused(kv8_attention_append_rope(__VA_ARGS__), KV8_ERR_##wanted, part)
+    REFUSED(INVALID, "cache is NULL", NULL, 0, &append, rope, cos_sin);
+    REFUSED(INVALID, "append is NULL", cache, 0, NULL, rope, cos_sin);
+    REFUSED(INVALID, "rope is NULL", cache, 0, &append, NULL, cos_sin);
+    REFUSED(INVALID, "cos_sin is NULL", cache, 0, &append, rope, NULL);
+    REFUSED(INVALID, "rope head_dim is 12", cache, 0, &append, other, cos_sin);
+    REFUSED(INVALID, "layer", cache, 1, &append, rope, cos_sin);
+    append.src_dtype = KV8_BF16;
+    REFUSED(UNSUPPORTED, "src_dtype is bf16", cache, 0, &append, rope, cos_sin);
+#undef REFUSED
+    kv8_cache_destroy(cache);
+    kv8_rope_destroy(rope);
+    kv8_rope_destroy(other);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fused_bytes_equal_two_steps),
+        cmocka_unit_test(wrong_inputs_are_refused),
+    };
+    return cmocka_run_group_tests_name("append_rope", tests, NULL, NULL);
+}
