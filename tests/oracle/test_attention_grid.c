@@ -14,7 +14,9 @@ static const int32_t page_sizes[] = {1, 2, 7, 16, 64};
 #define COUNT(array)     ((int32_t)(sizeof(array) / sizeof(array)[0]))
 #define PICK(array, rng) ((array)[rng_range(rng, 0, COUNT(array) - 1)])
 
-static kv8_threads *threads; /* three, whatever the machine has */
+/* Three, whatever the machine has. Waiting costs more than these cases where other programs hold
+ * the processors, so cases that gain nothing from threads run without. */
+static kv8_threads *threads;
 
 /* Everything drawn; small. */
 static attention_case drawn(uint64_t seed) {
@@ -66,7 +68,7 @@ static void sink_window_dtypes_and_splits_together(void **state) {
                     c.qo_len[0] = 1 + (int32_t)(seed % 2);
                     c.kv_len[0] = 700 + (int32_t)(seed % 500);
                 }
-                case_check(&c, threads);
+                case_check(&c, bits & 4 ? threads : NULL);
             }
         }
     }
@@ -82,7 +84,7 @@ static void kv_len_at_every_page_edge(void **state) {
                 c.page_size = page_sizes[p];
                 c.kv_len[0] = pages * c.page_size + off;
                 c.kv_len[1] = (pages + 1) * c.page_size + off;
-                case_check(&c, threads);
+                case_check(&c, NULL);
             }
         }
     }
@@ -99,7 +101,7 @@ static void every_kv_len_over_two_tiles(void **state) {
             c.kv_len[b] = first + b;
             c.qo_len[b] = 1;
         }
-        case_check(&c, threads);
+        case_check(&c, NULL);
     }
 }
 
@@ -119,7 +121,7 @@ static void qo_len_by_group_by_head_dim(void **state) {
                 c.kv_len[0] = qo_lens[q] + (int32_t)(seed % 70);
                 c.qo_len[1] = 1;
                 c.kv_len[1] = 33;
-                case_check(&c, threads);
+                case_check(&c, NULL);
             }
         }
     }
@@ -146,7 +148,7 @@ static void unusual_head_dims_and_groups(void **state) {
                 c.k_dtype = KV8_E4M3;
                 c.v_dtype = KV8_INT8;
             }
-            case_check(&c, threads);
+            case_check(&c, NULL);
         }
     }
 }
@@ -161,7 +163,7 @@ static void masks_random_and_tree(void **state) {
         c.kv_len[0] = c.qo_len[0] + (int32_t)(i * 3);
         c.qo_len[1] = 2;
         c.kv_len[1] = 9;
-        case_check(&c, threads);
+        case_check(&c, NULL);
     }
 }
 
@@ -178,7 +180,7 @@ static void nan_in_the_newest_key_stays_there(void **state) {
         c.mask = i % 3 == 0 ? MASK_RANDOM : MASK_NONE;
         c.qo_len[0] = c.qo_len[1] = 2 + (int32_t)(i % 9);
         c.kv_len[0] = c.kv_len[1] = c.qo_len[0] + (int32_t)(i * 2);
-        case_check(&c, threads);
+        case_check(&c, NULL);
     }
 }
 
@@ -195,7 +197,7 @@ static void infinite_sinks_and_empty_rows(void **state) {
         c.qo_len[1] = 0, c.kv_len[1] = 12;
         c.qo_len[2] = 3, c.kv_len[2] = 0;
         c.qo_len[3] = 0, c.kv_len[3] = 0;
-        case_check(&c, threads);
+        case_check(&c, NULL);
     }
 }
 
@@ -222,7 +224,7 @@ static void outputs_in_bf16_and_f16(void **state) {
     for (uint64_t i = 0; i < 16; i++) {
         attention_case c = drawn(9000 + i);
         c.o_dtype = i % 2 ? KV8_BF16 : KV8_F16;
-        case_check(&c, threads);
+        case_check(&c, NULL);
     }
 }
 
@@ -231,7 +233,7 @@ static void anything_with_anything(void **state) {
     for (uint64_t i = 0; i < 400; i++) {
         attention_case c = drawn(10000 + i);
         c.mask = (mask_kind)(i % 7 == 0);
-        case_check(&c, i % 5 == 0 ? NULL : threads);
+        case_check(&c, i % 8 == 0 ? threads : NULL);
     }
 }
 
