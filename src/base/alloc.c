@@ -6,6 +6,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #define _DEFAULT_SOURCE /* madvise */
 #include <stdlib.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <string.h>
 #include <sys/mman.h>
 
@@ -64,4 +67,10 @@ void kv8_release(const kv8_allocator *allocator, void *ptr, size_t count, size_t
     } else {
         free(ptr);
     }
+}
+
+void kv8_heap_trim(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }

@@ -86,6 +86,10 @@ kv8_status kv8_alloc(const kv8_allocator *allocator, size_t count, size_t size, 
 /* The same count and size that alloc got. NULL ptr is fine. */
 void kv8_release(const kv8_allocator *allocator, void *ptr, size_t count, size_t size);
 
+/* Gives freed memory of the C heap back to the system. For after something large and short-lived
+ * that left its pages between others, as a parsed JSON file does. */
+void kv8_heap_trim(void);
+
 /* --- files --- */
 
 /* A file mapped read-only and shared: pages are read when touched. */
