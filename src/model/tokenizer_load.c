@@ -427,6 +427,7 @@ kv8_status kv8_tokenizer_parse(kv8_tokenizer **out, const char *json, size_t len
     }
     kv8_release(NULL, self.scratch, self.scratch_size, 1);
     json_decref(root);
+    kv8_heap_trim(); /* o200k_harmony's JSON takes 150 MB while it lives */
     if (status != KV8_OK) {
         kv8_tokenizer_close(self.tokenizer);
         return kv8_fail_within(status, "%s", name);
