@@ -78,11 +78,13 @@ typedef struct kv8_step {
     const int32_t *indptr;    /* [num_seqs+1] into token_ids; each request at least one token */
     const int32_t *token_ids; /* all in [0, vocab_size) */
     int32_t num_logit_rows;
-    const int32_t *logit_rows; /* ascending row numbers whose logits are wanted */
+    const int32_t *logit_rows; /* strictly ascending row numbers whose logits are wanted */
     float *logits_out;         /* [num_logit_rows, vocab_size] */
 } kv8_step;
 /* On failure no sequence has changed length. KV8_ERR_FULL when the cache's pages run out,
- * KV8_ERR_INVALID for ids or lengths out of range, naming value and limit. */
+ * KV8_ERR_INVALID for ids or lengths out of range, naming value and limit. Allocates only in the
+ * first step on a cache whose dtypes or page size differ from the last one's. Publishes nothing:
+ * a caller that wants its prefixes found calls kv8_cache_publish once the step's tokens stay. */
 KV8_API kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
 
 /* Draws from softmax(logits / temperature); temperature 0 is argmax (lowest id on ties).

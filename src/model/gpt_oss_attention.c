@@ -1,0 +1,236 @@
+/* gpt_oss_attention.c - a step's attention: plans and page tables kept per shape of cache.
+ *
+ * Plans depend on the cache's dtypes and page size and on each layer's sinks, so a set of them is
+ * made when a cache of a new shape first appears and kept while that shape is used.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "gpt_oss_model.h"
+
+static int32_t layer_window(const kv8_model *model, int32_t layer) {
+    return model->config.layer_kind[layer] == KV8_LAYER_SLIDING ? model->config.sliding_window - 1
+                                                                : -1;
+}
+
+/* --- does the cache belong to this model? --- */
+
+static kv8_status check_shape(const kv8_model *model, const kv8_cache_shape *shape) {
+    const kv8_gpt_oss_config *const c = &model->config;
+    const struct {
+        const char *what;
+        int32_t has, must;
+    } checks[] = {{"layers", shape->num_layers, c->num_layers},
+                  {"kv heads", shape->num_kv_heads, c->num_kv_heads},
+                  {"k head_dim", shape->k_head_dim, c->head_dim},
+                  {"v head_dim", shape->v_head_dim, c->head_dim}};
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
+        if (checks[i].has != checks[i].must)
+            return kv8_fail(KV8_ERR_INVALID, "the cache has %s = %d, this model needs %d",
+                            checks[i].what, checks[i].has, checks[i].must);
+    }
+    return KV8_OK;
+}
+
+/* The cache may keep more than a layer sees, never less. */
+static kv8_status check_window(const kv8_model *model, int32_t layer, int32_t kept) {
+    const int32_t window = layer_window(model, layer);
+    if (kept == -1 || (window != -1 && kept >= window)) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID,
+                    "layer %d: the cache keeps a window of %d, this layer needs %d", layer, kept,
+                    window);
+}
+
+/* 1 when plans made for `stored` compute on `layer`. */
+static bool same_layer(const kv8_cache_layer *stored, const kv8_cache_layer *layer) {
+    return stored->k_dtype == layer->k_dtype && stored->v_dtype == layer->v_dtype &&
+           stored->window_left == layer->window_left;
+}
+
+static bool fits(const kv8_model *model, const kv8_cache *cache, const kv8_cache_shape *shape) {
+    const kv8_attention_set *const set = &model->attention;
+    if (!set->ready || shape->page_size != set->shape.page_size ||
+        shape->max_seq_len != set->shape.max_seq_len)
+        return false;
+    for (int32_t i = 0; i < set->num_layers; i++) {
+        kv8_cache_layer layer;
+        if (kv8_cache_get_layer(cache, i, &layer) != KV8_OK ||
+            !same_layer(&set->layers[i].stored, &layer))
+            return false;
+    }
+    return true;
+}
+
+/* --- building --- */
+
+static kv8_status create_plan(kv8_model *model, int32_t layer) {
+    const kv8_gpt_oss_config *const c = &model->config;
+    kv8_attention_set *const set = &model->attention;
+    kv8_layer_attention *const entry = &set->layers[layer];
+    kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
+    spec.num_qo_heads = c->num_qo_heads;
+    spec.num_kv_heads = c->num_kv_heads;
+    spec.head_dim = c->head_dim;
+    spec.q_dtype = KV8_F32;
+    spec.k_dtype = entry->stored.k_dtype;
+    spec.v_dtype = entry->stored.v_dtype;
+    spec.o_dtype = KV8_F32;
+    spec.page_size = set->shape.page_size;
+    spec.window_left = layer_window(model, layer);
+    spec.causal = 1;
+    spec.sink_logit = model->weights.layers[layer].sink_logit;
+    spec.isa = model->options.isa;
+    spec.max_batch = model->options.max_step_seqs;
+    spec.max_total_q = model->options.max_step_tokens;
+    spec.max_kv_len = model->options.max_seq_len;
+    const kv8_status status = kv8_attention_plan_create(&entry->plan, &spec, model->options.threads,
+                                                        model->options.allocator);
+    return status == KV8_OK ? status : kv8_fail_within(status, "layer %d", layer);
+}
+
+/* Assigns every layer to the table of the first layer it shares pages with. */
+static void group_layers(kv8_attention_set *set, const kv8_cache *cache) {
+    for (int32_t i = 0; i < set->num_layers; i++) {
+        int32_t group = 0;
+        while (group < set->num_groups && !kv8_cache_same_group(cache, set->tables[group].layer, i))
+            group++;
+        if (group == set->num_groups) set->tables[set->num_groups++].layer = i;
+        set->layers[i].group = group;
+    }
+}
+
+static kv8_status create_tables(kv8_model *model, const kv8_cache *cache) {
+    kv8_attention_set *const set = &model->attention;
+    void *memory = NULL;
+    KV8_TRY(kv8_buffers_take(&set->buffers, set->num_layers, sizeof *set->tables, "table list",
+                             &memory));
+    set->tables = memory;
+    group_layers(set, cache);
+    const int64_t seqs = model->options.max_step_seqs;
+    const int32_t longest =
+        (int32_t)kv8_min_i64(model->options.max_seq_len, set->shape.max_seq_len);
+    set->capacity = seqs * kv8_ceil_div(longest, set->shape.page_size);
+    /* One buffer for all groups: indptr, last_page_len, indices of each. */
+    const int64_t per_group = (seqs + 1) + seqs + set->capacity;
+    KV8_TRY(kv8_buffers_take(&set->buffers, set->num_groups * per_group, sizeof(int32_t),
+                             "page tables", &memory));
+    int32_t *at = memory;
+    for (int32_t g = 0; g < set->num_groups; g++, at += per_group) {
+        set->tables[g].indptr = at;
+        set->tables[g].last_page_len = at + seqs + 1;
+        set->tables[g].indices = at + 2 * seqs + 1;
+    }
+    return KV8_OK;
+}
+
+static kv8_status create_layers(kv8_model *model, const kv8_cache *cache) {
+    kv8_attention_set *const set = &model->attention;
+    void *memory = NULL;
+    KV8_TRY(kv8_buffers_take(&set->buffers, model->config.num_layers, sizeof *set->layers,
+                             "attention plans", &memory));
+    set->layers = memory;
+    set->num_layers = model->config.num_layers;
+    size_t workspace = 0;
+    for (int32_t i = 0; i < set->num_layers; i++) {
+        kv8_cache_layer stored;
+        KV8_TRY(kv8_cache_get_layer(cache, i, &stored));
+        KV8_TRY(check_window(model, i, stored.window_left));
+        stored.k_scale = stored.v_scale = NULL;
+        set->layers[i].stored = stored;
+        KV8_TRY(create_plan(model, i));
+        const size_t needs = kv8_attention_workspace_size(set->layers[i].plan);
+        if (needs > workspace) workspace = needs;
+    }
+    const int64_t scales = (int64_t)model->options.max_step_seqs * model->config.num_kv_heads;
+    KV8_TRY(kv8_buffers_take(&set->buffers, scales, sizeof(float), "scales", &memory));
+    set->k_scale = memory;
+    KV8_TRY(kv8_buffers_take(&set->buffers, scales, sizeof(float), "scales", &memory));
+    set->v_scale = memory;
+    return kv8_buffers_take(&set->buffers, (int64_t)workspace, 1, "attention workspace",
+                            &set->workspace);
+}
+
+void kv8_attention_set_release(kv8_attention_set *set) {
+    for (int32_t i = 0; i < set->num_layers; i++) kv8_attention_plan_destroy(set->layers[i].plan);
+    kv8_buffers_release(&set->buffers);
+    *set = (kv8_attention_set){0};
+}
+
+kv8_status kv8_attention_set_fit(kv8_model *model, const kv8_cache *cache) {
+    kv8_attention_set *const set = &model->attention;
+    kv8_cache_shape shape;
+    kv8_cache_get_shape(cache, &shape);
+    KV8_TRY(check_shape(model, &shape));
+    if (fits(model, cache, &shape)) return KV8_OK;
+    kv8_attention_set_release(set);
+    set->buffers.allocator = model->options.allocator;
+    set->shape = shape;
+    kv8_status status = create_layers(model, cache);
+    if (status == KV8_OK) status = create_tables(model, cache);
+    if (status != KV8_OK) {
+        kv8_attention_set_release(set);
+        return status;
+    }
+    set->ready = true;
+    return KV8_OK;
+}
+
+/* --- running --- */
+
+kv8_status kv8_attention_set_load(kv8_model *model, const kv8_cache *cache, const kv8_step *step) {
+    const kv8_attention_set *const set = &model->attention;
+    for (int32_t g = 0; g < set->num_groups; g++) {
+        const kv8_group_table *const table = &set->tables[g];
+        KV8_TRY(kv8_cache_page_table(cache, table->layer, step->seqs, step->num_seqs, table->indptr,
+                                     table->indices, set->capacity, table->last_page_len));
+    }
+    return KV8_OK;
+}
+
+/* Rotates, quantises and stores the step's K and V rows. */
+static kv8_status append(kv8_model *model, kv8_cache *cache, int32_t layer, const kv8_step *step) {
+    const kv8_gpt_oss_config *const c = &model->config;
+    const int64_t width = (int64_t)c->num_kv_heads * c->head_dim;
+    const kv8_append rows = {.num_seqs = step->num_seqs,
+                             .seqs = step->seqs,
+                             .indptr = step->indptr,
+                             .src_dtype = KV8_F32,
+                             .k = model->act.k,
+                             .k_stride_row = width,
+                             .k_stride_head = c->head_dim,
+                             .v = model->act.v,
+                             .v_stride_row = width,
+                             .v_stride_head = c->head_dim};
+    return kv8_attention_append_rope(cache, layer, &rows, model->rope, model->act.cos_sin);
+}
+
+kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t layer,
+                                 const kv8_step *step) {
+    const kv8_gpt_oss_config *const c = &model->config;
+    const kv8_attention_set *const set = &model->attention;
+    const kv8_layer_attention *const entry = &set->layers[layer];
+    const kv8_group_table *const table = &set->tables[entry->group];
+    const int64_t width = (int64_t)c->num_qo_heads * c->head_dim;
+    KV8_TRY(append(model, cache, layer, step));
+    KV8_TRY(kv8_cache_scales(cache, layer, step->seqs, step->num_seqs, set->k_scale, set->v_scale));
+    kv8_rope_apply(model->rope, model->act.cos_sin, (size_t)step->indptr[step->num_seqs],
+                   model->act.q, c->num_qo_heads, width, c->head_dim);
+    kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
+    args.batch = step->num_seqs;
+    args.qo_indptr = step->indptr;
+    args.q = model->act.q;
+    args.q_stride_row = width;
+    args.q_stride_head = c->head_dim;
+    KV8_TRY(kv8_cache_layer_kv(cache, layer, &args.k, &args.v));
+    args.pages.page_indptr = table->indptr;
+    args.pages.page_indices = table->indices;
+    args.pages.last_page_len = table->last_page_len;
+    args.k_scale = set->k_scale;
+    args.v_scale = set->v_scale;
+    args.k_scale_stride_batch = args.v_scale_stride_batch = c->num_kv_heads;
+    args.k_scale_stride_head = args.v_scale_stride_head = 1;
+    args.o = model->act.attended;
+    args.o_stride_row = width;
+    args.o_stride_head = c->head_dim;
+    return kv8_attention_run(entry->plan, &args, set->workspace);
+}
