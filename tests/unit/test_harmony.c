@@ -433,6 +433,8 @@ static void header_variants(void **state) {
     assert_parses("<|channel|>analysis code<|message|>1<|end|>", "assistant|-|-|analysis|code|1",
                   0);
     assert_parses("<|message|>bare<|return|>", "assistant|-|-|-|-|bare", RETURN);
+    /* The prompt said who speaks. */
+    assert_parses("user<|channel|>final<|message|>x<|end|>", "assistant|-|-|final|-|x", 0);
     assert_parses("<|channel|>musing<|message|>x<|return|>", "assistant|-|-|musing|-|x", RETURN);
 }
 
