@@ -1,6 +1,6 @@
 /* simd/unroll.h - how a kernel template says "this function is inlined with its constant
- * arguments" and "this loop of constant length is unrolled", so that arrays of vectors become
- * registers. Compiler words, hence here.
+ * arguments", "this loop of constant length is unrolled", so that arrays of vectors become
+ * registers, and "this vector is loaded once". Compiler words, hence here.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_SIMD_UNROLL_H
@@ -14,5 +14,18 @@
 #else
 #define V_UNROLL _Pragma("GCC unroll 32")
 #endif
+
+/* The vector v stays in a register: gcc otherwise repeats its load inside every FMA that uses it,
+ * and the loads become the limit. */
+#if defined(__x86_64__)
+#define V_KEEP(v) __asm__("" : "+v"(v))
+#elif defined(__aarch64__)
+#define V_KEEP(v) __asm__("" : "+w"(v))
+#else
+#define V_KEEP(v) ((void)(v))
+#endif
+
+/* The line at this address will be read soon; any address is allowed. */
+#define V_PREFETCH(address) __builtin_prefetch(address)
 
 #endif

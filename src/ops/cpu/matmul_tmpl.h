@@ -34,6 +34,7 @@ typedef struct dot_operands {
     const uint8_t *scales[W_ROWS]; /* MXFP4 */
     const float *x[KV8_MATMUL_X];
     int64_t cols;
+    size_t ahead; /* streaming: bytes from a weight to the one that its row's place holds next */
 } dot_operands;
 
 V_INLINE v_f32 load_plain(kv8_weight_kind kind, const uint8_t *w, int64_t c) {
@@ -43,14 +44,16 @@ V_INLINE v_f32 load_plain_n(kv8_weight_kind kind, const uint8_t *w, int64_t c, i
     return kind == KV8_WEIGHT_BF16 ? v_widen_bf16_n(w + 2 * c, n) : v_widen_f32_n(w + 4 * c, n);
 }
 
-V_INLINE void dot_plain(kv8_weight_kind kind, int num_x, const dot_operands *t,
+V_INLINE void dot_plain(kv8_weight_kind kind, int num_x, bool stream, const dot_operands *t,
                         v_f32 acc[KV8_MATMUL_X][W_ROWS]) {
     const int64_t whole = t->cols / V_LANES * V_LANES;
     v_f32 x[KV8_MATMUL_X];
     for (int64_t c = 0; c < whole; c += V_LANES) {
         V_UNROLL for (int i = 0; i < num_x; i++) x[i] = v_load(t->x[i] + c);
         V_UNROLL for (int r = 0; r < W_ROWS; r++) {
-            const v_f32 w = load_plain(kind, t->w[r], c);
+            v_f32 w = load_plain(kind, t->w[r], c);
+            if (num_x > 1) V_KEEP(w);
+            if (stream) V_PREFETCH(t->w[r] + weight_bytes(kind, c) + t->ahead);
             V_UNROLL for (int i = 0; i < num_x; i++) acc[i][r] = v_fma(w, x[i], acc[i][r]);
         }
     }
@@ -65,12 +68,14 @@ V_INLINE void dot_plain(kv8_weight_kind kind, int num_x, const dot_operands *t,
 
 enum { MXFP4_VECTORS = KV8_MXFP4_BLOCK / V_LANES };
 
-V_INLINE void dot_mxfp4(int num_x, const dot_operands *t, v_f32 acc[KV8_MATMUL_X][W_ROWS]) {
+V_INLINE void dot_mxfp4(int num_x, bool stream, const dot_operands *t,
+                        v_f32 acc[KV8_MATMUL_X][W_ROWS]) {
     const int64_t num_blocks = t->cols / KV8_MXFP4_BLOCK;
     for (int64_t block = 0; block < num_blocks; block++) {
         V_UNROLL for (int r = 0; r < W_ROWS; r++) {
             v_f32 w[MXFP4_VECTORS];
             w_widen_mxfp4(t->w[r] + block * KV8_MXFP4_BLOCK_BYTES, t->scales[r][block], w);
+            if (stream) V_PREFETCH(t->w[r] + block * KV8_MXFP4_BLOCK_BYTES + t->ahead);
             V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++) {
                 V_UNROLL for (int i = 0; i < num_x; i++) {
                     const v_f32 x = v_load(t->x[i] + block * KV8_MXFP4_BLOCK + j * V_LANES);
@@ -81,44 +86,45 @@ V_INLINE void dot_mxfp4(int num_x, const dot_operands *t, v_f32 acc[KV8_MATMUL_X
     }
 }
 
-/* sums[i*W_ROWS + r] = w[r] . x[i], i < num_x; kind and num_x are constants. */
-V_INLINE void dot_tile(kv8_weight_kind kind, int num_x, const dot_operands *t, float *sums) {
+/* sums[i*W_ROWS + r] = w[r] . x[i], i < num_x; kind, num_x and stream are constants. */
+V_INLINE void dot_tile(kv8_weight_kind kind, int num_x, bool stream, const dot_operands *t,
+                       float *sums) {
     v_f32 acc[KV8_MATMUL_X][W_ROWS];
     V_UNROLL for (int i = 0; i < num_x; i++) {
         V_UNROLL for (int r = 0; r < W_ROWS; r++) acc[i][r] = v_set1(0.0f);
     }
     if (kind == KV8_WEIGHT_MXFP4) {
-        dot_mxfp4(num_x, t, acc);
+        dot_mxfp4(num_x, stream, t, acc);
     } else {
-        dot_plain(kind, num_x, t, acc);
+        dot_plain(kind, num_x, stream, t, acc);
     }
     V_UNROLL for (int i = 0; i < num_x; i++) w_reduce(acc[i], sums + i * W_ROWS);
 }
 
-#define DOT(name, kind, num_x)                                   \
-    static void dot_##name(const dot_operands *t, float *sums) { \
-        dot_tile(kind, num_x, t, sums);                          \
-    }
-DOT(bf16_1, KV8_WEIGHT_BF16, 1)
-DOT(bf16_2, KV8_WEIGHT_BF16, 2)
-DOT(bf16_3, KV8_WEIGHT_BF16, 3)
-DOT(f32_1, KV8_WEIGHT_F32, 1)
-DOT(f32_2, KV8_WEIGHT_F32, 2)
-DOT(f32_3, KV8_WEIGHT_F32, 3)
-DOT(mxfp4_1, KV8_WEIGHT_MXFP4, 1)
-DOT(mxfp4_2, KV8_WEIGHT_MXFP4, 2)
-DOT(mxfp4_3, KV8_WEIGHT_MXFP4, 3)
-#undef DOT
-
 typedef void (*dot_kernel)(const dot_operands *t, float *sums);
-static dot_kernel dot_kernel_get(kv8_weight_kind kind, int64_t num_x) {
-    static const dot_kernel kernels[][KV8_MATMUL_X] = {
-        [KV8_WEIGHT_BF16] = {dot_bf16_1, dot_bf16_2, dot_bf16_3},
-        [KV8_WEIGHT_F32] = {dot_f32_1, dot_f32_2, dot_f32_3},
-        [KV8_WEIGHT_MXFP4] = {dot_mxfp4_1, dot_mxfp4_2, dot_mxfp4_3},
-    };
-    return kernels[kind][num_x - 1];
-}
+#define DOT(name, kind, num_x, stream)                           \
+    static void dot_##name(const dot_operands *t, float *sums) { \
+        dot_tile(kind, num_x, stream, t, sums);                  \
+    }
+DOT(stream_bf16_1, KV8_WEIGHT_BF16, 1, true)
+DOT(stream_bf16_2, KV8_WEIGHT_BF16, 2, true)
+DOT(stream_bf16_3, KV8_WEIGHT_BF16, 3, true)
+DOT(stream_f32_1, KV8_WEIGHT_F32, 1, true)
+DOT(stream_f32_2, KV8_WEIGHT_F32, 2, true)
+DOT(stream_f32_3, KV8_WEIGHT_F32, 3, true)
+DOT(stream_mxfp4_1, KV8_WEIGHT_MXFP4, 1, true)
+DOT(stream_mxfp4_2, KV8_WEIGHT_MXFP4, 2, true)
+DOT(stream_mxfp4_3, KV8_WEIGHT_MXFP4, 3, true)
+DOT(panel_1, KV8_WEIGHT_F32, 1, false)
+DOT(panel_2, KV8_WEIGHT_F32, 2, false)
+DOT(panel_3, KV8_WEIGHT_F32, 3, false)
+#undef DOT
+static const dot_kernel stream_kernels[][KV8_MATMUL_X] = {
+    [KV8_WEIGHT_BF16] = {dot_stream_bf16_1, dot_stream_bf16_2, dot_stream_bf16_3},
+    [KV8_WEIGHT_F32] = {dot_stream_f32_1, dot_stream_f32_2, dot_stream_f32_3},
+    [KV8_WEIGHT_MXFP4] = {dot_stream_mxfp4_1, dot_stream_mxfp4_2, dot_stream_mxfp4_3},
+};
+static const dot_kernel panel_kernels[KV8_MATMUL_X] = {dot_panel_1, dot_panel_2, dot_panel_3};
 
 /* Columns per chunk: a function of cols alone, equal parts, whole MXFP4 blocks and vectors. */
 static int64_t chunk_cols(int64_t cols) {
@@ -151,17 +157,25 @@ static void point_at_weights(dot_operands *t, const kv8_weight *w, int64_t row, 
     }
 }
 
-/* y = start + sums for num_rows weight rows and num_x activations from x_idx on; start is the bias,
- * or y itself (NULL) from the second chunk on. */
+/* y[0..n) = start[0..n) + sums[0..n); a copy, so that the compiler sees no overlap. */
+V_INLINE void add_row(int64_t n, const float *start, const float *sums, float *y) {
+    float out[W_ROWS] = {0};
+    memcpy(out, start, (size_t)n * sizeof(float));
+    for (int r = 0; r < W_ROWS; r++) out[r] += sums[r];
+    memcpy(y, out, (size_t)n * sizeof(float));
+}
+
+/* Adds the sums of num_rows weight rows and num_x activations from x_idx on to start: the bias, or
+ * y itself (NULL) from the second chunk on. */
 static void add_to_output(const kv8_matmul_job *job, int64_t row, int64_t num_rows, int64_t x_idx,
                           int64_t num_x, const float *start, const float *sums) {
     for (int64_t i = 0; i < num_x; i++, sums += W_ROWS) {
         float *const y = job->y + (x_idx + i) * job->y_stride + row;
         const float *const from = start != NULL ? start : y;
         if (num_rows == W_ROWS) {
-            for (int r = 0; r < W_ROWS; r++) y[r] = from[r] + sums[r];
+            add_row(W_ROWS, from, sums, y); /* a constant length: two vector moves */
         } else {
-            for (int64_t r = 0; r < num_rows; r++) y[r] = from[r] + sums[r];
+            add_row(num_rows, from, sums, y);
         }
     }
 }
@@ -170,7 +184,8 @@ static void add_to_output(const kv8_matmul_job *job, int64_t row, int64_t num_ro
 static void matmul_stream(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
     const int64_t num_x = tile->x_end - tile->x_begin, cols = job->w.cols;
     const int64_t chunk = chunk_cols(cols);
-    const dot_kernel dot = dot_kernel_get(job->w.kind, num_x);
+    const size_t row_bytes = weight_bytes(job->w.kind, cols);
+    const dot_kernel dot = stream_kernels[job->w.kind][num_x - 1];
     float bias[W_ROWS], sums[KV8_MATMUL_X * W_ROWS];
     dot_operands t;
     for (int64_t row = tile->row_begin; row < tile->row_end; row += W_ROWS) {
@@ -181,6 +196,9 @@ static void matmul_stream(const kv8_matmul_job *job, const kv8_matmul_tile *tile
             t.cols = kv8_min_i64(chunk, cols - from);
             point_at_weights(&t, &job->w, row, tile->row_end, from);
             for (int64_t i = 0; i < num_x; i++) t.x[i] = x_row(job, tile->x_begin + i) + from;
+            const bool last = from + chunk >= cols;
+            t.ahead = last ? W_ROWS * row_bytes - weight_bytes(job->w.kind, from)
+                           : weight_bytes(job->w.kind, chunk);
             dot(&t, sums);
             add_to_output(job, row, num_rows, tile->x_begin, num_x, from == 0 ? bias : NULL, sums);
             from += chunk;
@@ -231,7 +249,7 @@ static void matmul_panel(const kv8_matmul_job *job, const kv8_matmul_tile *tile)
             for (int64_t i = tile->x_begin; i < tile->x_end; i += KV8_MATMUL_X) {
                 const int64_t num_x = kv8_min_i64(KV8_MATMUL_X, tile->x_end - i);
                 for (int64_t k = 0; k < num_x; k++) t.x[k] = x_row(job, i + k) + from;
-                dot_kernel_get(KV8_WEIGHT_F32, num_x)(&t, sums);
+                panel_kernels[num_x - 1](&t, sums);
                 add_to_output(job, row, num_rows, i, num_x, from == 0 ? bias : NULL, sums);
             }
         }
