@@ -19,70 +19,96 @@
 #include "../../base/simd/unroll.h"
 
 /* Bytes of `cols` columns of one weight row. */
-static inline size_t weight_bytes(kv8_weight_kind kind, int64_t cols) {
+static inline int64_t weight_bytes(kv8_weight_kind kind, int64_t cols) {
     switch (kind) {
-        case KV8_WEIGHT_BF16: return (size_t)cols * 2;
-        case KV8_WEIGHT_F32: return (size_t)cols * 4;
-        default: return (size_t)cols / 2;
+        case KV8_WEIGHT_BF16: return cols * 2;
+        case KV8_WEIGHT_F32: return cols * 4;
+        default: return cols / 2;
     }
 }
 
-/* What one dot tile reads, from the chunk's first column on. Rows beyond the matrix repeat the
- * last one and are not stored. */
+/* W_ROWS rows at a fixed stride, from a pointer to every third: a processor adds once or twice the
+ * stride for nothing, while eight pointers would not fit x86's registers. */
+typedef struct row_cursor {
+    const uint8_t *at[3];
+    int64_t stride;
+} row_cursor;
+static inline row_cursor cursor_at(const void *first, int64_t stride) {
+    const uint8_t *const row = first;
+    return (row_cursor){{row, row + 3 * stride, row + 6 * stride}, stride};
+}
+V_INLINE const uint8_t *cursor_row(const row_cursor *cursor, int r) {
+    return cursor->at[r / 3] + r % 3 * cursor->stride;
+}
+V_INLINE void cursor_advance(row_cursor *cursor, int64_t bytes) {
+    for (int k = 0; k < 3; k++) cursor->at[k] += bytes;
+}
+
+/* What one dot tile reads, from the chunk's first column on. */
 typedef struct dot_operands {
-    const uint8_t *w[W_ROWS];
-    const uint8_t *scales[W_ROWS]; /* MXFP4 */
+    const uint8_t *w;      /* W_ROWS rows */
+    int64_t w_stride;      /* bytes from row to row */
+    const uint8_t *scales; /* MXFP4 */
+    int64_t scale_stride;
     const float *x[KV8_MATMUL_X];
     int64_t cols;
-    size_t ahead; /* streaming: bytes from a weight to the one that its row's place holds next */
+    int64_t ahead; /* streaming: bytes from a weight to the one that its row's place holds next */
 } dot_operands;
 
-V_INLINE v_f32 load_plain(kv8_weight_kind kind, const uint8_t *w, int64_t c) {
-    return kind == KV8_WEIGHT_BF16 ? v_widen_bf16(w + 2 * c) : v_widen_f32(w + 4 * c);
+V_INLINE v_f32 load_plain(kv8_weight_kind kind, const uint8_t *w) {
+    return kind == KV8_WEIGHT_BF16 ? v_widen_bf16(w) : v_widen_f32(w);
 }
-V_INLINE v_f32 load_plain_n(kv8_weight_kind kind, const uint8_t *w, int64_t c, int n) {
-    return kind == KV8_WEIGHT_BF16 ? v_widen_bf16_n(w + 2 * c, n) : v_widen_f32_n(w + 4 * c, n);
+V_INLINE v_f32 load_plain_n(kv8_weight_kind kind, const uint8_t *w, int n) {
+    return kind == KV8_WEIGHT_BF16 ? v_widen_bf16_n(w, n) : v_widen_f32_n(w, n);
 }
 
 V_INLINE void dot_plain(kv8_weight_kind kind, int num_x, bool stream, const dot_operands *t,
                         v_f32 acc[KV8_MATMUL_X][W_ROWS]) {
     const int64_t whole = t->cols / V_LANES * V_LANES;
+    const float *x_at[KV8_MATMUL_X];
     v_f32 x[KV8_MATMUL_X];
+    V_UNROLL for (int i = 0; i < num_x; i++) x_at[i] = t->x[i];
+    row_cursor w_at = cursor_at(t->w, t->w_stride);
+    row_cursor next_at = cursor_at(t->w + t->ahead, t->w_stride);
     for (int64_t c = 0; c < whole; c += V_LANES) {
-        V_UNROLL for (int i = 0; i < num_x; i++) x[i] = v_load(t->x[i] + c);
+        V_UNROLL for (int i = 0; i < num_x; i++) x[i] = v_load(x_at[i] + c);
         V_UNROLL for (int r = 0; r < W_ROWS; r++) {
-            v_f32 w = load_plain(kind, t->w[r], c);
+            v_f32 w = load_plain(kind, cursor_row(&w_at, r));
             if (num_x > 1) V_KEEP(w);
-            if (stream) V_PREFETCH(t->w[r] + weight_bytes(kind, c) + t->ahead);
+            if (stream) V_PREFETCH(cursor_row(&next_at, r));
             V_UNROLL for (int i = 0; i < num_x; i++) acc[i][r] = v_fma(w, x[i], acc[i][r]);
         }
+        cursor_advance(&w_at, weight_bytes(kind, V_LANES));
+        cursor_advance(&next_at, weight_bytes(kind, V_LANES));
     }
     const int tail = (int)(t->cols - whole);
     if (tail == 0) return;
-    V_UNROLL for (int i = 0; i < num_x; i++) x[i] = v_load_n(t->x[i] + whole, tail);
+    V_UNROLL for (int i = 0; i < num_x; i++) x[i] = v_load_n(x_at[i] + whole, tail);
     V_UNROLL for (int r = 0; r < W_ROWS; r++) {
-        const v_f32 w = load_plain_n(kind, t->w[r], whole, tail);
+        const v_f32 w = load_plain_n(kind, cursor_row(&w_at, r), tail);
         V_UNROLL for (int i = 0; i < num_x; i++) acc[i][r] = v_fma(w, x[i], acc[i][r]);
     }
 }
 
 enum { MXFP4_VECTORS = KV8_MXFP4_BLOCK / V_LANES };
 
-V_INLINE void dot_mxfp4(int num_x, bool stream, const dot_operands *t,
-                        v_f32 acc[KV8_MATMUL_X][W_ROWS]) {
-    const int64_t num_blocks = t->cols / KV8_MXFP4_BLOCK;
-    for (int64_t block = 0; block < num_blocks; block++) {
+V_INLINE void dot_mxfp4(int num_x, const dot_operands *t, v_f32 acc[KV8_MATMUL_X][W_ROWS]) {
+    row_cursor w_at = cursor_at(t->w, t->w_stride);
+    row_cursor scale_at = cursor_at(t->scales, t->scale_stride);
+    row_cursor next_at = cursor_at(t->w + t->ahead, t->w_stride);
+    for (int64_t c = 0; c < t->cols; c += KV8_MXFP4_BLOCK) {
         V_UNROLL for (int r = 0; r < W_ROWS; r++) {
             v_f32 w[MXFP4_VECTORS];
-            w_widen_mxfp4(t->w[r] + block * KV8_MXFP4_BLOCK_BYTES, t->scales[r][block], w);
-            if (stream) V_PREFETCH(t->w[r] + block * KV8_MXFP4_BLOCK_BYTES + t->ahead);
+            w_widen_mxfp4(cursor_row(&w_at, r), *cursor_row(&scale_at, r), w);
+            V_PREFETCH(cursor_row(&next_at, r));
             V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++) {
-                V_UNROLL for (int i = 0; i < num_x; i++) {
-                    const v_f32 x = v_load(t->x[i] + block * KV8_MXFP4_BLOCK + j * V_LANES);
-                    acc[i][r] = v_fma(w[j], x, acc[i][r]);
-                }
+                V_UNROLL for (int i = 0; i < num_x; i++) acc[i][r] =
+                    v_fma(w[j], v_load(t->x[i] + c + j * V_LANES), acc[i][r]);
             }
         }
+        cursor_advance(&w_at, KV8_MXFP4_BLOCK_BYTES);
+        cursor_advance(&scale_at, 1);
+        cursor_advance(&next_at, KV8_MXFP4_BLOCK_BYTES);
     }
 }
 
@@ -94,7 +120,7 @@ V_INLINE void dot_tile(kv8_weight_kind kind, int num_x, bool stream, const dot_o
         V_UNROLL for (int r = 0; r < W_ROWS; r++) acc[i][r] = v_set1(0.0f);
     }
     if (kind == KV8_WEIGHT_MXFP4) {
-        dot_mxfp4(num_x, stream, t, acc);
+        dot_mxfp4(num_x, t, acc);
     } else {
         dot_plain(kind, num_x, stream, t, acc);
     }
@@ -135,26 +161,25 @@ static int64_t chunk_cols(int64_t cols) {
 static const float *x_row(const kv8_matmul_job *job, int64_t i) {
     return job->x + (job->x_rows != NULL ? job->x_rows[i] : i) * job->x_stride;
 }
-/* out[r] = bias of weight row row + r, or 0. */
-static void load_bias(const kv8_matmul_job *job, int64_t row, int64_t row_end, float *out) {
+/* out[r] = bias of weight row row + r; 0 without one, and beyond num_rows. */
+static void load_bias(const kv8_matmul_job *job, int64_t row, int64_t num_rows, float *out) {
     for (int r = 0; r < W_ROWS; r++) {
         uint16_t code = 0;
-        if (job->bias != NULL && row + r < row_end)
+        if (job->bias != NULL && r < num_rows)
             memcpy(&code, (const uint8_t *)job->bias + 2 * (row + r), sizeof code);
         const uint32_t bits = (uint32_t)code << 16;
         memcpy(&out[r], &bits, sizeof bits);
     }
 }
 
-/* Points t at the weight rows [row, row + W_ROWS) from column `from` on. */
-static void point_at_weights(dot_operands *t, const kv8_weight *w, int64_t row, int64_t row_end,
-                             int64_t from) {
-    for (int64_t r = 0; r < W_ROWS; r++) {
-        const int64_t at = kv8_min_i64(row + r, row_end - 1) * w->cols + from;
-        t->w[r] = (const uint8_t *)w->data + weight_bytes(w->kind, at);
-        if (w->kind == KV8_WEIGHT_MXFP4)
-            t->scales[r] = (const uint8_t *)w->scales + at / KV8_MXFP4_BLOCK;
-    }
+/* Points t at the weight rows from `row` on, from column `from` on. */
+static void point_at_weights(dot_operands *t, const kv8_weight *w, int64_t row, int64_t from) {
+    t->w = (const uint8_t *)w->data + weight_bytes(w->kind, row * w->cols + from);
+    t->w_stride = weight_bytes(w->kind, w->cols);
+    t->ahead = 0;
+    if (w->kind != KV8_WEIGHT_MXFP4) return;
+    t->scales = (const uint8_t *)w->scales + (row * w->cols + from) / KV8_MXFP4_BLOCK;
+    t->scale_stride = w->cols / KV8_MXFP4_BLOCK;
 }
 
 /* y[0..n) = start[0..n) + sums[0..n); a copy, so that the compiler sees no overlap. */
@@ -180,27 +205,26 @@ static void add_to_output(const kv8_matmul_job *job, int64_t row, int64_t num_ro
     }
 }
 
-/* Few activations: each weight is read once and widened in registers. */
+/* Few activations and whole groups of W_ROWS: each weight is read once and widened in registers. */
 static void matmul_stream(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
+    const kv8_weight_kind kind = job->w.kind;
     const int64_t num_x = tile->x_end - tile->x_begin, cols = job->w.cols;
     const int64_t chunk = chunk_cols(cols);
-    const size_t row_bytes = weight_bytes(job->w.kind, cols);
-    const dot_kernel dot = stream_kernels[job->w.kind][num_x - 1];
+    const dot_kernel dot = stream_kernels[kind][num_x - 1];
     float bias[W_ROWS], sums[KV8_MATMUL_X * W_ROWS];
     dot_operands t;
     for (int64_t row = tile->row_begin; row < tile->row_end; row += W_ROWS) {
-        const int64_t num_rows = kv8_min_i64(W_ROWS, tile->row_end - row);
-        load_bias(job, row, tile->row_end, bias);
+        load_bias(job, row, W_ROWS, bias);
         int64_t from = 0;
         do {
             t.cols = kv8_min_i64(chunk, cols - from);
-            point_at_weights(&t, &job->w, row, tile->row_end, from);
+            point_at_weights(&t, &job->w, row, from);
             for (int64_t i = 0; i < num_x; i++) t.x[i] = x_row(job, tile->x_begin + i) + from;
-            const bool last = from + chunk >= cols;
-            t.ahead = last ? W_ROWS * row_bytes - weight_bytes(job->w.kind, from)
-                           : weight_bytes(job->w.kind, chunk);
+            /* The next chunk of the same row, or the first of the row W_ROWS further. */
+            t.ahead = from + chunk < cols ? weight_bytes(kind, chunk)
+                                          : weight_bytes(kind, W_ROWS * cols - from);
             dot(&t, sums);
-            add_to_output(job, row, num_rows, tile->x_begin, num_x, from == 0 ? bias : NULL, sums);
+            add_to_output(job, row, W_ROWS, tile->x_begin, num_x, from == 0 ? bias : NULL, sums);
             from += chunk;
         } while (from < cols);
     }
@@ -210,29 +234,43 @@ static void matmul_stream(const kv8_matmul_job *job, const kv8_matmul_tile *tile
  * the cache. */
 enum { PANEL_STRIDE = KV8_MATMUL_CHUNK + 16 };
 
-/* Widens the weight rows that t points at into the panel and points t there. */
-static void widen_panel(kv8_weight_kind kind, dot_operands *t, float *panel) {
-    for (int r = 0; r < W_ROWS; r++) {
-        float *const out = panel + r * PANEL_STRIDE;
-        if (kind == KV8_WEIGHT_MXFP4) {
-            for (int64_t block = 0; block < t->cols / KV8_MXFP4_BLOCK; block++) {
-                v_f32 w[MXFP4_VECTORS];
-                w_widen_mxfp4(t->w[r] + block * KV8_MXFP4_BLOCK_BYTES, t->scales[r][block], w);
-                V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++)
-                    v_store(out + block * KV8_MXFP4_BLOCK + j * V_LANES, w[j]);
-            }
-        } else {
-            int64_t c = 0;
-            for (; c + V_LANES <= t->cols; c += V_LANES)
-                v_store(out + c, v_widen_bf16(t->w[r] + 2 * c));
-            const int tail = (int)(t->cols - c);
-            if (tail > 0) v_store_n(out + c, v_widen_bf16_n(t->w[r] + 2 * c, tail), tail);
-        }
-        t->w[r] = (const uint8_t *)out;
+static void widen_row_plain(kv8_weight_kind kind, const uint8_t *w, int64_t cols, float *out) {
+    int64_t c = 0;
+    for (; c + V_LANES <= cols; c += V_LANES)
+        v_store(out + c, load_plain(kind, w + weight_bytes(kind, c)));
+    const int tail = (int)(cols - c);
+    if (tail > 0) v_store_n(out + c, load_plain_n(kind, w + weight_bytes(kind, c), tail), tail);
+}
+
+static void widen_row_mxfp4(const uint8_t *w, const uint8_t *scales, int64_t cols, float *out) {
+    for (int64_t block = 0; block < cols / KV8_MXFP4_BLOCK; block++, out += KV8_MXFP4_BLOCK) {
+        v_f32 values[MXFP4_VECTORS];
+        w_widen_mxfp4(w + block * KV8_MXFP4_BLOCK_BYTES, scales[block], values);
+        V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++) v_store(out + j * V_LANES, values[j]);
     }
 }
 
-/* Many activations: a panel of weights is widened once and stays in the first-level cache. */
+/* Widens num_rows of the weight rows that t points at into the panel, zeros below them, and points
+ * t there. */
+static void widen_panel(kv8_weight_kind kind, int64_t num_rows, dot_operands *t, float *panel) {
+    for (int64_t r = 0; r < W_ROWS; r++) {
+        float *const out = panel + r * PANEL_STRIDE;
+        if (r >= num_rows) {
+            memset(out, 0, (size_t)t->cols * sizeof(float));
+        } else if (kind == KV8_WEIGHT_MXFP4) {
+            widen_row_mxfp4(t->w + r * t->w_stride, t->scales + r * t->scale_stride, t->cols, out);
+        } else if (kind == KV8_WEIGHT_BF16) {
+            widen_row_plain(KV8_WEIGHT_BF16, t->w + r * t->w_stride, t->cols, out);
+        } else {
+            widen_row_plain(KV8_WEIGHT_F32, t->w + r * t->w_stride, t->cols, out);
+        }
+    }
+    t->w = (const uint8_t *)panel;
+    t->w_stride = PANEL_STRIDE * (int64_t)sizeof(float);
+}
+
+/* Many activations, or a last group of fewer than W_ROWS: a panel of weights is widened once and
+ * stays in the first-level cache. */
 static void matmul_panel(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
     _Alignas(64) float panel[W_ROWS * PANEL_STRIDE];
     float bias[W_ROWS], sums[KV8_MATMUL_X * W_ROWS];
@@ -243,9 +281,10 @@ static void matmul_panel(const kv8_matmul_job *job, const kv8_matmul_tile *tile)
         t.cols = kv8_min_i64(chunk, cols - from);
         for (int64_t row = tile->row_begin; row < tile->row_end; row += W_ROWS) {
             const int64_t num_rows = kv8_min_i64(W_ROWS, tile->row_end - row);
-            load_bias(job, row, tile->row_end, bias);
-            point_at_weights(&t, &job->w, row, tile->row_end, from);
-            if (job->w.kind != KV8_WEIGHT_F32) widen_panel(job->w.kind, &t, panel);
+            load_bias(job, row, num_rows, bias);
+            point_at_weights(&t, &job->w, row, from);
+            if (job->w.kind != KV8_WEIGHT_F32 || num_rows < W_ROWS)
+                widen_panel(job->w.kind, num_rows, &t, panel);
             for (int64_t i = tile->x_begin; i < tile->x_end; i += KV8_MATMUL_X) {
                 const int64_t num_x = kv8_min_i64(KV8_MATMUL_X, tile->x_end - i);
                 for (int64_t k = 0; k < num_x; k++) t.x[k] = x_row(job, i + k) + from;
@@ -258,9 +297,13 @@ static void matmul_panel(const kv8_matmul_job *job, const kv8_matmul_tile *tile)
 }
 
 static void matmul_tile(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
-    if (tile->x_end - tile->x_begin <= KV8_MATMUL_X) {
-        matmul_stream(job, tile);
-    } else {
+    if (tile->x_end - tile->x_begin > KV8_MATMUL_X) {
         matmul_panel(job, tile);
+        return;
     }
+    kv8_matmul_tile whole = *tile, rest = *tile;
+    whole.row_end = rest.row_begin =
+        tile->row_begin + (tile->row_end - tile->row_begin) / W_ROWS * W_ROWS;
+    matmul_stream(job, &whole);
+    if (rest.row_begin < rest.row_end) matmul_panel(job, &rest);
 }
