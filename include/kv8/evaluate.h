@@ -1,8 +1,8 @@
 /* kv8/evaluate.h - what storing the KV cache in a format does to a model: loss, divergence,
  * agreement, greedy match, recall.
  *
- * Everything here steps the model with at most KV8_EVALUATE_STEP_TOKENS tokens and 8 requests: open
- * it with max_step_tokens and max_step_seqs no lower (their defaults are higher).
+ * Everything here runs on the model's threads and in steps as large as the model was opened for;
+ * recall steps 8 requests at a time.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_EVALUATE_H
@@ -13,8 +13,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { KV8_EVALUATE_STEP_TOKENS = 256 };
 
 /* One way to store the cache: dtypes by layer kind, for K and V apart. */
 typedef struct kv8_kv_setting {
@@ -32,11 +30,10 @@ KV8_API kv8_status kv8_kv_setting_parse_list(const char *text, kv8_kv_setting *s
 
 typedef struct kv8_kv_cache_options {
     size_t struct_size;
-    kv8_threads *threads; /* for append; NULL = the calling thread. Borrowed. */
-    int32_t max_seqs;     /* 0 = 1 */
-    int32_t max_seq_len;  /* tokens of one sequence, >= 1 */
-    int64_t num_tokens;   /* of all sequences together; 0 = max_seqs * max_seq_len */
-    int32_t step_tokens;  /* most tokens one sequence takes in a step; 0 = max_seq_len */
+    int32_t max_seqs;    /* 0 = 1 */
+    int32_t max_seq_len; /* tokens of one sequence, >= 1 */
+    int64_t num_tokens;  /* of all sequences together; 0 = max_seqs * max_seq_len */
+    int32_t step_tokens; /* most tokens one sequence takes in a step; 0 = max_seq_len */
     /* [num_layers] arrays of num_kv_heads, NULL = 1: e4m3 scales (absmax / 448), used by the 8-bit
      * float dtypes only. e4m3fnuz, whose codes are worth half, takes them twice. */
     const float *const *k_scale;
@@ -56,7 +53,6 @@ typedef int (*kv8_progress)(void *cookie, const char *what, uint64_t done, uint6
 
 typedef struct kv8_score_options {
     size_t struct_size;
-    kv8_threads *threads; /* for append and the loss; NULL = the calling thread. Borrowed. */
     kv8_progress progress;
     void *progress_cookie;
 } kv8_score_options;
@@ -71,7 +67,6 @@ KV8_API kv8_status kv8_evaluate_score(kv8_model *model, const kv8_kv_setting *se
 
 typedef struct kv8_compare_options {
     size_t struct_size;
-    kv8_threads *threads; /* for append and for comparing logits; NULL = the calling thread */
     const kv8_tokenizer *tokenizer; /* for recall; NULL = no recall */
     const int32_t *token_ids;       /* the text's token stream */
     int64_t num_tokens;
@@ -80,7 +75,7 @@ typedef struct kv8_compare_options {
     const float *const *v_scale;
     int32_t num_greedy; /* prompts of up to 512 tokens, spread over the text; 0 = none */
     int32_t greedy_len; /* tokens to continue each prompt by */
-    int32_t num_recall; /* tables of 48 codes, 8 questions each; 0 = none. Models whose tokenizer
+    int32_t num_recall; /* tables of 24 codes, 8 questions each; 0 = none. Models whose tokenizer
                          * lacks harmony's control tokens are not asked. */
     kv8_progress progress;
     void *progress_cookie;
