@@ -1,0 +1,133 @@
+/* cli.h - what the verbs of the program share: arguments, errors, files in and out, progress, the
+ * opened model, the plot. Sees include/kv8/ only; the numbers come from the library.
+ *
+ * A verb is a function from its arguments to an exit status. It prints at most one line to stderr,
+ * "kv8 VERB: cause", when it fails, and leaves no partial file.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_CLI_H
+#define KV8_CLI_H
+
+#include <jansson.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <kv8/kv8.h>
+
+enum { CLI_OK = 0, CLI_FAILED = 2 };
+
+int cmd_compare(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
+int cmd_score(int argc, char **argv);
+int cmd_info(int argc, char **argv);
+
+/* --- errors (cli.c) --- */
+
+/* Names the verb in every later error. */
+void cli_set_verb(const char *verb);
+/* "kv8 VERB: ..." on stderr; returns CLI_FAILED. */
+int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The library's message, or the interrupt's status without a word. */
+int cli_fail_status(kv8_status status);
+
+/* --- arguments (cli_args.c) --- */
+
+/* One --option. `help` is its line of --help. */
+typedef struct cli_option {
+    const char *name;     /* without the dashes */
+    const char *argument; /* "N", "FILE"; NULL = a flag */
+    const char *help;
+    enum { CLI_FLAG, CLI_TEXT, CLI_INT, CLI_SEED, CLI_FLOAT } kind;
+    void *value; /* bool, const char *, int32_t, uint64_t or float; keeps its default when unused */
+    double min, max; /* CLI_INT and CLI_FLOAT: what is accepted */
+} cli_option;
+
+typedef struct cli_command {
+    const char *usage; /* "kv8 score MODEL --tokens FILE.json [options]" */
+    const char *about; /* what the verb does, lines of at most 80 characters */
+    const cli_option *options;
+    size_t num_options;
+    bool model_is_optional;
+} cli_command;
+
+/* Reads argv into the options' values and *model_out (the one operand). Returns -1 to go on, or the
+ * exit status: --help prints to stdout and gives CLI_OK, a mistake gives CLI_FAILED. */
+int cli_parse(const cli_command *command, int argc, char **argv, const char **model_out);
+
+/* --- interrupts (cli.c) --- */
+
+/* From here on SIGINT (Ctrl-C) and SIGTERM are noted instead of ending the process. */
+void cli_catch_interrupt(void);
+/* 0, or the exit status that the noted signal asks for: 130 after SIGINT. */
+int cli_interrupted(void);
+
+/* --- files in (cli_input.c) --- */
+
+/* A text as a token stream: documents are separated by NUL bytes, each begins with <|endoftext|>
+ * (where the tokenizer has it). The caller frees *ids_out. */
+int cli_read_text(const kv8_tokenizer *tokenizer, const char *path, int32_t **ids_out,
+                  int64_t *num_out);
+/* A JSON array of ids, each in [0, vocab_size). The caller frees *ids_out. */
+int cli_read_tokens(const char *path, int32_t vocab_size, int32_t **ids_out, int32_t *num_out);
+
+/* --- files out (cli_output.c) --- */
+
+/* A file that appears whole or not at all. Opened before long work, so that a path that cannot be
+ * written is known at once. */
+typedef struct cli_output {
+    FILE *file;
+    const char *path; /* borrowed */
+    char *temporary;
+} cli_output;
+int cli_output_open(cli_output *output, const char *path);
+int cli_output_commit(cli_output *output);
+void cli_output_abort(
+    cli_output *output); /* of one never opened (all zero), or committed: nothing */
+
+/* A JSON number, or null for NaN and infinities. */
+json_t *cli_json_number(double value);
+/* Writes and releases `root`; NULL (no memory) is an error too. */
+int cli_write_json(json_t *root, FILE *file, const char *name);
+/* What was printed to stdout has arrived. */
+int cli_finish_stdout(void);
+/* Whole UTF-8 at the start of bytes, invalid bytes as U+FFFD; the caller frees. NULL = no memory.
+ */
+char *cli_clean_utf8(const char *bytes, size_t length);
+
+/* --- progress (cli_progress.c) --- */
+
+/* A line on stderr with the time left, when stderr is a terminal. */
+typedef struct cli_progress {
+    bool enabled;
+    double started, shown; /* seconds, monotonic */
+} cli_progress;
+void cli_progress_begin(cli_progress *progress);
+void cli_progress_end(cli_progress *progress); /* clears the line */
+/* A kv8_progress; cookie is a cli_progress. Asks to stop after an interrupt. */
+int cli_progress_show(void *cookie, const char *what, uint64_t done, uint64_t total);
+double cli_seconds(void);
+
+/* --- the model (cli_model.c) --- */
+
+typedef struct cli_model {
+    kv8_threads *threads;
+    kv8_model *model;
+    kv8_tokenizer *tokenizer; /* NULL unless asked for */
+    kv8_model_info info;
+    kv8_isa isa;
+} cli_model;
+/* threads = 0: all processors of this process. */
+int cli_model_open(cli_model *model, const char *directory, int32_t threads, bool with_tokenizer);
+void cli_model_close(cli_model *model);
+
+/* --- the plot (cli_plot.c) --- */
+
+/* Whether gnuplot can be run; the error names the package that holds it. */
+int cli_plot_check(void);
+/* Draws KL and bytes per token of every row as SVG into `file`. */
+int cli_plot_draw(const kv8_compare_row *rows, int32_t num_rows, const char *title, FILE *file);
+
+#endif

@@ -1,0 +1,244 @@
+/* cmd_compare.c - kv8 compare: runs KV settings beside f32 KV on a text and shows the differences
+ * as a table, JSON and a plot. The measuring is kv8_evaluate_compare's.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+enum { MAX_SETTINGS = 64, GREEDY_LEN = 64 };
+
+typedef struct compare_args {
+    const char *model, *text, *kv, *scales, *plot, *report;
+    int32_t num_windows, window_len, num_greedy, num_recall, threads;
+    bool json;
+} compare_args;
+
+static int parse(compare_args *args, int argc, char **argv) {
+    const cli_option options[] = {
+        {"text", "FILE", "UTF-8 text; NUL bytes separate documents", CLI_TEXT, &args->text},
+        {"kv", "LIST",
+         "KV settings (bf16,e4m3,e5m2,int8): f32, bf16, f16, e4m3, e4m3fnuz,\n"
+         "e5m2, int8; e4m3@full or e4m3@sliding (the other layers stay\n"
+         "bf16); k=int8,v=e4m3",
+         CLI_TEXT, &args->kv},
+        {"windows", "N", "consecutive windows of the text to run (6)", CLI_INT, &args->num_windows,
+         1, 1e6},
+        {"window-len", "L", "tokens of a window (4096)", CLI_INT, &args->window_len, 2, 1e7},
+        {"greedy", "N", "prompts from the text to continue by 64 tokens (8)", CLI_INT,
+         &args->num_greedy, 0, 1e4},
+        {"recall", "N", "tables of codes to ask 8 questions each (4)", CLI_INT, &args->num_recall,
+         0, 1e4},
+        {"scales", "FILE", "LightLLM kv_cache_calib.json, for the FP8 formats", CLI_TEXT,
+         &args->scales},
+        {"plot", "FILE", "draw the comparison as SVG (needs gnuplot)", CLI_TEXT, &args->plot},
+        {"report", "FILE", "write the JSON object to a file", CLI_TEXT, &args->report},
+        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, 4096},
+        {"json", NULL, "print the JSON object instead of the table", CLI_FLAG, &args->json},
+    };
+    const cli_command command = {
+        .usage = "kv8 compare MODEL --text FILE [options]",
+        .about =
+            "Runs a text through the model once for every KV setting beside f32 KV and shows\n"
+            "what the setting does: KL divergence in nats, share of equal top-1 predictions,\n"
+            "change of loss, share of a greedy continuation before it differs, share of\n"
+            "codes looked up right, cache bytes per token, tokens per second.",
+        .options = options,
+        .num_options = sizeof options / sizeof options[0],
+    };
+    const int status = cli_parse(&command, argc, argv, &args->model);
+    if (status >= 0) return status;
+    return args->text == NULL ? cli_fail("--text FILE is missing") : -1;
+}
+
+/* --- scales --- */
+
+typedef struct scale_rows {
+    kv8_scale_file *file;
+    const float **k, **v; /* [num_layers]; NULL without --scales */
+} scale_rows;
+
+static void close_scales(scale_rows *scales) {
+    kv8_scale_file_close(scales->file);
+    free(scales->k);
+    free(scales->v);
+}
+
+static int open_scales(scale_rows *scales, const char *path, const kv8_model_info *info) {
+    *scales = (scale_rows){0};
+    if (path == NULL) return CLI_OK;
+    const kv8_status status =
+        kv8_scale_file_open(&scales->file, path, info->num_layers, info->num_kv_heads);
+    if (status != KV8_OK) return cli_fail_status(status);
+    scales->k = malloc((size_t)info->num_layers * sizeof *scales->k);
+    scales->v = malloc((size_t)info->num_layers * sizeof *scales->v);
+    if (scales->k == NULL || scales->v == NULL) return cli_fail("no memory for scales");
+    for (int32_t i = 0; i < info->num_layers; i++) {
+        scales->k[i] = kv8_scale_file_k(scales->file, i);
+        scales->v[i] = kv8_scale_file_v(scales->file, i);
+    }
+    return CLI_OK;
+}
+
+/* --- results --- */
+
+static void print_share(double value) {
+    if (isnan(value)) {
+        printf(" %8s", "-");
+    } else {
+        printf(" %8.4f", value);
+    }
+}
+
+static void print_table(const compare_args *args, const cli_model *model,
+                        const kv8_compare_row *rows, int32_t num_rows) {
+    int width = 8;
+    for (int32_t i = 0; i < num_rows; i++) {
+        const int length = (int)strlen(rows[i].setting.name);
+        if (length > width) width = length;
+    }
+    printf("%s: %d windows of %d tokens, %d threads, %s; f32 KV is the reference\n\n", args->model,
+           args->num_windows, args->window_len, kv8_threads_count(model->threads),
+           kv8_isa_name(model->isa));
+    printf("%-*s %9s %8s %8s %8s %8s %12s %10s %10s\n", width, "kv", "KL nats", "top-1", "dloss",
+           "greedy", "recall", "bytes/token", "tokens/s", "decode/s");
+    for (int32_t i = 0; i < num_rows; i++) {
+        const kv8_compare_row *const row = &rows[i];
+        printf("%-*s %9.3g %8.4f %+8.4f", width, row->setting.name, row->kl, row->top1, row->dloss);
+        print_share(row->greedy_match);
+        print_share(row->recall);
+        printf(" %12.0f %10.0f", row->bytes_per_token, row->tokens_per_s);
+        if (isnan(row->decode_tokens_per_s)) {
+            printf(" %10s\n", "-");
+        } else {
+            printf(" %10.0f\n", row->decode_tokens_per_s);
+        }
+    }
+    printf("\nloss with f32 KV: %.4f nats per token\n", rows[0].loss);
+}
+
+static json_t *row_json(const kv8_compare_row *row) {
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "kv", row->setting.name,
+                     "kl", cli_json_number(row->kl), "top1", cli_json_number(row->top1), "loss",
+                     cli_json_number(row->loss), "dloss", cli_json_number(row->dloss),
+                     "greedy_match", cli_json_number(row->greedy_match), "recall",
+                     cli_json_number(row->recall), "bytes_per_token",
+                     cli_json_number(row->bytes_per_token), "tokens_per_s",
+                     cli_json_number(row->tokens_per_s), "decode_tokens_per_s",
+                     cli_json_number(row->decode_tokens_per_s));
+}
+
+static json_t *report_json(const compare_args *args, const cli_model *model,
+                           const kv8_compare_row *rows, int32_t num_rows) {
+    json_t *const list = json_array();
+    for (int32_t i = 0; i < num_rows; i++) json_array_append_new(list, row_json(&rows[i]));
+    return json_pack("{s:s, s:s, s:s*, s:i, s:i, s:i, s:s, s:s, s:o}", "model", args->model, "text",
+                     args->text, "scales", args->scales, "windows", args->num_windows, "window_len",
+                     args->window_len, "threads", kv8_threads_count(model->threads), "isa",
+                     kv8_isa_name(model->isa), "version", kv8_version(), "rows", list);
+}
+
+static int draw_plot(const compare_args *args, const cli_model *model, const kv8_compare_row *rows,
+                     int32_t num_rows, cli_output *plot) {
+    char title[256];
+    snprintf(title, sizeof title, "KV cache formats on %s: %d windows of %d tokens, %d threads, %s",
+             args->model, args->num_windows, args->window_len, kv8_threads_count(model->threads),
+             kv8_isa_name(model->isa));
+    const int status = cli_plot_draw(rows, num_rows, title, plot->file);
+    return status == CLI_OK ? cli_output_commit(plot) : status;
+}
+
+static int show(const compare_args *args, const cli_model *model, const kv8_compare_row *rows,
+                int32_t num_rows, cli_output *plot, cli_output *report) {
+    int status = CLI_OK;
+    if (args->report != NULL) {
+        status =
+            cli_write_json(report_json(args, model, rows, num_rows), report->file, args->report);
+        if (status == CLI_OK) status = cli_output_commit(report);
+    }
+    if (status == CLI_OK && args->plot != NULL)
+        status = draw_plot(args, model, rows, num_rows, plot);
+    if (status != CLI_OK) return status;
+    if (args->json) {
+        status = cli_write_json(report_json(args, model, rows, num_rows), stdout, "stdout");
+    } else {
+        print_table(args, model, rows, num_rows);
+    }
+    return status == CLI_OK ? cli_finish_stdout() : status;
+}
+
+/* --- the run --- */
+
+static int measure(const compare_args *args, cli_model *model, const kv8_kv_setting *settings,
+                   int32_t num_settings, kv8_compare_row *rows_out) {
+    int32_t *ids = NULL;
+    int64_t num_tokens = 0;
+    int status = cli_read_text(model->tokenizer, args->text, &ids, &num_tokens);
+    if (status != CLI_OK) return status;
+    scale_rows scales;
+    status = open_scales(&scales, args->scales, &model->info);
+    if (status == CLI_OK) {
+        cli_progress progress;
+        kv8_compare_options options = KV8_COMPARE_OPTIONS_INIT;
+        options.tokenizer = model->tokenizer;
+        options.token_ids = ids;
+        options.num_tokens = num_tokens;
+        options.num_windows = args->num_windows;
+        options.window_len = args->window_len;
+        options.k_scale = scales.k;
+        options.v_scale = scales.v;
+        options.num_greedy = args->num_greedy;
+        /* Short windows still leave half their tokens to the prompt. */
+        options.greedy_len = args->window_len < 2 * GREEDY_LEN ? args->window_len / 2 : GREEDY_LEN;
+        options.num_recall = args->num_recall;
+        options.progress = cli_progress_show;
+        options.progress_cookie = &progress;
+        cli_progress_begin(&progress);
+        const kv8_status compared =
+            kv8_evaluate_compare(model->model, settings, num_settings, &options, rows_out);
+        cli_progress_end(&progress);
+        if (compared != KV8_OK) status = cli_fail_status(compared);
+    }
+    close_scales(&scales);
+    free(ids);
+    return status;
+}
+
+/* Everything that can be refused early is, before the model runs. */
+static int open_outputs(const compare_args *args, cli_output *plot, cli_output *report) {
+    int status = CLI_OK;
+    if (args->plot != NULL) status = cli_plot_check();
+    if (status == CLI_OK && args->plot != NULL) status = cli_output_open(plot, args->plot);
+    if (status == CLI_OK && args->report != NULL) status = cli_output_open(report, args->report);
+    return status;
+}
+
+int cmd_compare(int argc, char **argv) {
+    compare_args args = {.kv = "bf16,e4m3,e5m2,int8",
+                         .num_windows = 6,
+                         .window_len = 4096,
+                         .num_greedy = 8,
+                         .num_recall = 4};
+    int status = parse(&args, argc, argv);
+    if (status >= 0) return status;
+    kv8_kv_setting settings[MAX_SETTINGS];
+    int32_t num_settings = 0;
+    const kv8_status parsed =
+        kv8_kv_setting_parse_list(args.kv, settings, MAX_SETTINGS, &num_settings);
+    if (parsed != KV8_OK) return cli_fail_status(parsed);
+
+    cli_catch_interrupt();
+    cli_output plot = {0}, report = {0};
+    cli_model model = {0};
+    kv8_compare_row rows[MAX_SETTINGS + 1];
+    status = open_outputs(&args, &plot, &report);
+    if (status == CLI_OK) status = cli_model_open(&model, args.model, args.threads, true);
+    if (status == CLI_OK) status = measure(&args, &model, settings, num_settings, rows);
+    if (status == CLI_OK) status = show(&args, &model, rows, num_settings + 1, &plot, &report);
+    cli_output_abort(&plot);
+    cli_output_abort(&report);
+    cli_model_close(&model);
+    return status;
+}

@@ -1,0 +1,366 @@
+/* cmd_generate.c - kv8 generate: continues a prompt, a chat or a list of ids, and streams the text
+ * as it is decoded, whole characters only.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _POSIX_C_SOURCE 200809L
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+enum { STEP_TOKENS = 256, DEFAULT_MAX_TOKENS = 256 };
+
+typedef struct generate_args {
+    const char *model, *prompt, *chat, *tokens, *kv, *system, *reasoning;
+    int32_t max_tokens, threads; /* max_tokens 0 = not given */
+    float temperature;
+    uint64_t seed;
+    bool ignore_eos, json;
+} generate_args;
+
+static int check(const generate_args *args) {
+    const int num_inputs = (args->prompt != NULL) + (args->chat != NULL) + (args->tokens != NULL);
+    if (num_inputs != 1)
+        return cli_fail("exactly one of --prompt, --chat and --tokens is needed, not %d",
+                        num_inputs);
+    if (args->chat == NULL && (args->system != NULL || args->reasoning != NULL))
+        return cli_fail("--system and --reasoning go with --chat");
+    if (args->reasoning != NULL && strcmp(args->reasoning, "low") != 0 &&
+        strcmp(args->reasoning, "medium") != 0 && strcmp(args->reasoning, "high") != 0)
+        return cli_fail("--reasoning is \"%s\", must be low, medium or high", args->reasoning);
+    return -1;
+}
+
+static int parse(generate_args *args, int argc, char **argv) {
+    const cli_option options[] = {
+        {"prompt", "TEXT", "continue this text; control tokens in it count as such", CLI_TEXT,
+         &args->prompt},
+        {"chat", "TEXT", "answer this message, in the harmony format", CLI_TEXT, &args->chat},
+        {"tokens", "FILE", "continue the ids of this JSON array", CLI_TEXT, &args->tokens},
+        {"system", "TEXT", "instructions that go before the chat's message", CLI_TEXT,
+         &args->system},
+        {"reasoning", "LEVEL", "low, medium or high (medium)", CLI_TEXT, &args->reasoning},
+        {"kv", "SETTING", "how the KV cache is stored, see kv8 compare --help (f32)", CLI_TEXT,
+         &args->kv},
+        {"max-tokens", "N", "most tokens to generate (256, or what the context still holds)",
+         CLI_INT, &args->max_tokens, 1, INT32_MAX},
+        {"temperature", "T", "0 takes the likeliest token every time (0)", CLI_FLOAT,
+         &args->temperature, 0, 100},
+        {"seed", "N", "of the random draws when T is above 0 (0)", CLI_SEED, &args->seed},
+        {"ignore-eos", NULL, "go on after an end-of-text token", CLI_FLAG, &args->ignore_eos},
+        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, 4096},
+        {"json", NULL, "print one JSON object: tokens (the new ids), text, ...", CLI_FLAG,
+         &args->json},
+    };
+    const cli_command command = {
+        .usage = "kv8 generate MODEL --prompt TEXT | --chat TEXT | --tokens FILE [options]",
+        .about =
+            "Generates tokens and streams their text. A chat's channels other than the\n"
+            "final answer are marked, and dimmed on a terminal.",
+        .options = options,
+        .num_options = sizeof options / sizeof options[0],
+    };
+    const int status = cli_parse(&command, argc, argv, &args->model);
+    return status >= 0 ? status : check(args);
+}
+
+/* --- the prompt --- */
+
+static kv8_status render_chat(const generate_args *args, const kv8_tokenizer *tokenizer,
+                              int32_t **ids_out, size_t *num_out) {
+    kv8_harmony_options options = KV8_HARMONY_OPTIONS_INIT;
+    options.reasoning = args->reasoning;
+    kv8_message messages[2];
+    size_t num = 0;
+    if (args->system != NULL)
+        messages[num++] = (kv8_message){.role = KV8_ROLE_DEVELOPER, .content = args->system};
+    messages[num++] = (kv8_message){.role = KV8_ROLE_USER, .content = args->chat};
+    return kv8_harmony_render(tokenizer, messages, num, &options, ids_out, num_out);
+}
+
+/* The caller frees *ids_out with kv8_free. */
+static int read_prompt(const generate_args *args, const cli_model *model, int32_t **ids_out,
+                       int32_t *num_out) {
+    if (args->tokens != NULL)
+        return cli_read_tokens(args->tokens, model->info.vocab_size, ids_out, num_out);
+    size_t num = 0;
+    const kv8_status status =
+        args->chat != NULL
+            ? render_chat(args, model->tokenizer, ids_out, &num)
+            : kv8_tokenizer_encode(model->tokenizer, args->prompt, strlen(args->prompt),
+                                   KV8_SPECIAL_AS_TOKENS, ids_out, &num);
+    if (status != KV8_OK) return cli_fail_status(status);
+    if (num == 0 || num > INT32_MAX) {
+        kv8_free(*ids_out);
+        *ids_out = NULL;
+        return num == 0 ? cli_fail("the prompt is empty") : cli_fail("a prompt of %zu tokens", num);
+    }
+    *num_out = (int32_t)num;
+    return CLI_OK;
+}
+
+/* --- what is shown --- */
+
+/* New text on its way to the terminal; with --json it is only collected. */
+typedef struct writer {
+    const kv8_tokenizer *tokenizer;
+    kv8_harmony_parser *parser; /* chats only */
+    bool quiet, dims;           /* dims: stdout is a terminal */
+    int32_t message_idx;        /* the chat message last written to; -1 = none */
+    bool is_dim;
+    char *bytes; /* everything decoded; the first num_shown were printed */
+    size_t num_bytes, num_shown, capacity;
+} writer;
+
+static int print_bytes(const char *bytes, size_t length) {
+    char *const text = cli_clean_utf8(bytes, length);
+    if (text == NULL) return cli_fail("no memory for %zu bytes of text", length);
+    fputs(text, stdout);
+    free(text);
+    return CLI_OK;
+}
+
+static int collect(writer *w, int32_t id) {
+    size_t length = 0;
+    const char *const bytes = kv8_tokenizer_token_bytes(w->tokenizer, id, &length);
+    if (bytes == NULL) return CLI_OK; /* the model's vocabulary has ids without a token */
+    if (w->num_bytes + length > w->capacity) {
+        const size_t capacity = (w->num_bytes + length) * 2;
+        char *const grown = realloc(w->bytes, capacity);
+        if (grown == NULL) return cli_fail("no memory for %zu bytes of text", capacity);
+        w->bytes = grown;
+        w->capacity = capacity;
+    }
+    memcpy(w->bytes + w->num_bytes, bytes, length);
+    w->num_bytes += length;
+    return CLI_OK;
+}
+
+/* A message of another channel than the final one gets its name before it. */
+static void begin_message(writer *w, int32_t message_idx) {
+    if (w->message_idx >= 0) fputs("\n\n", stdout);
+    w->message_idx = message_idx;
+    const kv8_message *const message = kv8_harmony_parser_message(w->parser, (size_t)message_idx);
+    if (message->channel == NULL || strcmp(message->channel, "final") == 0) return;
+    w->is_dim = w->dims;
+    printf("%s[%s%s%s] ", w->dims ? "\033[2m" : "", message->channel,
+           message->recipient == NULL ? "" : " to ",
+           message->recipient == NULL ? "" : message->recipient);
+}
+
+static void end_dim(writer *w) {
+    if (w->is_dim) fputs("\033[0m", stdout);
+    w->is_dim = false;
+}
+
+static int show_event(writer *w, const kv8_harmony_event *event) {
+    int status = CLI_OK;
+    if (event->text_length > 0) {
+        if (event->message_idx != w->message_idx) begin_message(w, event->message_idx);
+        status = print_bytes(event->text, event->text_length);
+    }
+    if (event->message_done) end_dim(w);
+    return status;
+}
+
+/* Takes one new token; *stop_out says whether it ends the text by its kind. */
+static int write_token(writer *w, int32_t id, bool is_eos) {
+    int status = collect(w, id);
+    if (status != CLI_OK) return status;
+    if (w->parser != NULL) {
+        kv8_harmony_event event;
+        const kv8_status pushed = kv8_harmony_parser_push(w->parser, id, &event);
+        if (pushed != KV8_OK) return cli_fail_status(pushed);
+        if (!w->quiet) status = show_event(w, &event);
+    } else if (!w->quiet && !is_eos) {
+        const size_t whole =
+            kv8_utf8_complete_length(w->bytes + w->num_shown, w->num_bytes - w->num_shown);
+        status = print_bytes(w->bytes + w->num_shown, whole);
+        w->num_shown += whole;
+    }
+    if (status == CLI_OK && !w->quiet && (fflush(stdout) != 0 || ferror(stdout)))
+        return cli_finish_stdout();
+    return status;
+}
+
+/* What was held back, and the closing newline. */
+static int finish_writing(writer *w, bool ended_by_eos) {
+    int status = CLI_OK;
+    if (w->parser != NULL) {
+        kv8_harmony_event event;
+        const kv8_status finished = kv8_harmony_parser_finish(w->parser, &event);
+        if (finished != KV8_OK) return cli_fail_status(finished);
+        if (!w->quiet) status = show_event(w, &event);
+    } else if (!w->quiet && !ended_by_eos) {
+        status = print_bytes(w->bytes + w->num_shown, w->num_bytes - w->num_shown);
+    }
+    if (w->quiet) return status;
+    end_dim(w);
+    fputc('\n', stdout);
+    return status;
+}
+
+/* --- the run --- */
+
+typedef struct run {
+    const generate_args *args;
+    cli_model *model;
+    kv8_cache *cache;
+    kv8_seq seq;
+    int32_t *prompt, num_prompt;
+    int32_t *tokens, num_tokens, max_tokens;
+    float *logits; /* [vocab_size] */
+    bool ended_by_eos;
+    double prefill_s, decode_s;
+} run;
+
+static int step(run *r, const int32_t *ids, int32_t num, bool wants_logits) {
+    const int32_t indptr[2] = {0, num}, rows[1] = {num - 1};
+    const kv8_step model_step = {.num_seqs = 1,
+                                 .seqs = &r->seq,
+                                 .indptr = indptr,
+                                 .token_ids = ids,
+                                 .num_logit_rows = wants_logits,
+                                 .logit_rows = rows,
+                                 .logits_out = r->logits};
+    const kv8_status status = kv8_model_step(r->model->model, r->cache, &model_step);
+    if (status != KV8_OK) return cli_fail_status(status);
+    return cli_interrupted();
+}
+
+static int prefill(run *r) {
+    cli_progress progress;
+    cli_progress_begin(&progress);
+    int status = CLI_OK;
+    for (int32_t at = 0; status == CLI_OK && at < r->num_prompt; at += STEP_TOKENS) {
+        const int32_t left = r->num_prompt - at, num = left < STEP_TOKENS ? left : STEP_TOKENS;
+        status = step(r, r->prompt + at, num, num == left);
+        cli_progress_show(&progress, "prompt", (uint64_t)(at + num), (uint64_t)r->num_prompt);
+    }
+    cli_progress_end(&progress);
+    r->prefill_s = cli_seconds() - progress.started;
+    return status;
+}
+
+static bool is_eos(const kv8_model_info *info, int32_t id) {
+    for (int32_t i = 0; i < info->num_eos; i++) {
+        if (info->eos[i] == id) return true;
+    }
+    return false;
+}
+
+static int decode(run *r, writer *w) {
+    uint64_t random = r->args->seed;
+    const double begun = cli_seconds();
+    int status = CLI_OK;
+    while (status == CLI_OK) {
+        const int32_t id =
+            kv8_sample(r->logits, r->model->info.vocab_size, r->args->temperature, &random);
+        r->ended_by_eos = !r->args->ignore_eos && is_eos(&r->model->info, id);
+        r->tokens[r->num_tokens++] = id;
+        status = write_token(w, id, r->ended_by_eos);
+        if (status != CLI_OK || r->ended_by_eos || r->num_tokens == r->max_tokens) break;
+        status = step(r, &id, 1, true);
+    }
+    r->decode_s = cli_seconds() - begun;
+    return status;
+}
+
+static json_t *messages_json(const writer *w) {
+    json_t *const list = json_array();
+    for (size_t i = 0; i < kv8_harmony_parser_num_messages(w->parser); i++) {
+        const kv8_message *const message = kv8_harmony_parser_message(w->parser, i);
+        json_array_append_new(list, json_pack("{s:s*, s:s*, s:s}", "channel", message->channel,
+                                              "recipient", message->recipient, "content",
+                                              message->content == NULL ? "" : message->content));
+    }
+    return list;
+}
+
+static int print_json(const run *r, const writer *w) {
+    json_t *const tokens = json_array();
+    for (int32_t i = 0; i < r->num_tokens; i++)
+        json_array_append_new(tokens, json_integer(r->tokens[i]));
+    char *const text = cli_clean_utf8(w->bytes == NULL ? "" : w->bytes, w->num_bytes);
+    json_t *const root =
+        json_pack("{s:s, s:i, s:s, s:o, s:o, s:o*, s:s*, s:o}", "kv", r->args->kv, "prompt_tokens",
+                  r->num_prompt, "stop", r->ended_by_eos ? "eos" : "length", "prefill_tokens_per_s",
+                  cli_json_number(r->num_prompt / r->prefill_s), "tokens_per_s",
+                  cli_json_number((r->num_tokens - 1) / r->decode_s), "messages",
+                  w->parser == NULL ? NULL : messages_json(w), "text", text, "tokens", tokens);
+    free(text);
+    return cli_write_json(root, stdout, "stdout");
+}
+
+/* Sizes everything from the prompt and the model's context. */
+static int prepare(run *r, const kv8_kv_setting *setting) {
+    const int32_t context = r->model->info.max_seq_len;
+    if (r->num_prompt >= context)
+        return cli_fail(
+            "the prompt has %d tokens, the model's context holds %d and one more is "
+            "needed for the answer",
+            r->num_prompt, context);
+    const int32_t room = context - r->num_prompt;
+    if (r->args->max_tokens > room)
+        return cli_fail("--max-tokens is %d, after %d tokens of prompt the context of %d holds %d",
+                        r->args->max_tokens, r->num_prompt, context, room);
+    r->max_tokens = r->args->max_tokens;
+    if (r->max_tokens == 0) r->max_tokens = room < DEFAULT_MAX_TOKENS ? room : DEFAULT_MAX_TOKENS;
+    r->tokens = malloc((size_t)r->max_tokens * sizeof *r->tokens);
+    r->logits = malloc((size_t)r->model->info.vocab_size * sizeof *r->logits);
+    if (r->tokens == NULL || r->logits == NULL)
+        return cli_fail("no memory for %d tokens", r->max_tokens);
+    kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
+    options.max_seq_len = r->num_prompt + r->max_tokens;
+    options.step_tokens = STEP_TOKENS;
+    kv8_status status = kv8_kv_setting_cache_create(&r->cache, r->model->model, setting, &options);
+    if (status == KV8_OK) status = kv8_cache_seq_create(r->cache, &r->seq);
+    return status == KV8_OK ? CLI_OK : cli_fail_status(status);
+}
+
+static int generate(run *r, const kv8_kv_setting *setting) {
+    writer w = {.tokenizer = r->model->tokenizer,
+                .quiet = r->args->json,
+                .dims = isatty(STDOUT_FILENO) != 0,
+                .message_idx = -1};
+    int status = prepare(r, setting);
+    if (status == CLI_OK && r->args->chat != NULL) {
+        const kv8_status created = kv8_harmony_parser_create(&w.parser, w.tokenizer);
+        if (created != KV8_OK) status = cli_fail_status(created);
+    }
+    if (status == CLI_OK) status = prefill(r);
+    if (status == CLI_OK) {
+        status = decode(r, &w);
+        /* A text cut short by Ctrl-C still ends its line and its colour. */
+        const int finished = status == CLI_FAILED ? status : finish_writing(&w, r->ended_by_eos);
+        if (status == CLI_OK) status = finished;
+    }
+    if (status == CLI_OK && r->args->json) status = print_json(r, &w);
+    kv8_harmony_parser_destroy(w.parser);
+    free(w.bytes);
+    return status == CLI_OK ? cli_finish_stdout() : status;
+}
+
+int cmd_generate(int argc, char **argv) {
+    generate_args args = {.kv = "f32"};
+    int status = parse(&args, argc, argv);
+    if (status >= 0) return status;
+    kv8_kv_setting setting;
+    const kv8_status parsed = kv8_kv_setting_parse(args.kv, &setting);
+    if (parsed != KV8_OK) return cli_fail_status(parsed);
+    cli_catch_interrupt();
+    cli_model model;
+    status = cli_model_open(&model, args.model, args.threads, true);
+    if (status == CLI_OK) {
+        run r = {.args = &args, .model = &model, .seq = KV8_SEQ_NONE};
+        status = read_prompt(&args, &model, &r.prompt, &r.num_prompt);
+        if (status == CLI_OK) status = generate(&r, &setting);
+        kv8_cache_destroy(r.cache);
+        kv8_free(r.prompt);
+        free(r.tokens);
+        free(r.logits);
+    }
+    cli_model_close(&model);
+    return status;
+}

@@ -1,0 +1,234 @@
+/* cmd_info.c - kv8 info: what this machine offers and what a checkpoint holds.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _DEFAULT_SOURCE
+#include <dirent.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+/* --- machine --- */
+
+typedef struct machine {
+    kv8_isa best;
+    int32_t num_cpus;
+    double memory_bytes;
+    char gpu[128]; /* model of the first one; "" = no NVIDIA driver */
+    int32_t num_gpus;
+} machine;
+
+/* "Model: \t NVIDIA H200" of one /proc/driver/nvidia/gpus/<bus>/information. */
+static void read_gpu_model(const char *bus, machine *out) {
+    char path[512], line[256];
+    snprintf(path, sizeof path, "/proc/driver/nvidia/gpus/%s/information", bus);
+    FILE *const file = fopen(path, "r");
+    if (file == NULL) return;
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, "Model:", 6) != 0) continue;
+        const char *const name = line + 6 + strspn(line + 6, " \t");
+        snprintf(out->gpu, sizeof out->gpu, "%.*s", (int)strcspn(name, "\n"), name);
+    }
+    fclose(file);
+}
+
+static void find_gpus(machine *out) {
+    DIR *const directory = opendir("/proc/driver/nvidia/gpus");
+    if (directory == NULL) return;
+    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        if (entry->d_name[0] == '.') continue;
+        out->num_gpus++;
+        if (out->num_gpus == 1) read_gpu_model(entry->d_name, out);
+    }
+    closedir(directory);
+}
+
+static kv8_status find_machine(machine *out) {
+    *out = (machine){.num_cpus = kv8_machine_num_cpus()};
+    out->memory_bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    find_gpus(out);
+    return kv8_machine_isa(&out->best);
+}
+
+static void print_machine(const machine *m) {
+    printf("machine\n  instruction sets ");
+    for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
+        if (kv8_machine_has_isa((kv8_isa)isa)) printf(" %s", kv8_isa_name((kv8_isa)isa));
+    }
+    printf(" (in use: %s)\n  threads           %d\n  memory            %.1f GiB\n",
+           kv8_isa_name(m->best), m->num_cpus, m->memory_bytes / 0x1p30);
+    if (m->num_gpus == 0) {
+        printf("  GPU               none found; this version computes on the CPU\n");
+    } else {
+        printf("  GPU               %d x %s; not used by this version\n", m->num_gpus, m->gpu);
+    }
+}
+
+static json_t *machine_json(const machine *m) {
+    json_t *const rungs = json_array();
+    for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
+        if (kv8_machine_has_isa((kv8_isa)isa))
+            json_array_append_new(rungs, json_string(kv8_isa_name((kv8_isa)isa)));
+    }
+    return json_pack("{s:o, s:s, s:i, s:o, s:i, s:s*}", "isa", rungs, "isa_in_use",
+                     kv8_isa_name(m->best), "threads", m->num_cpus, "memory_bytes",
+                     json_integer((json_int_t)m->memory_bytes), "gpus", m->num_gpus, "gpu",
+                     m->num_gpus > 0 ? m->gpu : NULL);
+}
+
+/* --- model --- */
+
+/* Cache bytes of one token, all layers and those that keep every token. */
+typedef struct kv_bytes {
+    uint64_t all, unwindowed;
+} kv_bytes;
+
+static kv8_status find_kv_bytes(const kv8_model *model, kv8_dtype dtype, kv_bytes *out) {
+    kv8_kv_setting setting;
+    kv8_status status = kv8_kv_setting_parse(kv8_dtype_name(dtype), &setting);
+    kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
+    options.max_seq_len = 1;
+    kv8_cache *cache = NULL;
+    if (status == KV8_OK) status = kv8_kv_setting_cache_create(&cache, model, &setting, &options);
+    if (status != KV8_OK) return status;
+    kv8_cache_stats stats;
+    kv8_cache_get_stats(cache, &stats);
+    *out = (kv_bytes){.all = stats.bytes_per_token, .unwindowed = stats.bytes_per_token_unwindowed};
+    kv8_cache_destroy(cache);
+    return KV8_OK;
+}
+
+static void print_model(const char *directory, const kv8_model_info *info,
+                        const kv_bytes kv[KV8_DTYPE_COUNT]) {
+    printf("\nmodel %s\n  architecture      %s\n", directory, info->architecture);
+    printf("  tensors           %d in %d file%s, %llu bytes (%.2f GB)\n", info->num_tensors,
+           info->num_files, info->num_files == 1 ? "" : "s", (unsigned long long)info->bytes,
+           (double)info->bytes * 1e-9);
+    printf("  parameters        %.2f M\n", (double)info->num_parameters * 1e-6);
+    printf("  layers            %d: %d full, %d with a window of %d tokens\n", info->num_layers,
+           info->num_full_layers, info->num_sliding_layers, info->window_left + 1);
+    printf("  heads             %d query, %d KV, head_dim %d\n", info->num_qo_heads,
+           info->num_kv_heads, info->head_dim);
+    printf("  hidden            %d\n  experts           %d of width %d, %d per token\n",
+           info->hidden_size, info->num_experts, info->intermediate_size,
+           info->num_experts_per_token);
+    printf("  vocabulary        %d\n  context           %d tokens\n", info->vocab_size,
+           info->max_seq_len);
+    printf("  read per token    %.2f MB of weights\n",
+           (double)info->bytes_per_decoded_token * 1e-6);
+    printf("\n  KV cache, bytes per token\n  %-10s %12s %20s\n", "dtype", "all layers",
+           "full layers only");
+    for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++)
+        printf("  %-10s %12llu %20llu\n", kv8_dtype_name((kv8_dtype)dtype),
+               (unsigned long long)kv[dtype].all, (unsigned long long)kv[dtype].unwindowed);
+    printf("  Layers with a window keep its tokens only, however long the text.\n");
+}
+
+static int append_tensor(void *cookie, const kv8_tensor_info *tensor) {
+    json_t *const shape = json_array();
+    for (int32_t i = 0; i < tensor->num_dims; i++)
+        json_array_append_new(shape, json_integer(tensor->shape[i]));
+    json_array_append_new(cookie, json_pack("{s:s, s:s, s:s, s:o, s:I}", "name", tensor->name,
+                                            "file", tensor->file, "dtype", tensor->dtype, "shape",
+                                            shape, "bytes", (json_int_t)tensor->bytes));
+    return 0;
+}
+
+static json_t *model_json(const cli_model *model, const char *directory,
+                          const kv_bytes kv[KV8_DTYPE_COUNT]) {
+    const kv8_model_info *const info = &model->info;
+    json_t *const all = json_object(), *const full = json_object(), *const tensors = json_array();
+    for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++) {
+        const char *const name = kv8_dtype_name((kv8_dtype)dtype);
+        json_object_set_new(all, name, json_integer((json_int_t)kv[dtype].all));
+        json_object_set_new(full, name, json_integer((json_int_t)kv[dtype].unwindowed));
+    }
+    kv8_model_visit_tensors(model->model, append_tensor, tensors);
+    return json_pack(
+        "{s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, "
+        "s:i, s:i, s:o, s:o, s:o}",
+        "directory", directory, "architecture", info->architecture, "num_files", info->num_files,
+        "num_tensors", info->num_tensors, "bytes", (json_int_t)info->bytes, "num_parameters",
+        (json_int_t)info->num_parameters, "bytes_per_decoded_token",
+        (json_int_t)info->bytes_per_decoded_token, "num_layers", info->num_layers,
+        "num_full_layers", info->num_full_layers, "num_sliding_layers", info->num_sliding_layers,
+        "window_left", info->window_left, "hidden_size", info->hidden_size, "intermediate_size",
+        info->intermediate_size, "num_qo_heads", info->num_qo_heads, "num_kv_heads",
+        info->num_kv_heads, "head_dim", info->head_dim, "num_experts", info->num_experts,
+        "vocab_size", info->vocab_size, "max_seq_len", info->max_seq_len, "kv_bytes_per_token", all,
+        "kv_bytes_per_token_full_layers", full, "tensors", tensors);
+}
+
+/* --- the verb --- */
+
+static int print_tensor(void *cookie, const kv8_tensor_info *tensor) {
+    (void)cookie;
+    char shape[128] = "";
+    size_t at = 0;
+    for (int32_t i = 0; i < tensor->num_dims && at < sizeof shape; i++)
+        at += (size_t)snprintf(shape + at, sizeof shape - at, "%s%lld", i > 0 ? ", " : "",
+                               (long long)tensor->shape[i]);
+    printf("  %-52s %-5s [%s]\n", tensor->name, tensor->dtype, shape);
+    return 0;
+}
+
+typedef struct info_args {
+    const char *model;
+    bool tensors, json;
+} info_args;
+
+static int parse(info_args *args, int argc, char **argv) {
+    const cli_option options[] = {
+        {"tensors", NULL, "list every tensor", CLI_FLAG, &args->tensors},
+        {"json", NULL, "print one JSON object: machine, model", CLI_FLAG, &args->json},
+    };
+    const cli_command command = {
+        .usage = "kv8 info [MODEL] [options]",
+        .about =
+            "Prints what this machine offers and, with MODEL, what the checkpoint holds and\n"
+            "what its KV cache takes in each format.",
+        .options = options,
+        .num_options = sizeof options / sizeof options[0],
+        .model_is_optional = true,
+    };
+    return cli_parse(&command, argc, argv, &args->model);
+}
+
+static int print_all(const info_args *args, const machine *m, const cli_model *model) {
+    kv_bytes kv[KV8_DTYPE_COUNT] = {{0}};
+    for (int dtype = KV8_F32; model != NULL && dtype < KV8_DTYPE_COUNT; dtype++) {
+        const kv8_status status = find_kv_bytes(model->model, (kv8_dtype)dtype, &kv[dtype]);
+        if (status != KV8_OK) return cli_fail_status(status);
+    }
+    if (args->json) {
+        json_t *const root =
+            json_pack("{s:s, s:o, s:o*}", "version", kv8_version(), "machine", machine_json(m),
+                      "model", model == NULL ? NULL : model_json(model, args->model, kv));
+        const int status = cli_write_json(root, stdout, "stdout");
+        return status == CLI_OK ? cli_finish_stdout() : status;
+    }
+    print_machine(m);
+    if (model != NULL) {
+        print_model(args->model, &model->info, kv);
+        if (args->tensors) {
+            printf("\n");
+            kv8_model_visit_tensors(model->model, print_tensor, NULL);
+        }
+    }
+    return cli_finish_stdout();
+}
+
+int cmd_info(int argc, char **argv) {
+    info_args args = {0};
+    int status = parse(&args, argc, argv);
+    if (status >= 0) return status;
+    machine m;
+    const kv8_status found = find_machine(&m);
+    if (found != KV8_OK) return cli_fail_status(found);
+    if (args.model == NULL) return print_all(&args, &m, NULL);
+    cli_model model;
+    status = cli_model_open(&model, args.model, 1, false);
+    if (status == CLI_OK) status = print_all(&args, &m, &model);
+    cli_model_close(&model);
+    return status;
+}
