@@ -15,7 +15,7 @@
 
 enum {
     MAX_PROMPT = 512,  /* tokens of a greedy prompt */
-    NUM_CODES = 24,         /* of a table: about 350 tokens of the tiny model */
+    NUM_CODES = 24,    /* of a table: about 350 tokens of the tiny model */
     NUM_QUESTIONS = 8, /* of a table, answered in one batch */
     MAX_ANSWER = 160,  /* tokens; the tiny model's answers take about 50 */
     MAX_TABLE_TEXT = 4096
