@@ -9,6 +9,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 objects=$1/CMakeFiles/kv8_objects.dir/src
 nm=${NM:-nm}
+rungs=$(sed -n 's/^ *set(KV8_RUNGS \([a-z].*\))/\1/p' CMakeLists.txt)
 bad=0
 count=0
 for object in $(find "$objects" -path '*/cpu/*.o' | sort); do
@@ -16,7 +17,7 @@ for object in $(find "$objects" -path '*/cpu/*.o' | sort); do
     room=${object#"$objects/"}
     room=${room%%/*}
     rung=
-    for each in avx2 avx512 avx512_bf16 neon neon_bf16; do
+    for each in $rungs; do
         case $file in *_"$each") rung=$each ;; esac
     done
     if [ -z "$rung" ]; then
