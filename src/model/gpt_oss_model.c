@@ -103,7 +103,8 @@ static kv8_status open_model(kv8_model *model, const char *directory) {
     KV8_TRY(kv8_checkpoint_open(&model->checkpoint, directory, allocator));
     kv8_status status =
         kv8_gpt_oss_weights_bind(&model->weights, &model->config, &model->checkpoint, allocator);
-    if (status != KV8_OK) return kv8_fail_within(status, "%s", directory);
+    if (status == KV8_ERR_NOT_FOUND) return kv8_fail_within(status, "%s", directory);
+    KV8_TRY(status);
     KV8_TRY(kv8_rope_create(&model->rope, &model->config.rope));
     return create_activations(model);
 }
