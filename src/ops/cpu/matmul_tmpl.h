@@ -11,9 +11,9 @@
  * in ascending order, and chunks are added in order. So decode, prefill, any cut into tiles and
  * any number of threads give the same bits.
  *
- * Up to three activation rows read the weights once, widening them on the way (bound by the weight
- * bytes). More rows widen a panel [W_ROWS, chunk] to f32 once and run every row over it from the
- * first-level cache (bound by FMAs).
+ * Few activation rows stream the weights, widening them on the way (bound by the weight bytes).
+ * Many rows widen a panel [W_ROWS, chunk] to f32 once and run every row over it from the
+ * first-level cache (bound by FMAs); so does a last group of fewer than W_ROWS rows.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "../../base/simd/unroll.h"
@@ -205,48 +205,28 @@ static void add_to_output(const kv8_matmul_job *job, int64_t row, int64_t num_ro
     }
 }
 
-/* Few activations and whole groups of W_ROWS: each weight is read once and widened in registers. */
-static void matmul_stream(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
-    const kv8_weight_kind kind = job->w.kind;
-    const int64_t num_x = tile->x_end - tile->x_begin, cols = job->w.cols;
-    const int64_t chunk = chunk_cols(cols);
-    const dot_kernel dot = stream_kernels[kind][num_x - 1];
-    float bias[W_ROWS], sums[KV8_MATMUL_X * W_ROWS];
-    dot_operands t;
-    for (int64_t row = tile->row_begin; row < tile->row_end; row += W_ROWS) {
-        load_bias(job, row, W_ROWS, bias);
-        int64_t from = 0;
-        do {
-            t.cols = kv8_min_i64(chunk, cols - from);
-            point_at_weights(&t, &job->w, row, from);
-            for (int64_t i = 0; i < num_x; i++) t.x[i] = x_row(job, tile->x_begin + i) + from;
-            /* The next chunk of the same row, or the first of the row W_ROWS further. */
-            t.ahead = from + chunk < cols ? weight_bytes(kind, chunk)
-                                          : weight_bytes(kind, W_ROWS * cols - from);
-            dot(&t, sums);
-            add_to_output(job, row, W_ROWS, tile->x_begin, num_x, from == 0 ? bias : NULL, sums);
-            from += chunk;
-        } while (from < cols);
-    }
-}
-
 /* 16 floats of stride more than a chunk, so that the rows of a panel do not fight for one set of
  * the cache. */
 enum { PANEL_STRIDE = KV8_MATMUL_CHUNK + 16 };
 
-static void widen_row_plain(kv8_weight_kind kind, const uint8_t *w, int64_t cols, float *out) {
+static void widen_row_plain(kv8_weight_kind kind, const uint8_t *w, int64_t ahead, int64_t cols,
+                            float *out) {
     int64_t c = 0;
-    for (; c + V_LANES <= cols; c += V_LANES)
-        v_store(out + c, load_plain(kind, w + weight_bytes(kind, c)));
+    for (; c + V_LANES <= cols; c += V_LANES, w += weight_bytes(kind, V_LANES)) {
+        V_PREFETCH(w + ahead);
+        v_store(out + c, load_plain(kind, w));
+    }
     const int tail = (int)(cols - c);
-    if (tail > 0) v_store_n(out + c, load_plain_n(kind, w + weight_bytes(kind, c), tail), tail);
+    if (tail > 0) v_store_n(out + c, load_plain_n(kind, w, tail), tail);
 }
 
-static void widen_row_mxfp4(const uint8_t *w, const uint8_t *scales, int64_t cols, float *out) {
-    for (int64_t block = 0; block < cols / KV8_MXFP4_BLOCK; block++, out += KV8_MXFP4_BLOCK) {
+static void widen_row_mxfp4(const uint8_t *w, const uint8_t *scales, int64_t ahead, int64_t cols,
+                            float *out) {
+    for (int64_t c = 0; c < cols; c += KV8_MXFP4_BLOCK, w += KV8_MXFP4_BLOCK_BYTES) {
         v_f32 values[MXFP4_VECTORS];
-        w_widen_mxfp4(w + block * KV8_MXFP4_BLOCK_BYTES, scales[block], values);
-        V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++) v_store(out + j * V_LANES, values[j]);
+        V_PREFETCH(w + ahead);
+        w_widen_mxfp4(w, scales[c / KV8_MXFP4_BLOCK], values);
+        V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++) v_store(out + c + j * V_LANES, values[j]);
     }
 }
 
@@ -254,56 +234,59 @@ static void widen_row_mxfp4(const uint8_t *w, const uint8_t *scales, int64_t col
  * t there. */
 static void widen_panel(kv8_weight_kind kind, int64_t num_rows, dot_operands *t, float *panel) {
     for (int64_t r = 0; r < W_ROWS; r++) {
+        const uint8_t *const w = t->w + r * t->w_stride;
         float *const out = panel + r * PANEL_STRIDE;
         if (r >= num_rows) {
             memset(out, 0, (size_t)t->cols * sizeof(float));
         } else if (kind == KV8_WEIGHT_MXFP4) {
-            widen_row_mxfp4(t->w + r * t->w_stride, t->scales + r * t->scale_stride, t->cols, out);
+            widen_row_mxfp4(w, t->scales + r * t->scale_stride, t->ahead, t->cols, out);
         } else if (kind == KV8_WEIGHT_BF16) {
-            widen_row_plain(KV8_WEIGHT_BF16, t->w + r * t->w_stride, t->cols, out);
+            widen_row_plain(KV8_WEIGHT_BF16, w, t->ahead, t->cols, out);
         } else {
-            widen_row_plain(KV8_WEIGHT_F32, t->w + r * t->w_stride, t->cols, out);
+            widen_row_plain(KV8_WEIGHT_F32, w, t->ahead, t->cols, out);
         }
     }
     t->w = (const uint8_t *)panel;
     t->w_stride = PANEL_STRIDE * (int64_t)sizeof(float);
 }
 
-/* Many activations, or a last group of fewer than W_ROWS: a panel of weights is widened once and
- * stays in the first-level cache. */
-static void matmul_panel(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
-    _Alignas(64) float panel[W_ROWS * PANEL_STRIDE];
-    float bias[W_ROWS], sums[KV8_MATMUL_X * W_ROWS];
+/* Up to this many activations, widening every weight again for each three of them costs less than
+ * the panel, whose widening does not overlap with the FMAs; measured at 2880 columns. */
+static int64_t max_streamed(kv8_weight_kind kind) {
+    return kind == KV8_WEIGHT_MXFP4 ? 6 : 12;
+}
+
+/* One group of at most W_ROWS weight rows times the tile's activations, chunk after chunk. */
+static void matmul_group(const kv8_matmul_job *job, const kv8_matmul_tile *tile, int64_t row,
+                         float *panel) {
+    const kv8_weight_kind kind = job->w.kind;
     const int64_t cols = job->w.cols, chunk = chunk_cols(cols);
+    const int64_t num_rows = kv8_min_i64(W_ROWS, tile->row_end - row);
+    const bool stream = num_rows == W_ROWS && tile->x_end - tile->x_begin <= max_streamed(kind);
+    const dot_kernel *const kernels = stream ? stream_kernels[kind] : panel_kernels;
+    float bias[W_ROWS], sums[KV8_MATMUL_X * W_ROWS];
     dot_operands t;
+    load_bias(job, row, num_rows, bias);
     int64_t from = 0;
     do {
         t.cols = kv8_min_i64(chunk, cols - from);
-        for (int64_t row = tile->row_begin; row < tile->row_end; row += W_ROWS) {
-            const int64_t num_rows = kv8_min_i64(W_ROWS, tile->row_end - row);
-            load_bias(job, row, num_rows, bias);
-            point_at_weights(&t, &job->w, row, from);
-            if (job->w.kind != KV8_WEIGHT_F32 || num_rows < W_ROWS)
-                widen_panel(job->w.kind, num_rows, &t, panel);
-            for (int64_t i = tile->x_begin; i < tile->x_end; i += KV8_MATMUL_X) {
-                const int64_t num_x = kv8_min_i64(KV8_MATMUL_X, tile->x_end - i);
-                for (int64_t k = 0; k < num_x; k++) t.x[k] = x_row(job, i + k) + from;
-                panel_kernels[num_x - 1](&t, sums);
-                add_to_output(job, row, num_rows, i, num_x, from == 0 ? bias : NULL, sums);
-            }
+        point_at_weights(&t, &job->w, row, from);
+        /* The next chunk of the same row, or the first of the row W_ROWS further. */
+        t.ahead = from + chunk < cols ? weight_bytes(kind, chunk)
+                                      : weight_bytes(kind, W_ROWS * cols - from);
+        if (!stream) widen_panel(kind, num_rows, &t, panel);
+        for (int64_t i = tile->x_begin; i < tile->x_end; i += KV8_MATMUL_X) {
+            const int64_t num_x = kv8_min_i64(KV8_MATMUL_X, tile->x_end - i);
+            for (int64_t k = 0; k < num_x; k++) t.x[k] = x_row(job, i + k) + from;
+            kernels[num_x - 1](&t, sums);
+            add_to_output(job, row, num_rows, i, num_x, from == 0 ? bias : NULL, sums);
         }
         from += chunk;
     } while (from < cols);
 }
 
 static void matmul_tile(const kv8_matmul_job *job, const kv8_matmul_tile *tile) {
-    if (tile->x_end - tile->x_begin > KV8_MATMUL_X) {
-        matmul_panel(job, tile);
-        return;
-    }
-    kv8_matmul_tile whole = *tile, rest = *tile;
-    whole.row_end = rest.row_begin =
-        tile->row_begin + (tile->row_end - tile->row_begin) / W_ROWS * W_ROWS;
-    matmul_stream(job, &whole);
-    if (rest.row_begin < rest.row_end) matmul_panel(job, &rest);
+    _Alignas(64) float panel[W_ROWS * PANEL_STRIDE];
+    for (int64_t row = tile->row_begin; row < tile->row_end; row += W_ROWS)
+        matmul_group(job, tile, row, panel);
 }
