@@ -15,10 +15,9 @@ const kv8_ops_kernels *kv8_ops_kernels_get(kv8_isa isa) {
 }
 
 enum {
-    MAX_JOBS = 256,       /* per round of threads: the task index of each lies on the stack */
-    TILE_X = 96,          /* activations per tile: with 2880 columns 1.1 MB, half an L2 cache */
-    TILE_MACS = 1 << 17,  /* products per task, about: 3 us at the FMA rate, 25 us of weights */
-    ALONE_MACS = 1 << 17, /* less work than this is done before a second thread has woken */
+    MAX_JOBS = 256,      /* per round of threads: the task index of each lies on the stack */
+    TILE_X = 96,         /* activations per tile: with 2880 columns 1.1 MB, half an L2 cache */
+    TILE_MACS = 1 << 17, /* products per task, about: 3 us at the FMA rate, 25 us of weights */
 };
 
 /* How one job is cut: equal tiles, so that the last is not a crumb. */
@@ -80,16 +79,23 @@ static void run_task(void *cookie, size_t index, int32_t thread_idx) {
     round->kernel(job, &tile);
 }
 
+/* Less work than this is done by the caller: 20 us, when waking a thread takes 5 on an idle machine
+ * and a time slice on a busy one. Unit: a product at the FMA rate; a weight costs four more, for
+ * reading and widening it. */
+enum { ALONE_WORK = 1 << 21, WEIGHT_WORK = 4 };
+
 static void run_round(kv8_threads *threads, matmul_round *round) {
-    double macs = 0;
+    double work = 0;
     for (size_t i = 0; i < round->num_jobs; i++) {
         const kv8_matmul_job *const job = &round->jobs[i];
         const job_cut cut = cut_job(job);
         round->task_indptr[i + 1] =
             round->task_indptr[i] + (size_t)(cut.num_row_tiles * cut.num_x_tiles);
-        macs += (double)job->w.rows * (double)job->w.cols * (double)job->num_rows;
+        if (job->num_rows > 0)
+            work +=
+                (double)job->w.rows * (double)job->w.cols * (double)(job->num_rows + WEIGHT_WORK);
     }
-    kv8_threads_run(macs < ALONE_MACS ? NULL : threads, round->task_indptr[round->num_jobs],
+    kv8_threads_run(work < ALONE_WORK ? NULL : threads, round->task_indptr[round->num_jobs],
                     run_task, round);
 }
 

@@ -256,7 +256,7 @@ static void every_mxfp4_code_and_scale(void **state) {
 /* The same row alone, among others, in another job and on other threads: the same bits. */
 static void bits_depend_on_the_row_alone(void **state) {
     (void)state;
-    enum { ROWS = 30, COLS = 1120, NUM = 100 };
+    enum { ROWS = 410, COLS = 1120, NUM = 100 };
     kv8_threads *threads;
     assert_ok(kv8_threads_create(&threads, 3));
     for (int kind = KV8_WEIGHT_BF16; kind <= KV8_WEIGHT_MXFP4; kind++) {
