@@ -18,12 +18,14 @@ typedef enum kv8_isa {
     KV8_ISA_AVX2,        /* x86: AVX2, FMA, F16C */
     KV8_ISA_AVX512,      /* x86: AVX-512 F, BW, DQ, VL */
     KV8_ISA_AVX512_BF16, /* x86: + AVX512_VBMI, AVX512_BF16 */
+    KV8_ISA_AMX,         /* x86: + AMX_TILE, AMX_BF16, with the system's leave to use them */
     KV8_ISA_NEON,        /* arm64: Advanced SIMD */
     KV8_ISA_NEON_BF16,   /* arm64: + BF16 */
     KV8_ISA_COUNT
 } kv8_isa;
 
-/* "scalar", "avx2", "avx512", "avx512_bf16", "neon", "neon_bf16"; "best" for KV8_ISA_BEST. */
+/* "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"; "best" for KV8_ISA_BEST.
+ */
 KV8_API const char *kv8_isa_name(kv8_isa isa);
 
 /* The highest rung of this machine, lowered by the environment variable KV8_ISA when that names a

@@ -37,6 +37,9 @@ static loops loops_of(kv8_isa isa) {
         case KV8_ISA_AVX512_BF16:
             return (loops){kv8_ceiling_read__avx512, kv8_ceiling_fma__avx512,
                            kv8_ceiling_bf16__avx512_bf16, 16, 32};
+        case KV8_ISA_AMX:
+            return (loops){kv8_ceiling_read__avx512, kv8_ceiling_fma__avx512, kv8_ceiling_bf16__amx,
+                           16, 8192};
 #elif defined(__aarch64__)
         case KV8_ISA_NEON:
             return (loops){kv8_ceiling_read__neon, kv8_ceiling_fma__neon, NULL, 4, 0};

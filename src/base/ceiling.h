@@ -14,6 +14,7 @@ KV8_CEILING_LOOPS(avx2)
 KV8_CEILING_LOOPS(avx512)
 KV8_CEILING_LOOPS(neon)
 float kv8_ceiling_bf16__avx512_bf16(size_t rounds);
+float kv8_ceiling_bf16__amx(size_t rounds);
 float kv8_ceiling_bf16__neon_bf16(size_t rounds);
 
 #endif

@@ -1,26 +1,40 @@
 /* cpu.c - which rungs of the instruction-set ladder this machine and this build have.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#define _DEFAULT_SOURCE /* syscall */
 #include <cpuinfo.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "base_impl.h"
 
 static const char *const isa_names[KV8_ISA_COUNT] = {
-    [KV8_ISA_BEST] = "best",
-    [KV8_ISA_SCALAR] = "scalar",
-    [KV8_ISA_AVX2] = "avx2",
-    [KV8_ISA_AVX512] = "avx512",
-    [KV8_ISA_AVX512_BF16] = "avx512_bf16",
-    [KV8_ISA_NEON] = "neon",
-    [KV8_ISA_NEON_BF16] = "neon_bf16",
+    [KV8_ISA_BEST] = "best",     [KV8_ISA_SCALAR] = "scalar",           [KV8_ISA_AVX2] = "avx2",
+    [KV8_ISA_AVX512] = "avx512", [KV8_ISA_AVX512_BF16] = "avx512_bf16", [KV8_ISA_AMX] = "amx",
+    [KV8_ISA_NEON] = "neon",     [KV8_ISA_NEON_BF16] = "neon_bf16",
 };
 
 const char *kv8_isa_name(kv8_isa isa) {
     if ((int)isa < 0 || isa >= KV8_ISA_COUNT) return "unknown";
     return isa_names[isa];
 }
+
+#if defined(__x86_64__)
+/* CPUID leaf 7, EDX (Intel SDM volume 2A): 22 AMX-BF16, 24 AMX-TILE. Tiles are large state, which
+ * Linux gives a process only when it asks (arch_prctl, Linux 5.16); asking again is harmless. */
+static bool has_amx(void) {
+    enum { AMX_BITS = 1 << 22 | 1 << 24, ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+    if ((edx & AMX_BITS) != AMX_BITS) return false;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#endif
 
 int kv8_machine_has_isa(kv8_isa isa) {
     if (isa == KV8_ISA_SCALAR) return 1;
@@ -37,6 +51,7 @@ int kv8_machine_has_isa(kv8_isa isa) {
         case KV8_ISA_AVX512_BF16:
             return kv8_machine_has_isa(KV8_ISA_AVX512) && cpuinfo_has_x86_avx512vbmi() &&
                    cpuinfo_has_x86_avx512bf16();
+        case KV8_ISA_AMX: return kv8_machine_has_isa(KV8_ISA_AVX512_BF16) && has_amx();
 #elif defined(__aarch64__)
         case KV8_ISA_NEON: return 1; /* part of the architecture */
         case KV8_ISA_NEON_BF16: return known && cpuinfo_has_arm_bf16();
@@ -67,8 +82,8 @@ kv8_status kv8_machine_isa(kv8_isa *isa_out) {
         return KV8_OK;
     }
     return kv8_fail(KV8_ERR_INVALID,
-                    "KV8_ISA is \"%s\", must be scalar, avx2, avx512, avx512_bf16, neon or "
-                    "neon_bf16",
+                    "KV8_ISA is \"%s\", must be scalar, avx2, avx512, avx512_bf16, amx, "
+                    "neon or neon_bf16",
                     wanted);
 }
 

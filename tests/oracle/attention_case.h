@@ -401,8 +401,8 @@ static inline bool case_bf16_exact(kv8_dtype dtype) {
 /* Bounds of attention.h's contract: f32 math 1e-5 and 1e-5; bf16 math, which only bf16 Q with keys
  * and values that bf16 holds may get, 4e-3 and 2e-3. */
 static inline bool case_is_bf16(const attention_case *c, kv8_isa isa) {
-    return (isa == KV8_ISA_AVX512_BF16 || isa == KV8_ISA_NEON_BF16) && c->q_dtype == KV8_BF16 &&
-           case_bf16_exact(c->k_dtype) && case_bf16_exact(c->v_dtype);
+    return (isa == KV8_ISA_AVX512_BF16 || isa == KV8_ISA_AMX || isa == KV8_ISA_NEON_BF16) &&
+           c->q_dtype == KV8_BF16 && case_bf16_exact(c->k_dtype) && case_bf16_exact(c->v_dtype);
 }
 
 /* o as f32 without the gaps; the gaps must still be what they were. */

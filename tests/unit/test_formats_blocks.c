@@ -20,7 +20,7 @@ static const kv8_isa isas[] = {
 #define KV8_FORMATS_KERNELS(isa, rung) isa,
 #include "formats_kernels.inc"
 #undef KV8_FORMATS_KERNELS
-    KV8_ISA_AVX512_BF16, KV8_ISA_NEON_BF16, /* use the rung below */
+    KV8_ISA_AVX512_BF16, KV8_ISA_AMX, KV8_ISA_NEON_BF16, /* use the rung below */
     KV8_ISA_BEST};
 enum { NUM_ISAS = sizeof isas / sizeof isas[0] };
 

@@ -8,6 +8,8 @@
  *     t_dot(a, b, sum)           sum + a.first * b.first + a.second * b.second
  *     t_round(a, b)              2*V_LANES floats rounded to pairs in order
  *     t_zip_lo(a, b), t_zip_hi   pairs (a_i, b_i) of the first and of the second V_LANES elements
+ *   T_OWN_PRODUCT    the file brings its own t_product, which T_V_KEYS tells how many keys of the V
+ *                    tile it reads: zeros stand from the last key up to a multiple of it
  *
  * Per tile of 64 keys: widen and transpose K, S = Q K^T, mask and weigh, widen V, O = keep O + P V.
  * Both products are the same small matrix product over 4-byte units (one f32, or two bf16), so the
@@ -22,6 +24,9 @@
 #include "simd/unroll.h"
 #include "tile.h"
 
+#ifndef T_V_KEYS
+#define T_V_KEYS T_ELEMENTS
+#endif
 #if T_PAIRS
 #define T_ELEMENTS 2 /* per unit */
 #else
@@ -70,7 +75,7 @@ static inline v_f32 t_dot(v_f32 a, v_f32 b, v_f32 sum) {
     static void t_load_v_##D(const kv8_attention_job *job, const kv8_tile *tile,             \
                              const float *scale) {                                           \
         const int32_t dim = kv8_spec_v_head_dim(job->spec), n = tile->end - tile->begin;     \
-        for (int32_t i = 0; i < n; i += T_ELEMENTS) {                                        \
+        for (int32_t i = 0; i < n || i % T_V_KEYS != 0; i += T_ELEMENTS) {                   \
             float *const out = job->v + (int64_t)(i / T_ELEMENTS) * job->v_row;              \
             T_LOAD_V_ROWS(D)                                                                 \
         }                                                                                    \
@@ -80,7 +85,7 @@ static inline v_f32 t_dot(v_f32 a, v_f32 b, v_f32 sum) {
 /* Two keys become one row of pairs. int8's row scales go into P: code * scale is no bf16. */
 #define T_LOAD_V_ROWS(D)                                          \
     (void)scale;                                                  \
-    const uint8_t *const even = tile->v[i];                       \
+    const uint8_t *const even = i < n ? tile->v[i] : NULL;        \
     const uint8_t *const odd = i + 1 < n ? tile->v[i + 1] : NULL; \
     for (int32_t d = 0; d < dim; d += 2 * V_LANES) {              \
         const v_f32 a = t_units_##D(even, d, dim);                \
@@ -145,6 +150,8 @@ static void t_value_row(const kv8_attention_job *job, const uint8_t *row, float 
 }
 
 /* --- products --- */
+
+#ifndef T_OWN_PRODUCT
 
 /* c[r][..] = keep[r] * c[r][..] + sum_u a[r][u] * b[u][..] over vecs vectors; the old c is left out
  * when keep is NULL. rows and vecs are constants at every call. */
@@ -217,6 +224,8 @@ static void t_product(const float *a, int64_t a_row, const float *b, int64_t b_r
         r += n;
     }
 }
+
+#endif
 
 /* --- scores and weights --- */
 
