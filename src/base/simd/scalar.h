@@ -53,9 +53,10 @@ static inline v_f32 v_min(v_f32 a, v_f32 b) {
 static inline v_f32 v_round(v_f32 a) {
     return nearbyintf(a);
 }
-/* a * 2^n for whole n in [-126, 127]. */
+/* a * 2^n for whole n in [-126, 127]; NaN for a NaN a, whatever n. */
 static inline v_f32 v_scale2(v_f32 a, v_f32 n) {
-    const uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
+    const int32_t whole = n >= -126.0f && n <= 127.0f ? (int32_t)n : 0;
+    const uint32_t bits = (uint32_t)(whole + 127) << 23;
     float power;
     memcpy(&power, &bits, sizeof power);
     return a * power;
