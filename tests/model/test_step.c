@@ -159,28 +159,53 @@ static void wanted_rows_are_picked(void **state) {
     kv8_cache_destroy(cache);
 }
 
-/* One model, caches of several shapes in turn: the plans follow. */
+/* One model, caches that differ in one thing each, in turn: the plans follow. */
 static void caches_may_alternate(void **state) {
     (void)state;
-    float *const exact = logits_of(model, KV8_F32, 16, ids, 40, 512);
-    float *const coarse = logits_of(model, KV8_E4M3, 8, ids, 40, 20);
-    kv8_cache *const a = open_cache(model, KV8_F32, 16, 1, 40, false);
-    kv8_cache *const b = open_cache(model, KV8_E4M3, 8, 1, 40, false);
-    kv8_seq seq_a = KV8_SEQ_NONE, seq_b = KV8_SEQ_NONE;
-    assert_ok(kv8_cache_seq_create(a, &seq_a));
-    assert_ok(kv8_cache_seq_create(b, &seq_b));
-    float *const logits = malloc(logits_count(20) * sizeof *logits);
-    for (int32_t begin = 0; begin < 40; begin += 20) {
-        run_ids(model, a, seq_a, ids + begin, 20, 20, logits);
-        assert_true(max_difference(logits, exact + logits_count(begin), logits_count(20)) <= 1e-4);
-        run_ids(model, b, seq_b, ids + begin, 20, 20, logits);
-        assert_true(max_difference(logits, coarse + logits_count(begin), logits_count(20)) <= 1e-4);
+    enum { TURNS = 200, STEP = 50, KINDS = 5 }; /* the windows move on */
+    static const struct {
+        kv8_dtype k, v;
+        int32_t page_size;
+        bool keep_all;
+    } kinds[KINDS] = {{KV8_F32, KV8_F32, 16, false},
+                      {KV8_BF16, KV8_F32, 16, false},
+                      {KV8_BF16, KV8_E4M3, 16, false},
+                      {KV8_BF16, KV8_E4M3, 8, false},
+                      {KV8_BF16, KV8_E4M3, 8, true}};
+    kv8_cache *caches[KINDS], *again[KINDS];
+    kv8_seq seqs[KINDS], again_seqs[KINDS];
+    for (int i = 0; i < KINDS; i++) {
+        kv8_cache_layer layers[64];
+        kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
+        kv8_model_cache_layers(model, kinds[i].k, kinds[i].v, layers, &options);
+        for (int32_t l = 0; kinds[i].keep_all && l < info.num_layers; l++)
+            layers[l].window_left = -1;
+        options.page_size = kinds[i].page_size;
+        options.num_pages = TURNS / 8;
+        options.max_seqs = 1;
+        options.max_seq_len = TURNS;
+        assert_ok(kv8_cache_create(&caches[i], &options));
+        assert_ok(kv8_cache_create(&again[i], &options));
+        assert_ok(kv8_cache_seq_create(caches[i], &seqs[i]));
+        assert_ok(kv8_cache_seq_create(again[i], &again_seqs[i]));
     }
+    float *const whole = malloc(logits_count(KINDS * TURNS) * sizeof *whole);
+    float *const logits = malloc(logits_count(STEP) * sizeof *logits);
+    for (int i = KINDS - 1; i >= 0; i--) /* each alone: the same steps after another neighbour */
+        run_ids(model, again[i], again_seqs[i], ids, TURNS, STEP, whole + logits_count(i * TURNS));
+    for (int32_t begin = 0; begin < TURNS; begin += STEP) {
+        for (int i = 0; i < KINDS; i++) {
+            run_ids(model, caches[i], seqs[i], ids + begin, STEP, STEP, logits);
+            assert_memory_equal(logits, whole + logits_count(i * TURNS + begin),
+                                logits_count(STEP) * sizeof *logits);
+        }
+    }
+    for (int i = 0; i < KINDS; i++) {
+        kv8_cache_destroy(caches[i]);
+        kv8_cache_destroy(again[i]);
+    }
+    free(whole);
     free(logits);
-    free(exact);
-    free(coarse);
-    kv8_cache_destroy(a);
-    kv8_cache_destroy(b);
 }
 
 static int32_t length_of(const kv8_cache *cache, kv8_seq seq) {

@@ -168,6 +168,11 @@ static void optional_keys_take_their_defaults(void **state) {
         "quantization_config", "num_experts_per_tok"};
     kv8_gpt_oss_config c;
     for (size_t i = 0; i < COUNT(optional); i++) assert_ok(parse_changed(optional[i], NULL, &c));
+    assert_ok(parse_changed(
+        "rope_scaling",
+        "{\"rope_type\":\"yarn\",\"factor\":8,\"original_max_position_embeddings\":4096}", &c));
+    assert_int_equal(c.rope.truncate, 1); /* as transformers takes it */
+    assert_true(c.rope.beta_fast == 32 && c.rope.beta_slow == 1 && c.rope.factor == 8);
     assert_ok(parse_changed("layer_types", NULL, &c));
     assert_int_equal(c.layer_kind[2], KV8_LAYER_SLIDING);
     assert_int_equal(c.layer_kind[3], KV8_LAYER_FULL);
