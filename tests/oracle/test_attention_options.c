@@ -1,0 +1,269 @@
+/* test_attention_options.c - walks every combination of the options: each is right or refused,
+ * there is no third. And what must hold bit by bit: batch invariance, equal scores.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "attention_case.h"
+
+/* A refused spec must be refused by the oracle too, and for a stated reason. */
+static void refused_everywhere(const attention_inputs *in, kv8_dtype q_dtype) {
+    kv8_attention_spec spec = in->spec;
+    spec.q_dtype = q_dtype;
+    kv8_attention_plan *plan = NULL;
+    assert_refused(kv8_attention_plan_create(&plan, &spec, NULL, NULL), KV8_ERR_UNSUPPORTED,
+                   "supported: f32, bf16, f16, e4m3");
+    assert_refused(kv8_attention_reference(&spec, &in->args, in->ref_o, in->ref_lse),
+                   KV8_ERR_UNSUPPORTED, "supported");
+}
+
+/* dtypes x sink x window x cap x causal x mask x batch_invariant; the output dtype, layout, table
+ * form and scales turn with the count. */
+static void every_combination_is_right_or_refused(void **state) {
+    (void)state;
+    uint64_t n = 0;
+    for (int pair = 0; pair < 49; pair++) {
+        for (int q = KV8_F32; q < KV8_DTYPE_COUNT; q++) {
+            const bool supported = q != KV8_E4M3FNUZ && q != KV8_E5M2 && q != KV8_INT8;
+            for (unsigned bits = 0; bits < 64; bits++) {
+                static const kv8_dtype o_dtypes[] = {KV8_F32, KV8_F32, KV8_BF16, KV8_F16};
+                n++;
+                attention_case c = {
+                    .seed = n,
+                    .group_size = 1 + (int32_t)(n % 3),
+                    .num_kv_heads = 1,
+                    .head_dim = 5 + (int32_t)(n % 14),
+                    .q_dtype = supported ? (kv8_dtype)q : KV8_F32,
+                    .k_dtype = (kv8_dtype)(KV8_F32 + pair % 7),
+                    .v_dtype = (kv8_dtype)(KV8_F32 + pair / 7),
+                    .o_dtype = o_dtypes[n / 3 % 4],
+                    .page_size = 1 + (int32_t)(n % 4),
+                    .sink = bits & 1 ? SINK_FINITE : SINK_NONE,
+                    .window_left = bits & 2 ? 2 : -1,
+                    .soft_cap = bits & 4 ? 3.0f : 0.0f,
+                    .causal = bits & 8 ? 1 : 0,
+                    .mask = bits & 16 ? MASK_RANDOM : MASK_NONE,
+                    .batch_invariant = bits & 32,
+                    .scale = (scale_kind)(n / 5 % SCALE_KINDS),
+                    .layout = (layout_kind)(n / 7 % LAYOUTS),
+                    .dense_table = n / 11 % 2,
+                    .batch = 1,
+                    .qo_len = {1 + (int32_t)(n % 2)},
+                    .kv_len = {3 + (int32_t)(n % 8)},
+                };
+                if (supported) {
+                    case_check(&c, NULL);
+                } else if (bits % 16 == 0) {
+                    static attention_inputs in;
+                    case_make(&in, &c);
+                    refused_everywhere(&in, (kv8_dtype)q);
+                    case_free(&in);
+                }
+            }
+        }
+    }
+}
+
+/* --- bits --- */
+
+/* Request b of the inputs, alone, under a plan of other bounds. Its rows must have these bits. */
+static void same_bits_alone(const attention_inputs *in, kv8_isa isa, kv8_threads *threads,
+                            int32_t b, const float *o, const float *lse) {
+    const attention_case *const c = in->c;
+    kv8_attention_spec spec = in->spec;
+    spec.isa = isa;
+    spec.max_batch = 1;
+    spec.max_total_q = c->qo_len[b];
+    spec.max_kv_len = c->kv_len[b];
+    const int32_t qo_indptr[] = {0, c->qo_len[b]};
+    const int64_t first = in->args.qo_indptr[b], dim = in->v_head_dim;
+    kv8_attention_args args = in->args;
+    args.batch = 1;
+    args.qo_indptr = qo_indptr;
+    args.q =
+        (const uint8_t *)args.q + first * args.q_stride_row * (int64_t)kv8_dtype_size(spec.q_dtype);
+    args.pages.page_indptr += b;
+    args.pages.last_page_len += b;
+    if (args.k_scale != NULL) args.k_scale += b * args.k_scale_stride_batch;
+    if (args.v_scale != NULL) args.v_scale += b * args.v_scale_stride_batch;
+    const size_t rows = (size_t)(c->qo_len[b] * in->num_qo_heads);
+    float *const own_o = calloc(rows * (size_t)dim, sizeof *own_o);
+    float *const own_lse = calloc(rows, sizeof *own_lse);
+    args.o = own_o;
+    args.o_stride_head = dim;
+    args.o_stride_row = in->num_qo_heads * dim;
+    args.lse = own_lse;
+    kv8_attention_plan *plan = NULL;
+    assert_ok(kv8_attention_plan_create(&plan, &spec, threads, NULL));
+    const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+    assert_ok(kv8_attention_run(plan, &args, workspace.data));
+    assert_memory_equal(own_o, o + first * in->num_qo_heads * dim, rows * (size_t)dim * sizeof *o);
+    assert_memory_equal(own_lse, lse + first * in->num_qo_heads, rows * sizeof *lse);
+    guarded_free(workspace);
+    kv8_attention_plan_destroy(plan);
+    free(own_o);
+    free(own_lse);
+}
+
+static void batch_invariant_bits_know_no_batch_and_no_threads(void **state) {
+    (void)state;
+    static const int32_t counts[] = {1, 2, 5};
+    kv8_threads *pools[3];
+    for (int i = 0; i < 3; i++) assert_ok(kv8_threads_create(&pools[i], counts[i]));
+    for (uint64_t round = 0; round < 6; round++) {
+        attention_case c = {.seed = 70 + round,
+                            .group_size = 4,
+                            .num_kv_heads = 2,
+                            .head_dim = 40,
+                            .q_dtype = round % 2 ? KV8_F32 : KV8_BF16,
+                            .k_dtype = KV8_E4M3,
+                            .v_dtype = round % 3 ? KV8_E4M3 : KV8_INT8,
+                            .page_size = 16,
+                            .sink = SINK_FINITE,
+                            .scale = SCALE_REQUEST_HEAD,
+                            .window_left = round < 4 ? 2200 : -1,
+                            .causal = 1,
+                            .batch_invariant = true,
+                            .batch = 5,
+                            .qo_len = {1, 3, 20, 40, 1},
+                            .kv_len = {5000, 1500, 1100, 300, 7}};
+        static attention_inputs in;
+        case_make(&in, &c);
+        assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
+        const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
+        const size_t floats = rows * (size_t)in.v_head_dim;
+        float *const o = calloc(2 * (floats + rows), sizeof *o);
+        float *const lse = o + floats, *const o2 = lse + rows, *const lse2 = o2 + floats;
+        for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);) {
+            case_run(&in, isa, NULL, o, lse);
+            case_compare(&in, isa, o, lse);
+            for (int i = 0; i < 3; i++) {
+                case_run(&in, isa, pools[i], o2, lse2);
+                assert_memory_equal(o2, o, floats * sizeof *o);
+                assert_memory_equal(lse2, lse, rows * sizeof *lse);
+                for (int32_t b = 0; b < c.batch; b++)
+                    same_bits_alone(&in, isa, pools[i], b, o, lse);
+            }
+        }
+        free(o);
+        case_free(&in);
+    }
+    for (int i = 0; i < 3; i++) kv8_threads_destroy(pools[i]);
+}
+
+/* All scores equal and every value 1: o is exactly 1 at any length, or an accumulator is too
+ * narrow. */
+static void equal_scores_over_ones_give_one(void **state) {
+    (void)state;
+    enum { KEYS = 131072, PAGE = 64, DIM = 8 };
+    kv8_threads *threads = NULL;
+    assert_ok(kv8_threads_create(&threads, 2));
+    int32_t *const pages = calloc(KEYS / PAGE, sizeof *pages); /* all the same page */
+    for (int k = KV8_F32; k < KV8_DTYPE_COUNT; k++) {
+        uint8_t data[PAGE * DIM * 4];
+        kv8_f16 row_scale[PAGE];
+        for (int i = 0; i < PAGE * DIM; i++) case_store((kv8_dtype)k, data, i, 1.0f);
+        if (k == KV8_INT8) memset(data, 64, sizeof data);
+        for (int i = 0; i < PAGE; i++) row_scale[i] = kv8_f16_from_f32(1.0f / 64);
+        kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
+        spec.num_qo_heads = spec.num_kv_heads = 1;
+        spec.head_dim = DIM;
+        spec.q_dtype = KV8_BF16;
+        spec.o_dtype = KV8_F32;
+        spec.k_dtype = spec.v_dtype = (kv8_dtype)k;
+        spec.page_size = PAGE;
+        spec.window_left = -1;
+        spec.max_batch = spec.max_total_q = 1;
+        spec.max_kv_len = KEYS;
+        const int32_t qo_indptr[] = {0, 1}, lens[] = {KEYS};
+        kv8_bf16 q[DIM];
+        for (int d = 0; d < DIM; d++) q[d] = kv8_bf16_from_f32(0.3f);
+        float o[DIM], lse = 0;
+        kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
+        args.batch = 1;
+        args.qo_indptr = qo_indptr;
+        args.q = q;
+        args.k = (kv8_paged){.data = data, .stride_slot = DIM, .row_scale_stride_slot = 1};
+        if (k == KV8_INT8) args.k.row_scale = row_scale;
+        args.v = args.k;
+        args.pages = (kv8_page_table){
+            .block_table = pages, .block_table_stride = KEYS / PAGE, .seq_lens = lens};
+        args.o = o;
+        args.lse = &lse;
+        for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);) {
+            spec.isa = isa;
+            for (int split = 0; split < 2; split++) {
+                kv8_attention_plan *plan = NULL;
+                assert_ok(kv8_attention_plan_create(&plan, &spec, split ? threads : NULL, NULL));
+                const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+                assert_ok(kv8_attention_run(plan, &args, workspace.data));
+                for (int d = 0; d < DIM; d++) {
+                    if (!(o[d] == 1))
+                        fail_msg("%s %s: o is %.9g", kv8_isa_name(isa),
+                                 kv8_dtype_name((kv8_dtype)k), (double)o[d]);
+                }
+                guarded_free(workspace);
+                kv8_attention_plan_destroy(plan);
+            }
+        }
+    }
+    free(pages);
+    kv8_threads_destroy(threads);
+}
+
+/* Partial results of kv8_attention_run over page ranges, merged by the public calls, sink last:
+ * the same as all at once. */
+static void parts_merge_to_the_whole(void **state) {
+    (void)state;
+    for (uint64_t round = 0; round < 12; round++) {
+        attention_case c = {.seed = 90 + round,
+                            .group_size = 2,
+                            .num_kv_heads = 2,
+                            .head_dim = 24,
+                            .q_dtype = KV8_F32,
+                            .k_dtype = KV8_E4M3,
+                            .v_dtype = KV8_INT8,
+                            .page_size = 8,
+                            .window_left = -1,
+                            .sink = SINK_WITH_INFINITIES,
+                            .scale = SCALE_HEAD,
+                            .batch = 1,
+                            .qo_len = {3},
+                            .kv_len = {150}};
+        static attention_inputs in;
+        case_make(&in, &c);
+        assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
+        const float *const sink_logit = in.spec.sink_logit;
+        in.spec.sink_logit = NULL;
+        enum { ROWS = 3 * 4, DIM = 24 };
+        float o[ROWS * DIM] = {0}, lse[ROWS], part_o[ROWS * DIM], part_lse[ROWS], sinks[ROWS];
+        for (int i = 0; i < ROWS; i++) {
+            lse[i] = -INFINITY;
+            sinks[i] = sink_logit[i % 4];
+        }
+        const kv8_page_table whole = in.args.pages;
+        test_rng rng = {round};
+        for (int32_t page = 0; page < 19;) {
+            const int32_t pages = rng_range(&rng, 0, 19 - page);
+            const int32_t indptr[] = {0, pages}, last[] = {page + pages == 19 ? 6 : 8};
+            in.args.pages = (kv8_page_table){.page_indptr = indptr,
+                                             .page_indices = whole.page_indices + page,
+                                             .last_page_len = last};
+            for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);)
+                case_run(&in, isa, NULL, part_o, part_lse); /* the best rung's stays */
+            kv8_attention_merge(o, lse, part_o, part_lse, ROWS, DIM);
+            page += pages;
+        }
+        kv8_attention_apply_sink(o, lse, sinks, ROWS, DIM);
+        case_compare(&in, KV8_ISA_SCALAR, o, lse);
+        case_free(&in);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_combination_is_right_or_refused),
+        cmocka_unit_test(batch_invariant_bits_know_no_batch_and_no_threads),
+        cmocka_unit_test(equal_scores_over_ones_give_one),
+        cmocka_unit_test(parts_merge_to_the_whole),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,371 @@
+/* test_attention_plan.c - what a plan promises before any number is computed: refusals that name
+ * value and limit, one kernel by name, a workspace that depends on nothing but spec and threads.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "attention_case.h"
+
+static kv8_attention_spec good_spec(void) {
+    kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
+    spec.num_qo_heads = 8;
+    spec.num_kv_heads = 2;
+    spec.head_dim = 64;
+    spec.q_dtype = KV8_BF16;
+    spec.k_dtype = spec.v_dtype = KV8_E4M3;
+    spec.page_size = 16;
+    spec.window_left = -1;
+    spec.causal = 1;
+    spec.max_batch = 4;
+    spec.max_total_q = 32;
+    spec.max_kv_len = 1000;
+    return spec;
+}
+
+#define REFUSED(member, value, status, part)                                                 \
+    do {                                                                                     \
+        kv8_attention_spec spec_ = good_spec();                                              \
+        spec_.member = (value);                                                              \
+        kv8_attention_plan *plan_ = (kv8_attention_plan *)(void *)&spec_;                    \
+        assert_refused(kv8_attention_plan_create(&plan_, &spec_, NULL, NULL), status, part); \
+        assert_null(plan_);                                                                  \
+    } while (0)
+
+static void every_bad_option_is_named(void **state) {
+    (void)state;
+    const float sinks[8] = {0, 0, 0, NAN};
+    REFUSED(struct_size, 3, KV8_ERR_INVALID, "struct_size is 3");
+    REFUSED(num_qo_heads, 0, KV8_ERR_INVALID, "num_qo_heads is 0");
+    REFUSED(num_qo_heads, 9, KV8_ERR_INVALID, "multiple of num_kv_heads 2");
+    REFUSED(num_kv_heads, -1, KV8_ERR_INVALID, "num_kv_heads is -1");
+    REFUSED(head_dim, 0, KV8_ERR_INVALID, "head_dim is 0");
+    REFUSED(head_dim, 577, KV8_ERR_UNSUPPORTED, "head_dim is 577; supported: up to 576");
+    REFUSED(v_head_dim, 640, KV8_ERR_UNSUPPORTED, "v_head_dim is 640");
+    REFUSED(v_head_dim, -1, KV8_ERR_INVALID, "v_head_dim is -1");
+    REFUSED(q_dtype, KV8_DTYPE_NONE, KV8_ERR_INVALID, "q_dtype");
+    REFUSED(q_dtype, KV8_E5M2, KV8_ERR_UNSUPPORTED, "q_dtype is e5m2; supported: f32, bf16");
+    REFUSED(q_dtype, KV8_INT8, KV8_ERR_UNSUPPORTED, "q_dtype is int8");
+    REFUSED(q_dtype, KV8_E4M3FNUZ, KV8_ERR_UNSUPPORTED, "q_dtype is e4m3fnuz");
+    REFUSED(k_dtype, KV8_DTYPE_NONE, KV8_ERR_INVALID, "k_dtype");
+    REFUSED(v_dtype, KV8_DTYPE_COUNT, KV8_ERR_INVALID, "v_dtype");
+    REFUSED(o_dtype, KV8_E4M3, KV8_ERR_UNSUPPORTED, "o_dtype is e4m3; supported: f32, bf16, f16");
+    REFUSED(o_dtype, (kv8_dtype)77, KV8_ERR_INVALID, "o_dtype is 77");
+    REFUSED(page_size, 0, KV8_ERR_INVALID, "page_size is 0");
+    REFUSED(sm_scale, NAN, KV8_ERR_INVALID, "sm_scale is nan");
+    REFUSED(window_left, -2, KV8_ERR_INVALID, "window_left is -2");
+    REFUSED(logits_soft_cap, -1, KV8_ERR_INVALID, "logits_soft_cap is -1");
+    REFUSED(logits_soft_cap, INFINITY, KV8_ERR_INVALID, "logits_soft_cap is inf");
+    REFUSED(causal, 2, KV8_ERR_INVALID, "causal is 2");
+    REFUSED(has_mask, -1, KV8_ERR_INVALID, "has_mask is -1");
+    REFUSED(batch_invariant, 5, KV8_ERR_INVALID, "batch_invariant is 5");
+    REFUSED(max_batch, 0, KV8_ERR_INVALID, "max_batch is 0");
+    REFUSED(max_total_q, 0, KV8_ERR_INVALID, "max_total_q is 0");
+    REFUSED(max_kv_len, 0, KV8_ERR_INVALID, "max_kv_len is 0");
+    REFUSED(sink_logit, sinks, KV8_ERR_INVALID, "sink_logit[3] is NaN");
+    REFUSED(isa, (kv8_isa)99, KV8_ERR_INVALID, "isa is 99");
+    kv8_attention_plan *plan = NULL;
+    assert_refused(kv8_attention_plan_create(&plan, NULL, NULL, NULL), KV8_ERR_INVALID, "NULL");
+}
+
+static void a_rung_that_is_not_here_is_refused(void **state) {
+    (void)state;
+    for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
+        if (kv8_machine_has_isa((kv8_isa)isa)) continue;
+        REFUSED(isa, (kv8_isa)isa, KV8_ERR_UNSUPPORTED, kv8_isa_name((kv8_isa)isa));
+    }
+}
+
+static void sinks_are_copied(void **state) {
+    (void)state;
+    attention_case c = {.group_size = 2,
+                        .num_kv_heads = 1,
+                        .head_dim = 8,
+                        .page_size = 4,
+                        .q_dtype = KV8_F32,
+                        .k_dtype = KV8_F32,
+                        .v_dtype = KV8_F32,
+                        .window_left = -1,
+                        .sink = SINK_FINITE,
+                        .batch = 1,
+                        .qo_len = {1},
+                        .kv_len = {9}};
+    static attention_inputs in;
+    case_make(&in, &c);
+    assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
+    kv8_attention_plan *plan = NULL;
+    assert_ok(kv8_attention_plan_create(&plan, &in.spec, NULL, NULL));
+    in.sinks[0] = in.sinks[1] = NAN;
+    float o[16], lse[2];
+    in.args.o = o;
+    in.args.lse = lse;
+    in.args.o_stride_head = 8;
+    in.args.o_stride_row = 16;
+    const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+    assert_ok(kv8_attention_run(plan, &in.args, workspace.data));
+    case_compare(&in, KV8_ISA_SCALAR, o, lse);
+    guarded_free(workspace);
+    kv8_attention_plan_destroy(plan);
+    case_free(&in);
+}
+
+/* One request of 100 keys: 7 pages of 16, the last with 4. */
+static kv8_attention_args one_request(void) {
+    static const int32_t qo_indptr[] = {0, 3}, page_indptr[] = {0, 7}, last[] = {4};
+    static const int32_t pages[] = {0, 1, 2, 3, 4, 5, 6};
+    kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
+    args.batch = 1;
+    args.qo_indptr = qo_indptr;
+    args.pages =
+        (kv8_page_table){.page_indptr = page_indptr, .page_indices = pages, .last_page_len = last};
+    return args;
+}
+
+static const char *describe(const kv8_attention_spec *spec, kv8_threads *threads,
+                            const kv8_attention_args *args) {
+    static char text[512];
+    kv8_attention_plan *plan = NULL;
+    assert_ok(kv8_attention_plan_create(&plan, spec, threads, NULL));
+    assert_ok(kv8_attention_describe(plan, args, text, sizeof text));
+    kv8_attention_plan_destroy(plan);
+    return text;
+}
+
+static void describe_names_kernel_splits_and_bytes(void **state) {
+    (void)state;
+    kv8_attention_spec spec = good_spec();
+    spec.isa = KV8_ISA_SCALAR;
+    const kv8_attention_args args = one_request();
+    const char *const text = describe(&spec, NULL, &args);
+    assert_non_null(strstr(text, "kv8_attention_f32_any_dany_pany__scalar"));
+    assert_non_null(strstr(text, "at most 1 splits"));
+    /* 100 keys x 2 heads x (64 + 64) bytes, and 3 rows x 8 heads x (64 + 64) x 2 bytes */
+    assert_non_null(strstr(text, "0.032 MB to move"));
+    /* rows see 98, 99, 100 keys: 297 x 8 heads x 128 */
+    assert_non_null(strstr(text, "0.304 M products"));
+    assert_non_null(strstr(text, "GB/s, measured now"));
+}
+
+/* bf16 math only where nothing but P is rounded by it. */
+static void kernels_are_chosen_by_dtype_and_rung(void **state) {
+    (void)state;
+    const kv8_attention_args args = one_request();
+    for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);) {
+        attention_case c = {0};
+        for (int k = KV8_F32; k < KV8_DTYPE_COUNT; k++) {
+            for (int q = KV8_F32; q <= KV8_F16; q++) {
+                kv8_attention_spec spec = good_spec();
+                spec.isa = isa;
+                c.q_dtype = spec.q_dtype = (kv8_dtype)q;
+                c.k_dtype = spec.k_dtype = (kv8_dtype)k;
+                c.v_dtype = spec.v_dtype;
+                const char *const text = describe(&spec, NULL, &args);
+                const bool bf16 = strstr(text, "kv8_attention_bf16_any") != NULL;
+                assert_int_equal(bf16, case_is_bf16(&c, isa));
+            }
+        }
+    }
+}
+
+static void plans_are_pure(void **state) {
+    (void)state;
+    const kv8_attention_args args = one_request();
+    kv8_threads *threads = NULL;
+    assert_ok(kv8_threads_create(&threads, 3));
+    for (int i = 0; i < 2; i++) {
+        kv8_attention_spec spec = good_spec();
+        spec.batch_invariant = i;
+        kv8_attention_plan *a = NULL, *b = NULL;
+        assert_ok(kv8_attention_plan_create(&a, &spec, threads, NULL));
+        assert_ok(kv8_attention_plan_create(&b, &spec, threads, NULL));
+        assert_int_equal(kv8_attention_workspace_size(a), kv8_attention_workspace_size(b));
+        char texts[2][512];
+        assert_ok(kv8_attention_describe(a, &args, texts[0], sizeof texts[0]));
+        assert_ok(kv8_attention_describe(b, &args, texts[1], sizeof texts[1]));
+        const char *const floor = strstr(texts[0], "floor"); /* measured: differs */
+        assert_non_null(floor);
+        assert_memory_equal(texts[0], texts[1], (size_t)(floor - texts[0]));
+        kv8_attention_plan_destroy(a);
+        kv8_attention_plan_destroy(b);
+    }
+    kv8_threads_destroy(threads);
+}
+
+static void long_requests_are_split_over_threads(void **state) {
+    (void)state;
+    kv8_threads *threads = NULL;
+    assert_ok(kv8_threads_create(&threads, 4));
+    kv8_attention_spec spec = good_spec();
+    spec.num_qo_heads = 1;
+    spec.num_kv_heads = 1;
+    spec.max_kv_len = 100000;
+    static int32_t pages[6250];
+    static const int32_t qo_indptr[] = {0, 1}, lens[] = {100000};
+    kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
+    args.batch = 1;
+    args.qo_indptr = qo_indptr;
+    args.pages =
+        (kv8_page_table){.block_table = pages, .block_table_stride = 6250, .seq_lens = lens};
+    assert_non_null(strstr(describe(&spec, threads, &args), "at most 32 splits"));
+    assert_non_null(strstr(describe(&spec, NULL, &args), "at most 1 splits"));
+    spec.batch_invariant = 1; /* the same on any number of threads */
+    assert_non_null(strstr(describe(&spec, threads, &args), "at most 16 splits (batch invariant)"));
+    assert_non_null(strstr(describe(&spec, NULL, &args), "at most 16 splits (batch invariant)"));
+    kv8_threads_destroy(threads);
+}
+
+static void failed_allocations_leave_nothing(void **state) {
+    (void)state;
+    const float sinks[8] = {0};
+    kv8_attention_spec spec = good_spec();
+    spec.sink_logit = sinks;
+    int64_t fail_at = 0;
+    for (;; fail_at++) {
+        failing_heap heap = {.fail_at = fail_at};
+        const kv8_allocator allocator = {failing_alloc, failing_release, &heap};
+        kv8_attention_plan *plan = NULL;
+        const kv8_status status = kv8_attention_plan_create(&plan, &spec, NULL, &allocator);
+        if (status == KV8_OK) {
+            kv8_attention_plan_destroy(plan);
+            assert_int_equal(heap.live, 0);
+            break;
+        }
+        assert_int_equal(status, KV8_ERR_NO_MEMORY);
+        assert_null(plan);
+        assert_int_equal(heap.live, 0);
+    }
+    assert_int_equal(fail_at, 2);
+    kv8_attention_plan_destroy(NULL);
+}
+
+/* --- wrong arguments of a run: refused, and nothing written --- */
+
+typedef struct runner {
+    attention_case c;
+    attention_inputs in;
+    kv8_attention_plan *plan;
+    guarded workspace, o;
+} runner;
+
+static void runner_init(runner *r) {
+    memset(r, 0, sizeof *r);
+    r->c = (attention_case){.group_size = 2,
+                            .num_kv_heads = 2,
+                            .head_dim = 8,
+                            .page_size = 4,
+                            .q_dtype = KV8_F32,
+                            .k_dtype = KV8_E4M3,
+                            .v_dtype = KV8_INT8,
+                            .window_left = 5,
+                            .causal = 1,
+                            .batch = 2,
+                            .qo_len = {2, 3},
+                            .kv_len = {9, 11}};
+    case_make(&r->in, &r->c);
+    assert_ok(kv8_attention_plan_create(&r->plan, &r->in.spec, NULL, NULL));
+    r->workspace = guarded_alloc(kv8_attention_workspace_size(r->plan));
+    r->o = guarded_alloc(5 * 4 * 8 * sizeof(float));
+    r->in.args.o = r->o.data;
+    r->in.args.o_stride_head = 8;
+    r->in.args.o_stride_row = 32;
+}
+static void runner_free(runner *r) {
+    kv8_attention_plan_destroy(r->plan);
+    guarded_free(r->workspace);
+    guarded_free(r->o);
+    case_free(&r->in);
+}
+static void run_refused(runner *r, const kv8_attention_args *args, const char *part) {
+    assert_refused(kv8_attention_run(r->plan, args, r->workspace.data), KV8_ERR_INVALID, part);
+    const uint8_t *const bytes = r->o.data;
+    for (size_t i = 0; i < 5 * 4 * 8 * sizeof(float); i++) assert_int_equal(bytes[i], 0xff);
+}
+#define RUN_REFUSED(member, value, part)      \
+    do {                                      \
+        kv8_attention_args args_ = r.in.args; \
+        args_.member = (value);               \
+        run_refused(&r, &args_, part);        \
+    } while (0)
+
+static void every_bad_argument_is_named(void **state) {
+    (void)state;
+    static runner r;
+    runner_init(&r);
+    const float scale = 1;
+    const uint8_t bits[8] = {0};
+    const int32_t falling[] = {0, 3, 2}, late[] = {1, 2, 5}, many[] = {0, 2, 6};
+    const int32_t pages_falling[] = {0, 3, 2}, last_zero[] = {0, 3}, last_long[] = {1, 5};
+    const int32_t lens[] = {9, 11}, too_long[] = {9, 12}, negative[] = {-1, 11};
+    RUN_REFUSED(struct_size, 1, "struct_size is 1");
+    RUN_REFUSED(batch, 3, "batch is 3, must be 0 to 2");
+    RUN_REFUSED(batch, -1, "batch is -1");
+    RUN_REFUSED(qo_indptr, NULL, "qo_indptr is NULL");
+    RUN_REFUSED(qo_indptr, falling, "qo_indptr[2] is 2, must be at least 3");
+    RUN_REFUSED(qo_indptr, late, "qo_indptr[0] is 1");
+    RUN_REFUSED(qo_indptr, many, "qo_indptr[2] is 6, max_total_q is 5");
+    RUN_REFUSED(q, NULL, "q is NULL");
+    RUN_REFUSED(o, NULL, "o is NULL");
+    RUN_REFUSED(q_scale, &scale, "q_scale is set");
+    RUN_REFUSED(k.data, NULL, "k.data is NULL");
+    RUN_REFUSED(v.data, NULL, "v.data is NULL");
+    RUN_REFUSED(k.row_scale, r.in.args.v.row_scale, "k.row_scale is set");
+    RUN_REFUSED(v.row_scale, NULL, "v.row_scale is NULL");
+    RUN_REFUSED(mask_bits, bits, "has_mask is 0");
+    RUN_REFUSED(pages.block_table, lens, "exactly one of page_indptr and block_table");
+    RUN_REFUSED(pages.page_indptr, NULL, "exactly one of");
+    RUN_REFUSED(pages.page_indptr, pages_falling, "page_indptr[2] is 2 after 3");
+    RUN_REFUSED(pages.last_page_len, NULL, "last_page_len is NULL");
+    RUN_REFUSED(pages.last_page_len, last_zero, "last_page_len[0] is 0, must be 1 to 4");
+    RUN_REFUSED(pages.last_page_len, last_long, "last_page_len[1] is 5");
+    RUN_REFUSED(pages.page_indices, NULL, "page_indices is NULL");
+    const kv8_page_table csr = r.in.args.pages;
+    r.in.args.pages = (kv8_page_table){
+        .block_table = csr.page_indices, .block_table_stride = 3, .seq_lens = lens};
+    RUN_REFUSED(pages.block_table_stride, 2, "block_table_stride 2 holds 8");
+    RUN_REFUSED(pages.seq_lens, NULL, "seq_lens is NULL");
+    RUN_REFUSED(pages.seq_lens, too_long, "request 1 has 12 keys, max_kv_len is 11");
+    RUN_REFUSED(pages.seq_lens, negative, "seq_lens[0] is -1");
+    r.in.args.pages = csr;
+    int32_t holes[6];
+    memcpy(holes, csr.page_indices, sizeof holes);
+    holes[4] = KV8_NO_PAGE; /* keys 4..7 of request 1, whose first row sees 3..8 */
+    RUN_REFUSED(pages.page_indices, holes, "request 1: table entry 1 is -1");
+    const kv8_attention_args *const args = &r.in.args;
+    assert_refused(kv8_attention_run(r.plan, args, NULL), KV8_ERR_INVALID, "workspace");
+    assert_refused(kv8_attention_run(r.plan, args, (char *)r.workspace.data + 4), KV8_ERR_INVALID,
+                   "aligned to 64");
+    assert_refused(kv8_attention_run(NULL, args, r.workspace.data), KV8_ERR_INVALID, "plan");
+    char text[8];
+    assert_refused(kv8_attention_describe(r.plan, args, NULL, 8), KV8_ERR_INVALID, "text");
+    assert_ok(kv8_attention_describe(r.plan, args, text, sizeof text)); /* cut off, ended */
+    assert_int_equal(text[7], 0);
+    assert_ok(kv8_attention_run(r.plan, args, r.workspace.data)); /* and as it was: right */
+    runner_free(&r);
+}
+
+static void an_empty_batch_needs_nothing(void **state) {
+    (void)state;
+    static runner r;
+    runner_init(&r);
+    const kv8_attention_args none = KV8_ATTENTION_ARGS_INIT;
+    assert_ok(kv8_attention_run(r.plan, &none, NULL));
+    const int32_t zeros[] = {0, 0, 0};
+    kv8_attention_args args = r.in.args;
+    args.qo_indptr = zeros;
+    args.q = args.o = NULL;
+    assert_ok(kv8_attention_run(r.plan, &args, NULL));
+    runner_free(&r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_bad_option_is_named),
+        cmocka_unit_test(a_rung_that_is_not_here_is_refused),
+        cmocka_unit_test(sinks_are_copied),
+        cmocka_unit_test(describe_names_kernel_splits_and_bytes),
+        cmocka_unit_test(kernels_are_chosen_by_dtype_and_rung),
+        cmocka_unit_test(plans_are_pure),
+        cmocka_unit_test(long_requests_are_split_over_threads),
+        cmocka_unit_test(failed_allocations_leave_nothing),
+        cmocka_unit_test(every_bad_argument_is_named),
+        cmocka_unit_test(an_empty_batch_needs_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
