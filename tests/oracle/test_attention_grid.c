@@ -218,6 +218,26 @@ static void one_long_among_many_short(void **state) {
     }
 }
 
+/* All scores far from 0, where a maximum that starts at 0, or none, loses everything. */
+static void scores_far_from_zero(void **state) {
+    (void)state;
+    static const kv8_dtype dtypes[] = {KV8_F32, KV8_BF16, KV8_F16, KV8_E4M3, KV8_E5M2};
+    for (uint64_t i = 0; i < 40; i++) {
+        attention_case c = drawn(8500 + i);
+        c.score_shift = i % 2 ? 200.0f : -200.0f;
+        c.head_dim = 1;
+        c.v_head_dim = 20;
+        c.sm_scale = 1;
+        c.soft_cap = 0;
+        c.scale = SCALE_NONE;
+        c.extremes = false;
+        c.q_dtype = i % 4 < 2 ? KV8_F32 : KV8_BF16;
+        c.k_dtype = dtypes[i / 2 % 5];
+        if (i % 3 == 0) c.kv_len[0] = 900;
+        case_check(&c, i % 3 == 0 ? threads : NULL);
+    }
+}
+
 /* Storage of o: rounded once, like the value itself. */
 static void outputs_in_bf16_and_f16(void **state) {
     (void)state;
@@ -258,6 +278,7 @@ int main(void) {
         cmocka_unit_test(nan_in_the_newest_key_stays_there),
         cmocka_unit_test(infinite_sinks_and_empty_rows),
         cmocka_unit_test(one_long_among_many_short),
+        cmocka_unit_test(scores_far_from_zero),
         cmocka_unit_test(outputs_in_bf16_and_f16),
         cmocka_unit_test(anything_with_anything),
     };

@@ -32,8 +32,9 @@ typedef struct attention_case {
     layout_kind layout;
     mask_kind mask;
     bool dense_table, batch_invariant;
-    bool extremes;   /* some elements of K and V at their formats' largest values */
-    bool nan_newest; /* K (even requests) or V (odd ones) of each newest token is NaN */
+    bool extremes;     /* some elements of K and V at their formats' largest values */
+    float score_shift; /* with head_dim 1: whole scores within 3 of this one */
+    bool nan_newest;   /* K (even requests) or V (odd ones) of each newest token is NaN */
     int32_t batch;
     int32_t qo_len[CASE_MAX_BATCH], kv_len[CASE_MAX_BATCH];
     uint64_t seed;
@@ -152,7 +153,7 @@ static inline int64_t case_strides(const attention_case *c, int32_t dim, kv8_pag
 
 static inline void case_fill_row(const attention_case *c, test_rng *rng, kv8_dtype dtype,
                                  const kv8_paged *paged, int32_t page, int32_t slot, int32_t head,
-                                 int32_t dim, bool nan, float mean) {
+                                 int32_t dim, bool nan, float mean, float deviation) {
     union {
         const void *in;
         uint8_t *out;
@@ -161,7 +162,7 @@ static inline void case_fill_row(const attention_case *c, test_rng *rng, kv8_dty
         page * paged->stride_page + slot * paged->stride_slot + head * paged->stride_head;
     const size_t size = kv8_dtype_size(dtype);
     for (int32_t d = 0; d < dim; d++) {
-        float x = mean + rng_normal(rng);
+        float x = mean + deviation * rng_normal(rng);
         if (c->extremes && rng_range(rng, 0, 15) == 0)
             x = (rng_range(rng, 0, 1) ? 1.0f : -1.0f) * fminf(kv8_dtype_max(dtype), 57344.0f);
         if (c->extremes && rng_range(rng, 0, 15) == 0) x = rng_range(rng, 0, 1) ? 0.0f : 1e-6f;
@@ -250,10 +251,12 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
                 page_seen = true;
                 const bool nan = c->nan_newest && key == c->kv_len[b] - 1;
                 for (int32_t head = 0; head < c->num_kv_heads; head++) {
+                    const float score = c->score_shift + (float)rng_range(rng, -3, 3);
                     case_fill_row(c, rng, c->k_dtype, &in->args.k, page, slot, head, c->head_dim,
-                                  nan && b % 2 == 0, 0);
+                                  nan && b % 2 == 0, c->score_shift != 0 ? score : 0,
+                                  c->score_shift != 0 ? 0 : 1);
                     case_fill_row(c, rng, c->v_dtype, &in->args.v, page, slot, head, in->v_head_dim,
-                                  nan && b % 2 == 1, 0.5f);
+                                  nan && b % 2 == 1, 0.5f, 1);
                 }
             }
             entry[i] = page_seen ? page : rng_range(rng, 0, 1) ? KV8_NO_PAGE : INT32_MAX;
@@ -303,7 +306,7 @@ static inline void case_make_queries(attention_inputs *in, test_rng *rng) {
         for (int32_t h = 0; h < in->num_qo_heads; h++) {
             for (int32_t d = 0; d < c->head_dim; d++)
                 case_store(c->q_dtype, q, row * a->q_stride_row + h * a->q_stride_head + d,
-                           rng_normal(rng));
+                           c->score_shift != 0 ? 1.0f : rng_normal(rng));
         }
     }
     a->q = q;
