@@ -323,10 +323,10 @@ static inline void case_make_queries(attention_inputs *in, test_rng *rng) {
 static inline void case_make_sinks(attention_inputs *in, test_rng *rng) {
     if (in->c->sink == SINK_NONE) return;
     for (int32_t h = 0; h < in->num_qo_heads; h++) {
-        in->sinks[h] = 2 * rng_normal(rng);
+        in->sinks[h] = in->c->score_shift + 2 * rng_normal(rng);
         if (in->c->sink == SINK_WITH_INFINITIES && h % 3 == 1) in->sinks[h] = INFINITY;
         if (in->c->sink == SINK_WITH_INFINITIES && h % 3 == 2) in->sinks[h] = -INFINITY;
-        if (in->c->sink == SINK_WITH_INFINITIES && h % 5 == 3) in->sinks[h] = 200;
+        if (in->c->sink == SINK_WITH_INFINITIES && h % 5 == 3) in->sinks[h] += 60;
     }
     in->spec.sink_logit = in->sinks;
 }
