@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #define _DEFAULT_SOURCE /* syscall */
 #include <cpuinfo.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -36,8 +37,9 @@ static bool has_amx(void) {
 }
 #endif
 
-int kv8_machine_has_isa(kv8_isa isa) {
-    if (isa == KV8_ISA_SCALAR) return 1;
+/* Asks the processor, and for AMX the system: slow under a hypervisor. */
+static bool detect(kv8_isa isa) {
+    if (isa == KV8_ISA_SCALAR) return true;
     const bool known = cpuinfo_initialize(); /* idempotent and thread safe */
     switch (isa) {
 #if defined(__x86_64__)
@@ -45,19 +47,35 @@ int kv8_machine_has_isa(kv8_isa isa) {
             return known && cpuinfo_has_x86_avx2() && cpuinfo_has_x86_fma3() &&
                    cpuinfo_has_x86_f16c();
         case KV8_ISA_AVX512:
-            return kv8_machine_has_isa(KV8_ISA_AVX2) && cpuinfo_has_x86_avx512f() &&
+            return detect(KV8_ISA_AVX2) && cpuinfo_has_x86_avx512f() &&
                    cpuinfo_has_x86_avx512bw() && cpuinfo_has_x86_avx512dq() &&
                    cpuinfo_has_x86_avx512vl();
         case KV8_ISA_AVX512_BF16:
-            return kv8_machine_has_isa(KV8_ISA_AVX512) && cpuinfo_has_x86_avx512vbmi() &&
+            return detect(KV8_ISA_AVX512) && cpuinfo_has_x86_avx512vbmi() &&
                    cpuinfo_has_x86_avx512bf16();
-        case KV8_ISA_AMX: return kv8_machine_has_isa(KV8_ISA_AVX512_BF16) && has_amx();
+        case KV8_ISA_AMX: return detect(KV8_ISA_AVX512_BF16) && has_amx();
 #elif defined(__aarch64__)
-        case KV8_ISA_NEON: return 1; /* part of the architecture */
+        case KV8_ISA_NEON: return true; /* part of the architecture */
         case KV8_ISA_NEON_BF16: return known && cpuinfo_has_arm_bf16();
 #endif
-        default: (void)known; return 0;
+        default: (void)known; return false;
     }
+}
+
+/* Callers on hot paths resolve a rung per call, so the answers are kept: bit i for rung i. Threads
+ * that meet here first find the same bits. */
+int kv8_machine_has_isa(kv8_isa isa) {
+    enum { ASKED = 1u << KV8_ISA_COUNT };
+    static _Atomic unsigned int rungs;
+    unsigned int mask = atomic_load_explicit(&rungs, memory_order_relaxed);
+    if (mask == 0) {
+        mask = ASKED;
+        for (int i = KV8_ISA_SCALAR; i < KV8_ISA_COUNT; i++) {
+            if (detect((kv8_isa)i)) mask |= 1u << i;
+        }
+        atomic_store_explicit(&rungs, mask, memory_order_relaxed);
+    }
+    return isa > KV8_ISA_BEST && isa < KV8_ISA_COUNT && (mask >> isa & 1) != 0;
 }
 
 static kv8_isa best_isa(void) {
