@@ -31,6 +31,11 @@ check:
 	@cmake --build $(BUILD)
 	@scripts/run_tests $(BUILD)
 
+bench: all
+	@cmake -S . -B $(BUILD) -DKV8_BENCH=ON
+	@cmake --build $(BUILD)
+	@for bench in $(BUILD)/bench_*; do echo "$$bench" && $$bench || exit 1; done
+
 format:
 	@scripts/check_format --fix
 
