@@ -81,6 +81,11 @@ kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec) {
     KV8_TRY(check_range("max_batch", spec->max_batch, 1, INT32_MAX - 1));
     KV8_TRY(check_range("max_total_q", spec->max_total_q, 1, INT32_MAX - 1));
     KV8_TRY(check_range("max_kv_len", spec->max_kv_len, 1, INT32_MAX - 1));
+    if ((int64_t)spec->max_total_q * spec->num_qo_heads > INT32_MAX)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "max_total_q %d times num_qo_heads %d is %lld, must be at most %d",
+                        spec->max_total_q, spec->num_qo_heads,
+                        (long long)spec->max_total_q * spec->num_qo_heads, INT32_MAX);
     return check_sinks(spec);
 }
 

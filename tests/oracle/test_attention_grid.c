@@ -184,6 +184,25 @@ static void nan_in_the_newest_key_stays_there(void **state) {
     }
 }
 
+/* Visible infinities reach the result where the definition says so, and nowhere else. */
+static void infinities_in_visible_slots(void **state) {
+    (void)state;
+    static const kv8_dtype dtypes[] = {KV8_F32, KV8_BF16, KV8_F16, KV8_E5M2};
+    for (uint64_t i = 0; i < 64; i++) {
+        attention_case c = drawn(6500 + i);
+        c.infinities = true;
+        c.extremes = false;
+        c.head_dim = 16;
+        c.q_dtype = i % 2 ? KV8_BF16 : KV8_F32;
+        c.k_dtype = i % 4 < 2 ? KV8_E4M3 : dtypes[i / 4 % 4];
+        c.v_dtype = dtypes[i / 16 % 4];
+        c.mask = i % 3 == 0 ? MASK_RANDOM : MASK_NONE;
+        c.kv_len[0] = 1 + (int32_t)i;
+        c.kv_len[1] = 90;
+        case_check(&c, NULL);
+    }
+}
+
 static void infinite_sinks_and_empty_rows(void **state) {
     (void)state;
     for (uint64_t i = 0; i < 40; i++) {
@@ -276,6 +295,7 @@ int main(void) {
         cmocka_unit_test(unusual_head_dims_and_groups),
         cmocka_unit_test(masks_random_and_tree),
         cmocka_unit_test(nan_in_the_newest_key_stays_there),
+        cmocka_unit_test(infinities_in_visible_slots),
         cmocka_unit_test(infinite_sinks_and_empty_rows),
         cmocka_unit_test(one_long_among_many_short),
         cmocka_unit_test(scores_far_from_zero),

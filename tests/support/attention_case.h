@@ -33,6 +33,7 @@ typedef struct attention_case {
     mask_kind mask;
     bool dense_table, batch_invariant;
     bool extremes;     /* some elements of K and V at their formats' largest values */
+    bool infinities;   /* some elements of K and V, where the format has them */
     float score_shift; /* with head_dim 1: whole scores within 3 of this one */
     bool nan_newest;   /* K (even requests) or V (odd ones) of each newest token is NaN */
     int32_t batch;
@@ -71,6 +72,14 @@ static inline void case_store(kv8_dtype dtype, void *data, int64_t at, float x) 
             break;
         default: abort();
     }
+}
+
+static inline void case_store_infinity(kv8_dtype dtype, void *data, int64_t at, bool negative) {
+    const float infinity = negative ? -INFINITY : INFINITY;
+    if (dtype == KV8_F32 || dtype == KV8_BF16 || dtype == KV8_F16)
+        case_store(dtype, data, at, infinity);
+    if (dtype == KV8_E5M2) /* which from_f32 saturates */
+        ((kv8_e5m2 *)data)[at] = (kv8_e5m2){negative ? 0xfc : 0x7c};
 }
 
 /* Written independently of src/attention: straight from the definition. */
@@ -167,6 +176,8 @@ static inline void case_fill_row(const attention_case *c, test_rng *rng, kv8_dty
             x = (rng_range(rng, 0, 1) ? 1.0f : -1.0f) * fminf(kv8_dtype_max(dtype), 57344.0f);
         if (c->extremes && rng_range(rng, 0, 15) == 0) x = rng_range(rng, 0, 1) ? 0.0f : 1e-6f;
         case_store(dtype, data.out, at + d, x);
+        if (c->infinities && rng_range(rng, 0, 99) == 0)
+            case_store_infinity(dtype, data.out, at + d, rng_range(rng, 0, 1));
     }
     if (nan) memset(data.out + at * (int64_t)size, dtype == KV8_E4M3FNUZ ? 0x80 : 0xff, size);
     if (dtype != KV8_INT8) return;

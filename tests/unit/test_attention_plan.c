@@ -58,6 +58,7 @@ static void every_bad_option_is_named(void **state) {
     REFUSED(batch_invariant, 5, KV8_ERR_INVALID, "batch_invariant is 5");
     REFUSED(max_batch, 0, KV8_ERR_INVALID, "max_batch is 0");
     REFUSED(max_total_q, 0, KV8_ERR_INVALID, "max_total_q is 0");
+    REFUSED(max_total_q, INT32_MAX - 1, KV8_ERR_INVALID, "times num_qo_heads 8 is 17179869168");
     REFUSED(max_kv_len, 0, KV8_ERR_INVALID, "max_kv_len is 0");
     REFUSED(sink_logit, sinks, KV8_ERR_INVALID, "sink_logit[3] is NaN");
     REFUSED(isa, (kv8_isa)99, KV8_ERR_INVALID, "isa is 99");
