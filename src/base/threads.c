@@ -35,6 +35,7 @@ void __tsan_release(void *address);
 struct kv8_threads {
     pthreadpool_t pool;
     int32_t count;
+    uint32_t flags; /* of every parallel call */
 };
 
 int32_t kv8_machine_num_cpus(void) {
@@ -56,6 +57,9 @@ kv8_status kv8_threads_create(kv8_threads **out, int32_t num_threads) {
     kv8_threads *const threads = calloc(1, sizeof *threads);
     if (threads == NULL) return kv8_fail(KV8_ERR_NO_MEMORY, "no memory for a thread pool");
     threads->count = num_threads > 0 ? num_threads : kv8_machine_num_cpus();
+    /* Idle workers spin for the next call, which costs nothing on processors of their own; where
+     * threads outnumber processors they would take the time of those that have work. */
+    threads->flags = threads->count > kv8_machine_num_cpus() ? PTHREADPOOL_FLAG_YIELD_WORKERS : 0;
     if (threads->count > 1) {
         threads->pool = pthreadpool_create((size_t)threads->count);
         if (threads->pool == NULL) {
@@ -103,7 +107,8 @@ void kv8_threads_run(kv8_threads *threads, size_t count, kv8_task task, void *co
     }
     run_context context = {.task = task, .cookie = cookie, .count = count};
     HAPPENS_BEFORE(&context);
-    pthreadpool_parallelize_1d(threads->pool, run_slot, &context, (size_t)threads->count, 0);
+    pthreadpool_parallelize_1d(threads->pool, run_slot, &context, (size_t)threads->count,
+                               threads->flags);
     HAPPENS_AFTER(&context);
 }
 
