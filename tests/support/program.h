@@ -46,6 +46,12 @@ static inline void spill(const char *path, const void *data, size_t size) {
     assert_int_equal(fclose(file), 0);
 }
 
+/* NULL for a device or a terminal. */
+static inline char *slurp_regular(const char *path, size_t *size_out) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISREG(info.st_mode) ? slurp(path, size_out) : NULL;
+}
+
 /* Runs `kv8 args...` (args ends with NULL) with stdout to out_path, stderr to err_path; sends
  * SIGINT after interrupt_ms (0 = never). */
 static inline program_result program_run(const char *const args[], const char *out_path,
@@ -75,10 +81,8 @@ static inline program_result program_run(const char *const args[], const char *o
     program_result result = {
         .status = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state),
         .max_rss_kib = usage.ru_maxrss};
-    struct stat info; /* stdout may have been a device */
-    if (stat(out_path, &info) == 0 && S_ISREG(info.st_mode))
-        result.out = slurp(out_path, &result.out_size);
-    result.err = slurp(err_path, &result.err_size);
+    result.out = slurp_regular(out_path, &result.out_size);
+    result.err = slurp_regular(err_path, &result.err_size);
     return result;
 }
 
