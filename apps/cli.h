@@ -22,6 +22,7 @@ enum { CLI_OK = 0, CLI_FAILED = 2 };
 int cmd_compare(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_score(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 
 /* --- errors (cli.c) --- */

@@ -12,6 +12,7 @@ static const struct verb {
     {"compare", "what storing the KV cache in a format does to a model", cmd_compare},
     {"generate", "continue a prompt or answer a chat", cmd_generate},
     {"score", "loss of a model on given tokens", cmd_score},
+    {"bench", "kernels and models beside this machine's limits", cmd_bench},
     {"info", "this machine, and the facts of a model", cmd_info},
 };
 enum { NUM_VERBS = sizeof verbs / sizeof verbs[0] };
@@ -24,7 +25,7 @@ static int print_usage(void) {
     for (int i = 0; i < NUM_VERBS; i++) printf("  %-10s %s\n", verbs[i].name, verbs[i].about);
     printf(
         "\nkv8 VERB --help lists a verb's options, kv8 --version prints the version.\n"
-        "KV8_ISA=scalar|avx2|avx512|avx512_bf16|neon|neon_bf16 in the environment lowers the\n"
+        "KV8_ISA=scalar|avx2|avx512|avx512_bf16|amx|neon|neon_bf16 in the environment lowers the\n"
         "instruction set. Exit status: 0, 2 after an error, 130 after Ctrl-C.\n");
     return cli_finish_stdout();
 }

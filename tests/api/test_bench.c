@@ -1,0 +1,172 @@
+/* test_bench.c - kv8 bench: its rows say what they claim (bytes, products, shares), its formats
+ * are valid, its mistakes are one line.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "program.h"
+
+static program_result bench(const char *const args[]) {
+    char out[64], err[64];
+    snprintf(out, sizeof out, "/tmp/kv8-test-bench-%d.out", (int)getpid());
+    snprintf(err, sizeof err, "/tmp/kv8-test-bench-%d.err", (int)getpid());
+    const program_result result = program_run(args, out, err, 0);
+    unlink(out);
+    unlink(err);
+    return result;
+}
+
+static double number(const json_t *row, const char *key) {
+    const json_t *const value = json_object_get(row, key);
+    if (!json_is_number(value)) fail_msg("row has no number \"%s\"", key);
+    return json_number_value(value);
+}
+
+static json_t *rows_of(const program_result *result) {
+    json_t *const root = program_json(result);
+    json_t *const rows = json_incref(json_object_get(root, "rows"));
+    assert_true(json_is_array(rows));
+    json_decref(root);
+    return rows;
+}
+
+static void near(double got, double want) {
+    if (!(fabs(got - want) <= 1e-3 * fabs(want))) fail_msg("got %g, want %g", got, want);
+}
+
+/* Shape 8/2/64, batch 3: 256 keys of 2 heads x 64 codes, K and V; int8 adds two f16 scales. */
+static void attention_rows_count_bytes_and_products(void **state) {
+    (void)state;
+    const char *const args[] = {"bench",  "attention", "--shape",   "tiny",    "--context",
+                                "256",    "--kv",      "e4m3,int8", "--batch", "3",
+                                "--pool", "4",         "--qo-len",  "16",      "--seconds",
+                                "0",      "--threads", "1",         "--json",  NULL};
+    program_result result = bench(args);
+    json_t *const rows = rows_of(&result);
+    assert_int_equal(json_array_size(rows), 4); /* decode and prefill of two formats */
+    for (size_t i = 0; i < 4; i++) {
+        const json_t *const row = json_array_get(rows, i);
+        const bool int8 = strcmp(json_string_value(json_object_get(row, "kv")), "int8") == 0;
+        const bool decode = strcmp(json_string_value(json_object_get(row, "phase")), "decode") == 0;
+        const double us = number(row, "us");
+        const double bytes = 3.0 * 256 * 2 * 2 * (64 + (int8 ? 2 : 0));
+        /* Causal: row r of 16 sees 241 + r keys. */
+        const double pairs = decode ? 256 : 16 * 241 + 120;
+        const double flops = 2 * 2 * 3 * pairs * 8 * 64;
+        assert_true(us > 0 && number(row, "us_min") <= us && us <= number(row, "us_max"));
+        near(number(row, "gb_s"), bytes / us * 1e-3);
+        near(number(row, "gflop_s"), flops / us * 1e-3);
+        const double read_us = bytes / number(row, "read_ceiling_gb_s") * 1e-3;
+        const double dot_us = flops / number(row, "dot_ceiling_gflop_s") * 1e-3;
+        near(number(row, "share"), fmax(read_us, dot_us) / us);
+        assert_string_equal(json_string_value(json_object_get(row, "ceiling")),
+                            read_us > dot_us ? "read" : "dot");
+        assert_int_equal(number(row, "threads"), 1);
+    }
+    json_decref(rows);
+    program_free(&result);
+}
+
+/* A window of 15 leaves 16 keys to a decode step. */
+static void a_window_counts_only_what_it_sees(void **state) {
+    (void)state;
+    const char *const args[] = {"bench",  "attention", "--heads", "4/1/32",   "--context",
+                                "200",    "--kv",      "bf16",    "--window", "15",
+                                "--pool", "1",         "--phase", "decode",   "--seconds",
+                                "0",      "--threads", "1",       "--json",   NULL};
+    program_result result = bench(args);
+    json_t *const rows = rows_of(&result);
+    const json_t *const row = json_array_get(rows, 0);
+    near(number(row, "gb_s"), 16 * 2 * 32 * 2 / number(row, "us") * 1e-3);
+    json_decref(rows);
+    program_free(&result);
+}
+
+static void model_rows_have_llama_bench_fields(void **state) {
+    (void)state;
+    const char *const args[] = {"bench",   "model",     "models/tiny-gpt-oss",
+                                "--depth", "0,40",      "--prompt",
+                                "24",      "--gen",     "3",
+                                "--kv",    "e4m3",      "--repetitions",
+                                "2",       "--threads", "1",
+                                "--json",  NULL};
+    program_result result = bench(args);
+    json_t *const rows = rows_of(&result);
+    assert_int_equal(json_array_size(rows), 4);
+    for (size_t i = 0; i < 4; i++) {
+        const json_t *const row = json_array_get(rows, i);
+        const double tokens = number(row, "n_prompt") + number(row, "n_gen");
+        assert_int_equal(tokens, i % 2 == 0 ? 24 : 3);
+        assert_int_equal(number(row, "n_depth"), i < 2 ? 0 : 40);
+        assert_string_equal(json_string_value(json_object_get(row, "type_k")), "e4m3");
+        const json_t *const ns = json_object_get(row, "samples_ns");
+        const json_t *const ts = json_object_get(row, "samples_ts");
+        assert_int_equal(json_array_size(ns), 2);
+        double sum = 0;
+        for (size_t s = 0; s < 2; s++) {
+            const double speed = tokens * 1e9 / json_number_value(json_array_get(ns, s));
+            near(json_number_value(json_array_get(ts, s)), speed);
+            sum += speed;
+        }
+        near(number(row, "avg_ts"), sum / 2);
+    }
+    json_decref(rows);
+    program_free(&result);
+}
+
+static void csv_has_a_header_and_as_many_fields(void **state) {
+    (void)state;
+    const char *const args[] = {"bench",   "attention", "--shape",   "tiny",   "--context",
+                                "64",      "--kv",      "e4m3",      "--pool", "1",
+                                "--phase", "decode",    "--seconds", "0",      "--threads",
+                                "1",       "--csv",     NULL};
+    program_result result = bench(args);
+    assert_int_equal(result.status, 0);
+    int lines = 0, commas[3] = {0};
+    for (const char *c = result.out; *c != '\0'; c++) {
+        assert_true(lines < 3);
+        commas[lines] += *c == ',';
+        lines += *c == '\n';
+    }
+    assert_int_equal(lines, 2);
+    assert_int_equal(commas[0], commas[1]);
+    assert_memory_equal(result.out, "shape,phase,kv,", 15);
+    program_free(&result);
+}
+
+static void mistakes_are_one_line(void **state) {
+    (void)state;
+    const struct {
+        const char *args[6], *part;
+    } cases[] = {
+        {{"bench", NULL}, "must be attention or model"},
+        {{"bench", "attention", "--shape", "gpt-9", NULL}, "gpt-9"},
+        {{"bench", "attention", "--heads", "8/2", NULL}, "8/2"},
+        {{"bench", "attention", "--batch", "1,,2", NULL}, "1,,2"},
+        {{"bench", "attention", "--batch", "0", NULL}, "from 1 to"},
+        {{"bench", "attention", "--kv", "fp3", NULL}, "fp3"},
+        {{"bench", "attention", "--isa", "sse9", NULL}, "sse9"},
+        {{"bench", "attention", "--phase", "train", NULL}, "train"},
+        {{"bench", "attention", "extra", NULL}, "extra"},
+        {{"bench", "model", NULL}, "which model"},
+        {{"bench", "model", "no/such/model", NULL}, "no/such/model"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        program_result result = bench(cases[i].args);
+        assert_int_equal(result.status, 2);
+        assert_int_equal(result.out_size, 0);
+        if (strstr(result.err, cases[i].part) == NULL)
+            fail_msg("\"%s\" does not name \"%s\"", result.err, cases[i].part);
+        assert_ptr_equal(strchr(result.err, '\n'), result.err + result.err_size - 1);
+        program_free(&result);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_rows_count_bytes_and_products),
+        cmocka_unit_test(a_window_counts_only_what_it_sees),
+        cmocka_unit_test(model_rows_have_llama_bench_fields),
+        cmocka_unit_test(csv_has_a_header_and_as_many_fields),
+        cmocka_unit_test(mistakes_are_one_line),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
