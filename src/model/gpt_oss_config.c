@@ -81,10 +81,16 @@ static void alternate_layers(kv8_gpt_oss_config *c) {
         c->layer_kind[i] = i % 2 == 0 ? KV8_LAYER_SLIDING : KV8_LAYER_FULL;
 }
 
+/* Also outside YaRN: base 1 or below turns no pair slower than the one before it. */
+static kv8_status read_theta(const kv8_json_fields *r, double *theta) {
+    KV8_TRY(kv8_json_real(r, "rope_theta", 1, 1e12, theta));
+    if (!(*theta > 1))
+        return kv8_fail(KV8_ERR_INVALID, "%s: %srope_theta is %g, must be above 1", r->file,
+                        r->prefix, *theta);
+    return KV8_OK;
+}
+
 static kv8_status check_yarn(const kv8_json_fields *f, const kv8_rope_options *rope) {
-    if (!(rope->theta > 1))
-        return kv8_fail(KV8_ERR_INVALID, "%s: rope_theta is %g, must be above 1 for YaRN", f->file,
-                        rope->theta);
     if (!(rope->beta_fast > rope->beta_slow))
         return kv8_fail(KV8_ERR_INVALID,
                         "%s: YaRN's fast beta is %g, must be above the slow one, %g", f->file,
@@ -202,7 +208,7 @@ static kv8_status read_rope(const kv8_json_fields *f, kv8_gpt_oss_config *c) {
     const kv8_json_fields r = {f->file, newer != NULL ? "rope_parameters." : "rope_scaling.",
                                object};
     kv8_rope_options *const rope = &c->rope;
-    KV8_TRY(kv8_json_real(newer != NULL ? &r : f, "rope_theta", 1e-3, 1e12, &rope->theta));
+    KV8_TRY(read_theta(newer != NULL ? &r : f, &rope->theta));
     if (object == NULL) return KV8_OK;
     const char *type = "default";
     KV8_TRY(kv8_json_string_or(&r, "type", &type)); /* the key's name before rope_type */
@@ -266,7 +272,7 @@ static kv8_status read_original(const kv8_json_fields *f, kv8_gpt_oss_config *c)
     KV8_TRY(kv8_json_int(f, "num_experts", 1, MAX_EXPERTS, &c->num_experts));
     KV8_TRY(kv8_json_int(f, "experts_per_token", 1, MAX_EXPERTS, &c->num_experts_per_token));
     kv8_rope_options *const rope = &c->rope;
-    KV8_TRY(kv8_json_real(f, "rope_theta", 1e-3, 1e12, &rope->theta));
+    KV8_TRY(read_theta(f, &rope->theta));
     KV8_TRY(kv8_json_real(f, "rope_scaling_factor", 1, 1e6, &rope->factor));
     KV8_TRY(kv8_json_int(f, "initial_context_length", 1, INT32_MAX, &rope->original_max_position));
     if (rope->factor > 1) { /* the published code leaves YaRN out at factor 1 */

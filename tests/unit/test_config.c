@@ -155,6 +155,9 @@ static void rope_parameters_of_transformers_5_are_read(void **state) {
     assert_ok(parse(hugging_face, COUNT(hugging_face), changes, COUNT(changes), &c));
     assert_int_equal(c.rope.kind, KV8_ROPE_DEFAULT);
     assert_true(c.rope.theta == 10000);
+    changes[3].value = "{\"rope_theta\":1,\"rope_type\":\"default\"}";
+    assert_refused(parse(hugging_face, COUNT(hugging_face), changes, COUNT(changes), &c),
+                   KV8_ERR_INVALID, "rope_parameters.rope_theta is 1, must be above 1");
     changes[3].value = "{\"rope_type\":\"default\"}";
     assert_refused(parse(hugging_face, COUNT(hugging_face), changes, COUNT(changes), &c),
                    KV8_ERR_INVALID, "rope_parameters.rope_theta is missing");
