@@ -273,15 +273,19 @@ static kv8_status read_original(const kv8_json_fields *f, kv8_gpt_oss_config *c)
     KV8_TRY(kv8_json_int(f, "experts_per_token", 1, MAX_EXPERTS, &c->num_experts_per_token));
     kv8_rope_options *const rope = &c->rope;
     KV8_TRY(read_theta(f, &rope->theta));
-    KV8_TRY(kv8_json_real(f, "rope_scaling_factor", 1, 1e6, &rope->factor));
-    KV8_TRY(kv8_json_int(f, "initial_context_length", 1, INT32_MAX, &rope->original_max_position));
-    if (rope->factor > 1) { /* the published code leaves YaRN out at factor 1 */
+    double factor = 0;
+    int32_t original_context = 0;
+    KV8_TRY(kv8_json_real(f, "rope_scaling_factor", 1, 1e6, &factor));
+    KV8_TRY(kv8_json_int(f, "initial_context_length", 1, INT32_MAX, &original_context));
+    if (factor > 1) { /* the published code leaves YaRN out at factor 1 */
         rope->kind = KV8_ROPE_YARN;
+        rope->factor = factor;
+        rope->original_max_position = original_context;
         KV8_TRY(kv8_json_real(f, "rope_ntk_beta", 1e-6, 1e6, &rope->beta_fast));
         KV8_TRY(kv8_json_real(f, "rope_ntk_alpha", 1e-6, 1e6, &rope->beta_slow));
         KV8_TRY(check_yarn(f, rope));
     }
-    const double longest = rope->original_max_position * rope->factor;
+    const double longest = original_context * factor;
     c->max_seq_len = longest < INT32_MAX ? (int32_t)longest : INT32_MAX;
     c->rms_norm_eps = (float)original_rms_norm_eps;
     alternate_layers(c);

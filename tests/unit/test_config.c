@@ -134,6 +134,13 @@ static void original_form_is_read(void **state) {
     assert_int_equal(c.eos[0], 200002);
     assert_int_equal(c.eos[1], 200012);
     assert_int_equal(c.eos[2], 199999);
+    /* At factor 1 the rope is plain, and one that can be made. */
+    assert_ok(parse(original, COUNT(original), &(field){"rope_scaling_factor", "1.0"}, 1, &c));
+    assert_int_equal(c.rope.kind, KV8_ROPE_DEFAULT);
+    assert_int_equal(c.max_seq_len, 4096);
+    kv8_rope *rope = NULL;
+    assert_ok(kv8_rope_create(&rope, &c.rope));
+    kv8_rope_destroy(rope);
     /* A cut vocabulary has none of these ids. */
     assert_ok(parse(original, COUNT(original), &(field){"vocab_size", "4096"}, 1, &c));
     assert_int_equal(c.num_eos, 0);
