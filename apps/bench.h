@@ -1,4 +1,4 @@
-/* bench.h - what the two benchmarks share: lists of numbers, medians, a random source.
+/* bench.h - what the two benchmarks share: lists of numbers, medians, a random source; the plot.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_BENCH_H
@@ -23,5 +23,18 @@ typedef struct bench_times {
 bench_times bench_summary(double *samples, int32_t num);
 
 uint64_t bench_random(uint64_t *state);
+
+/* --- the plot of shares (bench_plot.c) --- */
+
+typedef struct bench_bar {
+    const char *panel;          /* a picture of its own, one below the other */
+    char group[32], series[64]; /* the place on the axis; the colour */
+    double share, us;           /* the height; the figure above it */
+} bench_bar;
+/* Whether `path` names a format and so many series can be told apart. */
+int bench_plot_check(const char *path, int32_t num_series);
+/* Panels, groups and series stand in the order in which the bars name them. */
+int bench_plot_draw(const bench_bar *bars, int32_t num_bars, const char *title, const char *path,
+                    FILE *file);
 
 #endif

@@ -3,7 +3,8 @@
  *
  * Cold: consecutive runs use different sequences of a pool several times larger than the caches,
  * pages in random order. A run's floor is the larger of bytes of KV over the read ceiling and
- * multiply-adds over the dot-product ceiling; `share` is floor / median, `ceiling` says which.
+ * multiply-adds over the dot-product ceiling; `share` is floor / median, `ceiling` says which. The
+ * dot products are those of the plan's kernel: f32 multiply-adds, or pairs of bf16 on its rung.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
@@ -36,7 +37,9 @@ typedef struct bench_row {
     int32_t batch, context, qo_len, threads;
     bench_times us;
     double kv_bytes, macs;
-    double read_gb_s, dot_gmac_s; /* the ceilings */
+    char kernel[96], math[16]; /* the plan's: its name, what it multiplies in, its rung */
+    kv8_isa kernel_isa;
+    double read_gb_s, dot_gmac_s; /* the ceilings of that kernel */
 } bench_row;
 
 static double floor_us(const bench_row *row, bool *by_read) {
@@ -239,6 +242,32 @@ static kv8_status make_plan(bench_run *r, const bench_args *args, const bench_ro
     return r->workspace == NULL ? KV8_ERR_NO_MEMORY : KV8_OK;
 }
 
+static bool isa_from_name(const char *name, kv8_isa *isa_out) {
+    for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
+        if (strcmp(name, kv8_isa_name((kv8_isa)isa)) != 0) continue;
+        *isa_out = (kv8_isa)isa;
+        return true;
+    }
+    return false;
+}
+
+/* What the plan computes with stands in the kernel's name, kv8_attention_<math>_...__<rung>, the
+ * first word of the plan's description. */
+static int name_kernel(const bench_run *r, bench_row *row) {
+    char text[512];
+    kv8_attention_args args = r->args;
+    args.pages.page_indices = r->page_indices;
+    const kv8_status status = kv8_attention_describe(r->plan, &args, text, sizeof text);
+    if (status != KV8_OK) return cli_fail_status(status);
+    snprintf(row->kernel, sizeof row->kernel, "%.*s", (int)strcspn(text, ", "), text);
+    const char *const rung = strstr(row->kernel, "__");
+    if (sscanf(row->kernel, "kv8_attention_%15[a-z0-9]_", row->math) != 1 || rung == NULL ||
+        !isa_from_name(rung + 2, &row->kernel_isa) ||
+        (strcmp(row->math, "f32") != 0 && strcmp(row->math, "bf16") != 0))
+        return cli_fail("kernel %s: no dot-product ceiling is known for its name", row->kernel);
+    return CLI_OK;
+}
+
 static kv8_status run_set(bench_run *r, int32_t set) {
     r->args.pages.page_indices = r->page_indices + set * r->pages_per_set;
     return kv8_attention_run(r->plan, &r->args, r->workspace);
@@ -283,8 +312,10 @@ static int measure_row(bench_row *row, const bench_args *args, const bench_cache
     kv8_status status = make_queries(&run, row, q_dtype);
     if (status == KV8_OK) status = make_tables(&run, args, row, cache);
     if (status == KV8_OK) status = make_plan(&run, args, row, q_dtype, threads);
-    if (status == KV8_OK) status = time_run(&run, args->seconds, &row->us);
+    const int named = status == KV8_OK ? name_kernel(&run, row) : CLI_OK;
+    if (status == KV8_OK && named == CLI_OK) status = time_run(&run, args->seconds, &row->us);
     close_run(&run);
+    if (named != CLI_OK) return named;
     if (cli_interrupted() != 0) return cli_interrupted();
     if (status == KV8_ERR_NO_MEMORY) return cli_fail("no memory for context %d", row->context);
     count_work(row, args);
@@ -294,9 +325,8 @@ static int measure_row(bench_row *row, const bench_args *args, const bench_cache
 /* --- the results --- */
 
 static const char header[] =
-    "shape,phase,kv,isa,batch,context,qo_len,threads,us,us_min,us_max,gb_s,gflop_s,read_ceiling_gb_"
-    "s,"
-    "dot_ceiling_gflop_s,ceiling,share\n";
+    "shape,phase,kv,isa,kernel,batch,context,qo_len,threads,us,us_min,us_max,gb_s,gflop_s,"
+    "read_ceiling_gb_s,dot_ceiling_gflop_s,ceiling,share\n";
 
 typedef struct bench_figures {
     double gb_s, gflop_s, share;
@@ -314,10 +344,11 @@ static bench_figures figures(const bench_row *row) {
     };
 }
 
-/* Limits belong to a thread count and a rung; the first row of each shows them. */
+/* Limits belong to a thread count and a kernel; the first row of each shows them. */
 static bool is_first_with_limits(const bench_row *rows, int32_t at) {
     for (int32_t i = 0; i < at; i++) {
-        if (rows[i].threads == rows[at].threads && rows[i].isa == rows[at].isa) return false;
+        if (rows[i].threads == rows[at].threads && strcmp(rows[i].kernel, rows[at].kernel) == 0)
+            return false;
     }
     return true;
 }
@@ -337,8 +368,8 @@ static void print_table(const bench_row *rows, int32_t num) {
     }
     for (int32_t i = 0; i < num; i++) {
         if (!is_first_with_limits(rows, i)) continue;
-        printf("\nlimits, %d threads, %s: read %.1f GB/s, dot products %.1f GFLOP/s",
-               rows[i].threads, kv8_isa_name(rows[i].isa), rows[i].read_gb_s,
+        printf("\n%s, %d threads: limits are read %.1f GB/s, %s dot products %.1f GFLOP/s",
+               rows[i].kernel, rows[i].threads, rows[i].read_gb_s, rows[i].math,
                2 * rows[i].dot_gmac_s);
     }
     printf("\nGB/s counts every visible byte of K and V once; share is of the nearer limit.\n");
@@ -349,24 +380,24 @@ static void print_csv(const bench_row *rows, int32_t num) {
     for (int32_t i = 0; i < num; i++) {
         const bench_row *const r = &rows[i];
         const bench_figures f = figures(r);
-        printf("%s,%s,%s,%s,%d,%d,%d,%d,%.2f,%.2f,%.2f,%.3f,%.2f,%.2f,%.2f,%s,%.4f\n",
-               r->shape.name, r->phase, kv8_dtype_name(r->kv), kv8_isa_name(r->isa), r->batch,
-               r->context, r->qo_len, r->threads, r->us.median, r->us.least, r->us.most, f.gb_s,
-               f.gflop_s, r->read_gb_s, 2 * r->dot_gmac_s, f.ceiling, f.share);
+        printf("%s,%s,%s,%s,%s,%d,%d,%d,%d,%.2f,%.2f,%.2f,%.3f,%.2f,%.2f,%.2f,%s,%.4f\n",
+               r->shape.name, r->phase, kv8_dtype_name(r->kv), kv8_isa_name(r->isa), r->kernel,
+               r->batch, r->context, r->qo_len, r->threads, r->us.median, r->us.least, r->us.most,
+               f.gb_s, f.gflop_s, r->read_gb_s, 2 * r->dot_gmac_s, f.ceiling, f.share);
     }
 }
 
 static json_t *row_json(const bench_row *r) {
     const bench_figures f = figures(r);
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:f, s:f, s:f, s:f,"
-        " s:s, s:f}",
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:f, s:f, s:f,"
+        " s:f, s:s, s:f}",
         "shape", r->shape.name, "phase", r->phase, "kv", kv8_dtype_name(r->kv), "isa",
-        kv8_isa_name(r->isa), "batch", r->batch, "context", r->context, "qo_len", r->qo_len,
-        "threads", r->threads, "us", r->us.median, "us_min", r->us.least, "us_max", r->us.most,
-        "samples", r->us.num, "gb_s", f.gb_s, "gflop_s", f.gflop_s, "read_ceiling_gb_s",
-        r->read_gb_s, "dot_ceiling_gflop_s", 2 * r->dot_gmac_s, "ceiling", f.ceiling, "share",
-        f.share);
+        kv8_isa_name(r->isa), "kernel", r->kernel, "math", r->math, "batch", r->batch, "context",
+        r->context, "qo_len", r->qo_len, "threads", r->threads, "us", r->us.median, "us_min",
+        r->us.least, "us_max", r->us.most, "samples", r->us.num, "gb_s", f.gb_s, "gflop_s",
+        f.gflop_s, "read_ceiling_gb_s", r->read_gb_s, "dot_ceiling_gflop_s", 2 * r->dot_gmac_s,
+        "ceiling", f.ceiling, "share", f.share);
 }
 
 static int print_json(const bench_row *rows, int32_t num) {
@@ -387,6 +418,8 @@ typedef struct walk {
     int32_t batch[MAX_VALUES], context[MAX_VALUES], threads[MAX_VALUES];
     int32_t num_kv, num_isa, num_batch, num_context, num_threads;
     bool decode, prefill;
+    kv8_threads *pools[MAX_VALUES];                   /* of each thread count */
+    kv8_ceilings ceilings[MAX_VALUES][KV8_ISA_COUNT]; /* measured when a row first needs them */
     bench_row rows[MAX_ROWS];
     int32_t num_rows;
 } walk;
@@ -433,16 +466,14 @@ static int take_kv(walk *w, const char *option, const char *name) {
 }
 
 static int take_isa(walk *w, const char *option, const char *name) {
-    for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
-        if (strcmp(name, kv8_isa_name((kv8_isa)isa)) != 0) continue;
-        kv8_isa resolved;
-        const kv8_status status = kv8_machine_resolve_isa((kv8_isa)isa, &resolved);
-        if (status != KV8_OK) return cli_fail_status(status);
-        if (w->num_isa == KV8_ISA_COUNT) return cli_fail("--isa names too many rungs");
-        w->isa[w->num_isa++] = resolved;
-        return CLI_OK;
-    }
-    return cli_fail("--%s names \"%s\", no rung; kv8 info lists them", option, name);
+    kv8_isa isa, resolved;
+    if (!isa_from_name(name, &isa))
+        return cli_fail("--%s names \"%s\", no rung; kv8 info lists them", option, name);
+    const kv8_status status = kv8_machine_resolve_isa(isa, &resolved);
+    if (status != KV8_OK) return cli_fail_status(status);
+    if (w->num_isa == KV8_ISA_COUNT) return cli_fail("--isa names too many rungs");
+    w->isa[w->num_isa++] = resolved;
+    return CLI_OK;
 }
 
 static int take_phase(walk *w, const char *option, const char *name) {
@@ -479,23 +510,32 @@ static int parse_walk(const bench_args *args, walk *w) {
     return best == KV8_OK ? CLI_OK : cli_fail_status(best);
 }
 
+/* The limits of the row's kernel on the w->threads[t] threads. */
+static int set_limits(walk *w, int32_t t, bench_row *row) {
+    kv8_ceilings *const c = &w->ceilings[t][row->kernel_isa];
+    if (c->read_gb_s == 0) {
+        const kv8_status status = kv8_machine_measure_ceilings(w->pools[t], row->kernel_isa, c);
+        if (status != KV8_OK) return cli_fail_status(status);
+    }
+    row->read_gb_s = c->read_gb_s;
+    row->dot_gmac_s = strcmp(row->math, "bf16") == 0 ? c->bf16_gmac_s : c->f32_gmac_s;
+    return CLI_OK;
+}
+
 /* Every thread count and rung over one filled cache. */
-static int walk_cache(walk *w, const bench_args *args, const bench_cache *cache, bench_row row,
-                      kv8_threads **threads, const kv8_ceilings *ceilings) {
+static int walk_cache(walk *w, const bench_args *args, const bench_cache *cache, bench_row row) {
     for (int32_t t = 0; t < w->num_threads; t++) {
         for (int32_t i = 0; i < w->num_isa; i++) {
-            const kv8_ceilings *const c = &ceilings[t * w->num_isa + i];
             row.isa = w->isa[i];
-            row.threads = kv8_threads_count(threads[t]);
-            row.read_gb_s = c->read_gb_s;
-            row.dot_gmac_s = fmax(c->f32_gmac_s, c->bf16_gmac_s);
+            row.threads = kv8_threads_count(w->pools[t]);
             if (w->num_rows == MAX_ROWS) return cli_fail("more than %d rows", (int)MAX_ROWS);
             for (int phase = 0; phase < 2; phase++) {
                 if (phase == 0 ? !w->decode : !w->prefill) continue;
                 row.phase = phase == 0 ? "decode" : "prefill";
                 row.qo_len = phase == 0 ? 1 : args->qo_len;
                 if (row.qo_len > row.context) row.qo_len = row.context;
-                const int status = measure_row(&row, args, cache, threads[t], w->q);
+                int status = measure_row(&row, args, cache, w->pools[t], w->q);
+                if (status == CLI_OK) status = set_limits(w, t, &row);
                 if (status != CLI_OK) return status;
                 w->rows[w->num_rows++] = row;
             }
@@ -504,8 +544,7 @@ static int walk_cache(walk *w, const bench_args *args, const bench_cache *cache,
     return CLI_OK;
 }
 
-static int run_walk(walk *w, const bench_args *args, kv8_threads **threads,
-                    const kv8_ceilings *ceilings) {
+static int run_walk(walk *w, const bench_args *args) {
     cli_progress progress;
     cli_progress_begin(&progress);
     int status = CLI_OK;
@@ -521,9 +560,9 @@ static int run_walk(walk *w, const bench_args *args, kv8_threads **threads,
                                        .context = w->context[c]};
                 bench_cache cache = {0};
                 const kv8_status opened = open_cache(&cache, args, &w->shape, row.kv, row.batch,
-                                                     row.context, threads[w->num_threads - 1]);
-                status = opened == KV8_OK ? walk_cache(w, args, &cache, row, threads, ceilings)
-                                          : cli_fail_status(opened);
+                                                     row.context, w->pools[w->num_threads - 1]);
+                status =
+                    opened == KV8_OK ? walk_cache(w, args, &cache, row) : cli_fail_status(opened);
                 close_cache(&cache);
             }
         }
@@ -532,19 +571,58 @@ static int run_walk(walk *w, const bench_args *args, kv8_threads **threads,
     return status;
 }
 
-static int measure_ceilings(const walk *w, kv8_threads **threads, kv8_ceilings *ceilings_out) {
-    for (int32_t t = 0; t < w->num_threads; t++) {
-        for (int32_t i = 0; i < w->num_isa; i++) {
-            const kv8_status status = kv8_machine_measure_ceilings(
-                threads[t], w->isa[i], &ceilings_out[t * w->num_isa + i]);
-            if (status != KV8_OK) return cli_fail_status(status);
-        }
+/* --- the plot --- */
+
+/* One bar per row: a picture per phase, a group per batch and context, a colour for the rest. */
+static bench_bar bar_of(const walk *w, const bench_row *r) {
+    bench_bar bar = {.panel = r->phase, .share = figures(r).share, .us = r->us.median};
+    if (w->num_batch > 1) {
+        snprintf(bar.group, sizeof bar.group, "%d x %d", r->batch, r->context);
+    } else {
+        snprintf(bar.group, sizeof bar.group, "%d", r->context);
     }
-    return CLI_OK;
+    snprintf(bar.series, sizeof bar.series, "%s", kv8_dtype_name(r->kv));
+    size_t at = strlen(bar.series);
+    if (w->num_isa > 1) {
+        snprintf(bar.series + at, sizeof bar.series - at, " %s", kv8_isa_name(r->isa));
+        at = strlen(bar.series);
+    }
+    if (w->num_threads > 1)
+        snprintf(bar.series + at, sizeof bar.series - at, " %d threads", r->threads);
+    return bar;
 }
 
-static int show(const walk *w, const bench_args *args) {
-    int status = CLI_OK;
+static int draw_plot(const walk *w, const bench_args *args, cli_output *plot) {
+    bench_bar *const bars = malloc((size_t)w->num_rows * sizeof *bars);
+    if (bars == NULL) return cli_fail("no memory for the plot");
+    for (int32_t i = 0; i < w->num_rows; i++) bars[i] = bar_of(w, &w->rows[i]);
+    char title[256];
+    const shape *const s = &w->shape;
+    int length = snprintf(title, sizeof title, "attention, %d/%d/%d, %s queries", s->num_qo_heads,
+                          s->num_kv_heads, s->head_dim, kv8_dtype_name(w->q));
+    if (w->num_isa == 1)
+        length += snprintf(title + length, sizeof title - (size_t)length, ", %s",
+                           kv8_isa_name(w->isa[0]));
+    if (w->num_threads == 1)
+        snprintf(title + length, sizeof title - (size_t)length, ", %d threads",
+                 kv8_threads_count(w->pools[0]));
+    const int status = bench_plot_draw(bars, w->num_rows, title, args->plot, plot->file);
+    free(bars);
+    return status == CLI_OK ? cli_output_commit(plot) : status;
+}
+
+/* What can be refused is, before the long work. */
+static int open_plot(const walk *w, const bench_args *args, cli_output *plot) {
+    if (args->plot == NULL) return CLI_OK;
+    const int32_t num_series = w->num_kv * w->num_isa * w->num_threads;
+    int status = bench_plot_check(args->plot, num_series);
+    if (status == CLI_OK) status = cli_plot_check();
+    return status == CLI_OK ? cli_output_open(plot, args->plot) : status;
+}
+
+static int show(const walk *w, const bench_args *args, cli_output *plot) {
+    int status = args->plot != NULL ? draw_plot(w, args, plot) : CLI_OK;
+    if (status != CLI_OK) return status;
     if (args->json) {
         status = print_json(w->rows, w->num_rows);
     } else if (args->csv) {
@@ -581,6 +659,8 @@ static int parse(bench_args *args, int argc, char **argv) {
          &args->pool_mib, 0, 1 << 20},
         {"seconds", "S", "time spent on a row, at least five runs (0.5)", CLI_FLOAT, &args->seconds,
          0, 1000},
+        {"plot", "FILE", "draw shares and times as .svg or .png (needs gnuplot)", CLI_TEXT,
+         &args->plot},
         {"json", NULL, "print one JSON object", CLI_FLAG, &args->json},
         {"csv", NULL, "print comma-separated values", CLI_FLAG, &args->csv},
     };
@@ -619,15 +699,15 @@ int bench_attention(int argc, char **argv) {
     status = parse_walk(&args, &w);
     if (status != CLI_OK) return status;
     cli_catch_interrupt();
-    kv8_threads *threads[MAX_VALUES] = {NULL};
-    kv8_ceilings ceilings[MAX_VALUES * KV8_ISA_COUNT];
+    cli_output plot = {0};
+    status = open_plot(&w, &args, &plot);
     for (int32_t t = 0; status == CLI_OK && t < w.num_threads; t++) {
-        const kv8_status created = kv8_threads_create(&threads[t], w.threads[t]);
+        const kv8_status created = kv8_threads_create(&w.pools[t], w.threads[t]);
         if (created != KV8_OK) status = cli_fail_status(created);
     }
-    if (status == CLI_OK) status = measure_ceilings(&w, threads, ceilings);
-    if (status == CLI_OK) status = run_walk(&w, &args, threads, ceilings);
-    if (status == CLI_OK) status = show(&w, &args);
-    for (int32_t t = 0; t < w.num_threads; t++) kv8_threads_destroy(threads[t]);
+    if (status == CLI_OK) status = run_walk(&w, &args);
+    if (status == CLI_OK) status = show(&w, &args, &plot);
+    for (int32_t t = 0; t < w.num_threads; t++) kv8_threads_destroy(w.pools[t]);
+    cli_output_abort(&plot);
     return status;
 }

@@ -128,6 +128,11 @@ void cli_model_close(cli_model *model);
 
 /* Whether gnuplot can be run; the error names the package that holds it. */
 int cli_plot_check(void);
+/* Runs gnuplot on what write_script writes; the picture goes into `file`. */
+typedef void (*cli_plot_script)(const void *cookie, FILE *script);
+int cli_plot_run(cli_plot_script write_script, const void *cookie, FILE *file);
+/* Text inside gnuplot's single quotes. */
+void cli_plot_quoted(const char *text, FILE *script);
 /* Draws KL and bytes per token of every row as SVG into `file`. */
 int cli_plot_draw(const kv8_compare_row *rows, int32_t num_rows, const char *title, FILE *file);
 

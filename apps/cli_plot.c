@@ -1,5 +1,6 @@
-/* cli_plot.c - the SVG of a comparison, drawn by gnuplot through a pipe: per KV setting its KL
- * divergence (log axis), its bytes per token and its speed, as bars with their figures.
+/* cli_plot.c - runs gnuplot through a pipe, and draws the SVG of a comparison with it: per KV
+ * setting its KL divergence (log axis), its bytes per token and its speed, as bars with their
+ * figures.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L
@@ -56,10 +57,28 @@ int cli_plot_check(void) {
     return status == CLI_OK ? wait_for_gnuplot(pid) : status;
 }
 
-/* --- the drawing --- */
+int cli_plot_run(cli_plot_script write_script, const void *cookie, FILE *file) {
+    int ends[2];
+    if (pipe(ends) != 0) return cli_fail("no pipe to gnuplot: %s", strerror(errno));
+    signal(SIGPIPE, SIG_IGN); /* a gnuplot that dies early is an error message, not our death */
+    char name[] = "gnuplot";
+    char *const argv[] = {name, NULL};
+    pid_t pid = 0;
+    const int status = start_gnuplot(argv, ends[0], fileno(file), ends[1], &pid);
+    close(ends[0]);
+    FILE *const script = status == CLI_OK ? fdopen(ends[1], "w") : NULL;
+    if (script == NULL) {
+        close(ends[1]);
+        if (status != CLI_OK) return status;
+        wait_for_gnuplot(pid);
+        return cli_fail("no memory for the plot");
+    }
+    write_script(cookie, script);
+    fclose(script); /* what did not arrive shows in gnuplot's status */
+    return wait_for_gnuplot(pid);
+}
 
-/* Text inside gnuplot's single quotes. */
-static void write_quoted(const char *text, FILE *script) {
+void cli_plot_quoted(const char *text, FILE *script) {
     fputc('\'', script);
     for (const char *c = text; *c != '\0'; c++) {
         if (*c == '\'') fputc('\'', script);
@@ -67,6 +86,8 @@ static void write_quoted(const char *text, FILE *script) {
     }
     fputc('\'', script);
 }
+
+/* --- the drawing --- */
 
 /* One bar per row, the first on top: its value, and the figure written at its end. */
 typedef double (*row_value)(const kv8_compare_row *row);
@@ -138,7 +159,7 @@ static void write_panel(const panel *self, const kv8_compare_row *rows, int32_t 
         fprintf(script, "set ytics scale 0 textcolor rgb 'black' (");
         for (int32_t i = 0; i < num_rows; i++) {
             if (i > 0) fprintf(script, ", ");
-            write_quoted(rows[i].setting.name, script);
+            cli_plot_quoted(rows[i].setting.name, script);
             fprintf(script, " %d", num_rows - i);
         }
         fprintf(script, ")\n");
@@ -164,8 +185,15 @@ static void write_panel(const panel *self, const kv8_compare_row *rows, int32_t 
             low, self->colour);
 }
 
-static void write_script(const kv8_compare_row *rows, int32_t num_rows, const char *title,
-                         FILE *script) {
+typedef struct comparison {
+    const kv8_compare_row *rows;
+    int32_t num_rows;
+    const char *title;
+} comparison;
+
+static void write_comparison(const void *cookie, FILE *script) {
+    const comparison *const self = cookie;
+    const int32_t num_rows = self->num_rows;
     const int height = 130 + 34 * num_rows;
     fprintf(script,
             "set terminal svg size 1180,%d noenhanced font 'Helvetica,13' background '#ffffff'\n"
@@ -173,7 +201,7 @@ static void write_script(const kv8_compare_row *rows, int32_t num_rows, const ch
             "set multiplot\n"
             "set label 1 ",
             height);
-    write_quoted(title, script);
+    cli_plot_quoted(self->title, script);
     fprintf(script,
             " at screen 0.5, screen %g center font ',16'\n"
             "set tmargin at screen %g\nset bmargin at screen %g\n"
@@ -183,29 +211,13 @@ static void write_script(const kv8_compare_row *rows, int32_t num_rows, const ch
             "set yrange [0.4:%d.6]\n",
             1 - 20.0 / height, 1 - 78.0 / height, 36.0 / height, num_rows);
     for (size_t i = 0; i < sizeof panels / sizeof panels[0]; i++) {
-        write_panel(&panels[i], rows, num_rows, i == 0, script);
+        write_panel(&panels[i], self->rows, num_rows, i == 0, script);
         if (i == 0) fprintf(script, "unset label 1\n");
     }
     fprintf(script, "unset multiplot\n");
 }
 
 int cli_plot_draw(const kv8_compare_row *rows, int32_t num_rows, const char *title, FILE *file) {
-    int ends[2];
-    if (pipe(ends) != 0) return cli_fail("no pipe to gnuplot: %s", strerror(errno));
-    signal(SIGPIPE, SIG_IGN); /* a gnuplot that dies early is an error message, not our death */
-    char name[] = "gnuplot";
-    char *const argv[] = {name, NULL};
-    pid_t pid = 0;
-    const int status = start_gnuplot(argv, ends[0], fileno(file), ends[1], &pid);
-    close(ends[0]);
-    FILE *const script = status == CLI_OK ? fdopen(ends[1], "w") : NULL;
-    if (script == NULL) {
-        close(ends[1]);
-        if (status != CLI_OK) return status;
-        wait_for_gnuplot(pid);
-        return cli_fail("no memory for the plot");
-    }
-    write_script(rows, num_rows, title, script);
-    fclose(script); /* what did not arrive shows in gnuplot's status */
-    return wait_for_gnuplot(pid);
+    const comparison all = {rows, num_rows, title};
+    return cli_plot_run(write_comparison, &all, file);
 }

@@ -2,6 +2,8 @@
  * are valid, its mistakes are one line.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <kv8/machine.h>
+
 #include "program.h"
 
 static program_result bench(const char *const args[]) {
@@ -80,6 +82,73 @@ static void a_window_counts_only_what_it_sees(void **state) {
     program_free(&result);
 }
 
+/* The ceiling of dot products is that of the arithmetic in the kernel's name: with f32 queries f32
+ * multiply-adds, also where the machine has faster bf16 ones (AMX tiles: eighteen times). */
+static void the_dot_ceiling_is_of_the_kernels_math(void **state) {
+    (void)state;
+    const char *const queries[] = {"f32", "bf16"};
+    for (int i = 0; i < 2; i++) {
+        const char *const args[] = {"bench", "attention", "--shape", "tiny",   "--context",
+                                    "64",    "--kv",      "e4m3",    "--pool", "1",
+                                    "--q",   queries[i],  "--phase", "decode", "--seconds",
+                                    "0",     "--threads", "1",       "--json", NULL};
+        program_result result = bench(args);
+        json_t *const rows = rows_of(&result);
+        const json_t *const row = json_array_get(rows, 0);
+        const char *const kernel = json_string_value(json_object_get(row, "kernel"));
+        const char *const math = json_string_value(json_object_get(row, "math"));
+        char prefix[64];
+        snprintf(prefix, sizeof prefix, "kv8_attention_%s_", math);
+        assert_memory_equal(kernel, prefix, strlen(prefix));
+        if (i == 0) assert_string_equal(math, "f32");
+        kv8_isa isa = KV8_ISA_SCALAR;
+        while (isa < KV8_ISA_COUNT && strcmp(strstr(kernel, "__") + 2, kv8_isa_name(isa)) != 0)
+            isa++;
+        kv8_ceilings now;
+        assert_ok(kv8_machine_measure_ceilings(NULL, isa, &now));
+        const double want = 2 * (strcmp(math, "f32") == 0 ? now.f32_gmac_s : now.bf16_gmac_s);
+        const double got = number(row, "dot_ceiling_gflop_s");
+        /* Twice measured beside other work: a factor of three is noise, eighteen is not. */
+        if (!(got < 3 * want && want < 3 * got)) fail_msg("%s: %g, now %g", kernel, got, want);
+        json_decref(rows);
+        program_free(&result);
+    }
+}
+
+static void a_plot_is_drawn_in_the_format_of_its_name(void **state) {
+    (void)state;
+    static const struct {
+        const char *suffix, *begins;
+        size_t size;
+    } formats[] = {{"svg", "<?xml", 5}, {"png", "\x89PNG", 4}};
+    for (size_t i = 0; i < 2; i++) {
+        char path[64], head[8] = "";
+        snprintf(path, sizeof path, "/tmp/kv8-test-bench-%d.%s", (int)getpid(), formats[i].suffix);
+        const char *const args[] = {"bench",    "attention", "--shape",   "tiny",   "--context",
+                                    "32,64",    "--kv",      "e4m3,bf16", "--pool", "1",
+                                    "--qo-len", "4",         "--plot",    path,     "--seconds",
+                                    "0",        "--threads", "1",         NULL};
+        program_result result = bench(args);
+        assert_int_equal(result.status, 0);
+        program_free(&result);
+        FILE *const file = fopen(path, "rb");
+        assert_non_null(file);
+        assert_int_equal(fread(head, 1, sizeof head, file), sizeof head);
+        assert_memory_equal(head, formats[i].begins, formats[i].size);
+        if (i == 0) { /* both panels, both contexts, both series */
+            char text[1 << 16] = "";
+            text[fread(text, 1, sizeof text - 1, file)] = '\0';
+            static const char *const parts[] = {"decode", "prefill", "e4m3",
+                                                "bf16",   ">64<",    " us<"};
+            for (size_t k = 0; k < sizeof parts / sizeof parts[0]; k++) {
+                if (strstr(text, parts[k]) == NULL) fail_msg("no \"%s\" in %s", parts[k], path);
+            }
+        }
+        fclose(file);
+        unlink(path);
+    }
+}
+
 static void model_rows_have_llama_bench_fields(void **state) {
     (void)state;
     const char *const args[] = {"bench",   "model",     "models/tiny-gpt-oss",
@@ -146,6 +215,8 @@ static void mistakes_are_one_line(void **state) {
         {{"bench", "attention", "--isa", "sse9", NULL}, "sse9"},
         {{"bench", "attention", "--phase", "train", NULL}, "train"},
         {{"bench", "attention", "extra", NULL}, "extra"},
+        {{"bench", "attention", "--plot", "x.gif", NULL}, "must end in .svg or .png"},
+        {{"bench", "attention", "--plot", "/nonexistent/x.svg", NULL}, "/nonexistent/x.svg"},
         {{"bench", "model", NULL}, "which model"},
         {{"bench", "model", "no/such/model", NULL}, "no/such/model"},
     };
@@ -164,6 +235,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_rows_count_bytes_and_products),
         cmocka_unit_test(a_window_counts_only_what_it_sees),
+        cmocka_unit_test(the_dot_ceiling_is_of_the_kernels_math),
+        cmocka_unit_test(a_plot_is_drawn_in_the_format_of_its_name),
         cmocka_unit_test(model_rows_have_llama_bench_fields),
         cmocka_unit_test(csv_has_a_header_and_as_many_fields),
         cmocka_unit_test(mistakes_are_one_line),
