@@ -3,6 +3,7 @@
 #   make           the library and the program
 #   make demo      compares KV cache formats on the model that ships
 #   make check     every test
+#   make check-gpu the tests that need a GPU, and what they ran on
 #   make bench     kernel benchmarks
 #   make format    clang-format over the tree
 #   make install   PREFIX=/usr/local DESTDIR=
@@ -14,7 +15,7 @@ BUILD := build
 PREFIX := /usr/local
 DESTDIR :=
 
-.PHONY: all demo check bench format install clean
+.PHONY: all demo check check-gpu bench format install clean
 all:
 	@scripts/setup build
 	@test -f $(BUILD)/build.ninja || cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=OFF
@@ -30,6 +31,13 @@ check:
 	@cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON
 	@cmake --build $(BUILD)
 	@scripts/run_tests $(BUILD)
+
+check-gpu:
+	@scripts/setup check
+	@cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON
+	@cmake --build $(BUILD)
+	@$(BUILD)/kv8 info
+	@scripts/run_tests $(BUILD) -L gpu -j 1
 
 bench: all
 	@cmake -S . -B $(BUILD) -DKV8_BENCH=ON

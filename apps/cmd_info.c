@@ -2,7 +2,6 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _DEFAULT_SOURCE
-#include <dirent.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -14,33 +13,19 @@ typedef struct machine {
     kv8_isa best;
     int32_t num_cpus;
     double memory_bytes;
-    char gpu[128]; /* model of the first one; "" = no NVIDIA driver */
     int32_t num_gpus;
+    kv8_device_info gpu; /* the first one */
+    char no_gpu[256];    /* why there is none */
 } machine;
 
-/* "Model: \t NVIDIA H200" of one /proc/driver/nvidia/gpus/<bus>/information. */
-static void read_gpu_model(const char *bus, machine *out) {
-    char path[512], line[256];
-    snprintf(path, sizeof path, "/proc/driver/nvidia/gpus/%s/information", bus);
-    FILE *const file = fopen(path, "r");
-    if (file == NULL) return;
-    while (fgets(line, sizeof line, file) != NULL) {
-        if (strncmp(line, "Model:", 6) != 0) continue;
-        const char *const name = line + 6 + strspn(line + 6, " \t");
-        snprintf(out->gpu, sizeof out->gpu, "%.*s", (int)strcspn(name, "\n"), name);
-    }
-    fclose(file);
-}
-
 static void find_gpus(machine *out) {
-    DIR *const directory = opendir("/proc/driver/nvidia/gpus");
-    if (directory == NULL) return;
-    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) {
-        if (entry->d_name[0] == '.') continue;
-        out->num_gpus++;
-        if (out->num_gpus == 1) read_gpu_model(entry->d_name, out);
+    kv8_device *device = NULL;
+    if (kv8_device_count(&out->num_gpus) != KV8_OK || kv8_device_open(&device, 0) != KV8_OK) {
+        snprintf(out->no_gpu, sizeof out->no_gpu, "%s", kv8_status_message());
+        return;
     }
-    closedir(directory);
+    out->gpu = *kv8_device_get_info(device);
+    kv8_device_close(device);
 }
 
 static kv8_status find_machine(machine *out) {
@@ -50,6 +35,28 @@ static kv8_status find_machine(machine *out) {
     return kv8_machine_isa(&out->best);
 }
 
+/* One line per compiled .cu, then its kernels, as many to a line as fit. */
+static void print_images(void) {
+    const int32_t num_images = kv8_device_num_images();
+    if (num_images == 0) {
+        printf("  CUDA kernels      none: this build was made without a CUDA compiler\n");
+        return;
+    }
+    printf("  CUDA kernels\n");
+    for (int32_t i = 0; i < num_images; i++) {
+        const kv8_device_image_info *const image = kv8_device_get_image(i);
+        printf("    %-16s %s, %.0f KB\n", image->name, image->archs, (double)image->bytes * 1e-3);
+        int column = printf("     ");
+        for (const char *name = image->kernels; *name != '\0';) {
+            const int length = (int)strcspn(name, " ");
+            if (column + 1 + length > 100) column = printf("\n     ") - 1;
+            column += printf(" %.*s", length, name);
+            name += length + strspn(name + length, " ");
+        }
+        printf("\n");
+    }
+}
+
 static void print_machine(const machine *m) {
     printf("machine\n  instruction sets ");
     for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
@@ -57,11 +64,34 @@ static void print_machine(const machine *m) {
     }
     printf(" (in use: %s)\n  threads           %d\n  memory            %.1f GiB\n",
            kv8_isa_name(m->best), m->num_cpus, m->memory_bytes / 0x1p30);
-    if (m->num_gpus == 0) {
-        printf("  GPU               none found; this version computes on the CPU\n");
+    if (m->no_gpu[0] != '\0') {
+        printf("  GPU               none: %s\n", m->no_gpu);
     } else {
-        printf("  GPU               %d x %s; not used by this version\n", m->num_gpus, m->gpu);
+        printf("  GPU               %s, sm_%d, %d multiprocessors, %.1f GiB, driver of CUDA %d.%d",
+               m->gpu.name, m->gpu.sm_version, m->gpu.num_sms, (double)m->gpu.memory_bytes / 0x1p30,
+               m->gpu.driver_version / 1000, m->gpu.driver_version % 1000 / 10);
+        printf(m->num_gpus > 1 ? "; the first of %d\n" : "\n", m->num_gpus);
     }
+    print_images();
+}
+
+static json_t *gpu_json(const machine *m) {
+    if (m->no_gpu[0] != '\0') return json_pack("{s:s}", "none", m->no_gpu);
+    return json_pack("{s:s, s:i, s:i, s:I, s:I, s:i}", "name", m->gpu.name, "sm_version",
+                     m->gpu.sm_version, "num_sms", m->gpu.num_sms, "memory_bytes",
+                     (json_int_t)m->gpu.memory_bytes, "l2_bytes", (json_int_t)m->gpu.l2_bytes,
+                     "driver_version", m->gpu.driver_version);
+}
+
+static json_t *images_json(void) {
+    json_t *const images = json_array();
+    for (int32_t i = 0; i < kv8_device_num_images(); i++) {
+        const kv8_device_image_info *const image = kv8_device_get_image(i);
+        json_array_append_new(
+            images, json_pack("{s:s, s:s, s:s, s:I}", "name", image->name, "archs", image->archs,
+                              "kernels", image->kernels, "bytes", (json_int_t)image->bytes));
+    }
+    return images;
 }
 
 static json_t *machine_json(const machine *m) {
@@ -70,10 +100,10 @@ static json_t *machine_json(const machine *m) {
         if (kv8_machine_has_isa((kv8_isa)isa))
             json_array_append_new(rungs, json_string(kv8_isa_name((kv8_isa)isa)));
     }
-    return json_pack("{s:o, s:s, s:i, s:o, s:i, s:s*}", "isa", rungs, "isa_in_use",
+    return json_pack("{s:o, s:s, s:i, s:I, s:i, s:o, s:o}", "isa", rungs, "isa_in_use",
                      kv8_isa_name(m->best), "threads", m->num_cpus, "memory_bytes",
-                     json_integer((json_int_t)m->memory_bytes), "gpus", m->num_gpus, "gpu",
-                     m->num_gpus > 0 ? m->gpu : NULL);
+                     (json_int_t)m->memory_bytes, "gpus", m->num_gpus, "gpu", gpu_json(m),
+                     "cuda_images", images_json());
 }
 
 /* --- model --- */

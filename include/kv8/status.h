@@ -38,9 +38,10 @@ typedef enum kv8_status {
     KV8_ERR_UNSUPPORTED, /* well formed, but nothing here computes it; never replaced in silence */
     KV8_ERR_NO_MEMORY,   /* the allocator said no */
     KV8_ERR_FULL,        /* a pool (pages, sequences) has no room; nothing was changed */
-    KV8_ERR_NOT_FOUND,   /* a file, tensor, key or sequence does not exist */
+    KV8_ERR_NOT_FOUND,   /* a file, tensor, key, sequence or GPU does not exist */
     KV8_ERR_IO,          /* the operating system refused a read or write */
-    KV8_ERR_CORRUPT      /* a file is torn, truncated or not what it claims to be */
+    KV8_ERR_CORRUPT,     /* a file is torn, truncated or not what it claims to be */
+    KV8_ERR_DEVICE       /* the GPU or its driver refused or failed; the message quotes it */
 } kv8_status;
 
 /* Short fixed name of a status ("invalid argument"). Never NULL. */

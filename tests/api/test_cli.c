@@ -533,6 +533,9 @@ static void info_counts(void **state) {
     assert_true(json_integer_value(json_object_get(machine, "threads")) >= 1);
     assert_string_equal(json_string_value(json_array_get(json_object_get(machine, "isa"), 0)),
                         "scalar");
+    const json_t *const gpu = json_object_get(machine, "gpu"); /* its facts, or why there is none */
+    assert_true((json_object_get(gpu, "name") != NULL) != (json_object_get(gpu, "none") != NULL));
+    assert_true(json_is_array(json_object_get(machine, "cuda_images")));
     json_decref(root);
     program_free(&result);
     result = RUN("info", MODEL, "--tensors");

@@ -1,0 +1,68 @@
+/* device_impl.h - what device shows the rooms above beside kv8/device.h: the kernels that are
+ * embedded in the library, and their launch. Knows handles and grids, never what a kernel
+ * computes.
+ *
+ * In a .cu, `extern "C" __global__ void kv8_op_types__smNN(const __grid_constant__ kv8_op_args a)`:
+ * one POD struct by value, declared in a header that C reads too. Its room's CMakeLists.txt names
+ * the file with kv8_cuda_source(). On the host, at plan time
+ *
+ *   kv8_kernel kernel;
+ *   KV8_TRY(kv8_kernel_get(&kernel, device, "kv8_op_types__smNN", sizeof(kv8_op_args), 0));
+ *
+ * and at run time, which allocates nothing,
+ *
+ *   KV8_TRY(kv8_kernel_launch(&kernel, stream, &launch, &args));
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_DEVICE_IMPL_H
+#define KV8_DEVICE_IMPL_H
+
+#include "base_impl.h"
+
+#include <kv8/device.h>
+
+/* A kernel on one device. Plain data: copy it, nothing to release; valid until the device is
+ * closed. */
+typedef struct kv8_kernel {
+    const char *name;      /* borrowed from the library's table of images */
+    kv8_device *device;    /* borrowed */
+    void *function;        /* CUfunction */
+    size_t args_bytes;     /* of the one argument */
+    int32_t num_registers; /* per thread */
+    int32_t max_threads;   /* per block, by registers and __launch_bounds__ */
+    size_t shared_bytes;   /* static */
+    size_t dynamic_bytes;  /* most that a launch may ask for */
+    size_t local_bytes;    /* stack and spills per thread */
+} kv8_kernel;
+
+/* Finds the kernel in the embedded images, loads its image on first use and opts in to
+ * dynamic_bytes of shared memory. KV8_ERR_UNSUPPORTED when no image has the name (a build without
+ * CUDA has none) or the image has no code for this GPU; KV8_ERR_INVALID when the kernel's argument
+ * is not args_bytes long or the shared memory is more than the GPU has. */
+kv8_status kv8_kernel_get(kv8_kernel *kernel_out, kv8_device *device, const char *name,
+                          size_t args_bytes, size_t dynamic_bytes);
+
+/* True when the library holds this kernel in code that this GPU runs: for plans, which choose. */
+bool kv8_kernel_exists(const kv8_device *device, const char *name);
+
+/* Blocks of this size that one multiprocessor holds at once. */
+kv8_status kv8_kernel_max_blocks(const kv8_kernel *kernel, uint32_t num_threads,
+                                 size_t dynamic_bytes, int32_t *blocks_out);
+
+typedef struct kv8_launch {
+    uint32_t grid[3], block[3]; /* 0 counts as 1 */
+    uint32_t cluster[3];        /* all 0 = no clusters */
+    size_t dynamic_bytes;       /* of shared memory */
+    /* Programmatic dependent launch: may start while the kernel before it in the stream still
+     * runs; it must call griddepcontrol.wait before it reads what that kernel writes. */
+    bool overlaps_previous;
+} kv8_launch;
+
+/* `args` is the kernel's one argument, kernel->args_bytes long; it is copied. */
+kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const kv8_launch *launch,
+                             const void *args);
+
+/* The device of a stream. */
+kv8_device *kv8_stream_device(const kv8_stream *stream);
+
+#endif
