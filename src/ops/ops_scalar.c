@@ -6,18 +6,17 @@
 
 #include "../base/simd/scalar.h"
 #include "../formats/formats_simd.h"
-#include "e8m0_table.h"
+#include "mxfp4_table.h"
 #include "ops_kernels.h"
 
 enum { W_ROWS = 4 };
 
 static void w_widen_mxfp4(const uint8_t *block, uint8_t scale, v_f32 *out) {
-    static const float e2m1[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
-                                   -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-    const float factor = kv8_e8m0_load(scale);
+    float table[16];
+    memcpy(table, kv8_mxfp4_bits[scale], sizeof table);
     for (int i = 0; i < KV8_MXFP4_BLOCK_BYTES; i++) {
-        out[2 * i] = e2m1[block[i] & 15] * factor;
-        out[2 * i + 1] = e2m1[block[i] >> 4] * factor;
+        out[2 * i] = table[block[i] & 15];
+        out[2 * i + 1] = table[block[i] >> 4];
     }
 }
 static inline void w_reduce(const v_f32 acc[W_ROWS], float *sums) {
@@ -28,6 +27,9 @@ static inline void w_even_odd(v_f32 a, v_f32 b, v_f32 *even, v_f32 *odd) {
     *odd = b;
 }
 
+#define W_OWN_ORDER         0
+#define w_to_own_order(x)   (x)
+#define w_from_own_order(x) (x)
 #include "cpu/matmul_tmpl.h"
 #include "cpu/rowwise_tmpl.h"
 

@@ -16,6 +16,7 @@ for object in $(find "$objects" -path '*/cpu/*.o' | sort); do
     file=$(basename "$object" .c.o)
     room=${object#"$objects/"}
     room=${room%%/*}
+    [ -e "src/$room/cpu/$file.c" ] || continue # left over from before its source went
     rung=
     for each in $rungs; do
         case $file in *_"$each") rung=$each ;; esac

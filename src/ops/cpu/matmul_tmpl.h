@@ -2,7 +2,9 @@
  * Included by ops_<rung>.c after base/simd/<rung>.h, formats_simd.h and these words:
  *
  *   W_ROWS                                              weight rows per dot tile, <= 8
- *   void w_widen_mxfp4(block, scale, v_f32 out[32/V_LANES])   one block, exact, in order
+ *   void w_widen_mxfp4(block, scale, v_f32 out[32/V_LANES])   one block, exact
+ *   W_OWN_ORDER                                         1: its lanes are not in column order, and
+ *   v_f32 w_to_own_order(v_f32), w_from_own_order(v_f32)      order the lanes of a vector alike
  *   void w_reduce(const v_f32 acc[W_ROWS], float *sums)       sums[r] = the lanes of acc[r]
  *
  * One kernel, the dot tile: W_ROWS weight rows times 1..3 activation rows, vectors along the
@@ -53,6 +55,7 @@ typedef struct dot_operands {
     const float *x[KV8_MATMUL_X];
     int64_t cols;
     int64_t ahead; /* streaming: bytes from a weight to the one that its row's place holds next */
+    const uint8_t *next; /* streaming MXFP4: what is read a group of rows later */
 } dot_operands;
 
 V_INLINE v_f32 load_plain(kv8_weight_kind kind, const uint8_t *w) {
@@ -90,25 +93,36 @@ V_INLINE void dot_plain(kv8_weight_kind kind, int num_x, bool stream, const dot_
     }
 }
 
-enum { MXFP4_VECTORS = KV8_MXFP4_BLOCK / V_LANES };
+enum { MXFP4_VECTORS = KV8_MXFP4_BLOCK / V_LANES, CACHE_LINE = 64 };
 
+/* What comes next is fetched in the order of memory, line after line over all rows of the group:
+ * eight rows side by side are streams too short for the hardware to run ahead of. */
 V_INLINE void dot_mxfp4(int num_x, const dot_operands *t, v_f32 acc[KV8_MATMUL_X][W_ROWS]) {
     row_cursor w_at = cursor_at(t->w, t->w_stride);
     row_cursor scale_at = cursor_at(t->scales, t->scale_stride);
-    row_cursor next_at = cursor_at(t->w + t->ahead, t->w_stride);
+    const uint8_t *next = t->next;
     for (int64_t c = 0; c < t->cols; c += KV8_MXFP4_BLOCK) {
+        v_f32 x[KV8_MATMUL_X][MXFP4_VECTORS];
+        V_UNROLL for (int j = 0; W_OWN_ORDER && j < MXFP4_VECTORS; j++) {
+            V_UNROLL for (int i = 0; i < num_x; i++) x[i][j] =
+                w_to_own_order(v_load(t->x[i] + c + j * V_LANES));
+        }
+        V_UNROLL for (int i = 0; i < W_ROWS * KV8_MXFP4_BLOCK_BYTES; i += CACHE_LINE)
+            V_PREFETCH(next + i);
+        next += W_ROWS * KV8_MXFP4_BLOCK_BYTES;
         V_UNROLL for (int r = 0; r < W_ROWS; r++) {
             v_f32 w[MXFP4_VECTORS];
             w_widen_mxfp4(cursor_row(&w_at, r), *cursor_row(&scale_at, r), w);
-            V_PREFETCH(cursor_row(&next_at, r));
             V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++) {
-                V_UNROLL for (int i = 0; i < num_x; i++) acc[i][r] =
-                    v_fma(w[j], v_load(t->x[i] + c + j * V_LANES), acc[i][r]);
+                V_UNROLL for (int i = 0; i < num_x; i++) acc[i][r] = v_fma(
+                    w[j], W_OWN_ORDER ? x[i][j] : v_load(t->x[i] + c + j * V_LANES), acc[i][r]);
             }
         }
         cursor_advance(&w_at, KV8_MXFP4_BLOCK_BYTES);
         cursor_advance(&scale_at, 1);
-        cursor_advance(&next_at, KV8_MXFP4_BLOCK_BYTES);
+    }
+    V_UNROLL for (int i = 0; W_OWN_ORDER && i < num_x; i++) {
+        V_UNROLL for (int r = 0; r < W_ROWS; r++) acc[i][r] = w_from_own_order(acc[i][r]);
     }
 }
 
@@ -226,7 +240,8 @@ static void widen_row_mxfp4(const uint8_t *w, const uint8_t *scales, int64_t ahe
         v_f32 values[MXFP4_VECTORS];
         V_PREFETCH(w + ahead);
         w_widen_mxfp4(w, scales[c / KV8_MXFP4_BLOCK], values);
-        V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++) v_store(out + c + j * V_LANES, values[j]);
+        V_UNROLL for (int j = 0; j < MXFP4_VECTORS; j++)
+            v_store(out + c + j * V_LANES, W_OWN_ORDER ? w_from_own_order(values[j]) : values[j]);
     }
 }
 
@@ -274,6 +289,8 @@ static void matmul_group(const kv8_matmul_job *job, const kv8_matmul_tile *tile,
         /* The next chunk of the same row, or the first of the row W_ROWS further. */
         t.ahead = from + chunk < cols ? weight_bytes(kind, chunk)
                                       : weight_bytes(kind, W_ROWS * cols - from);
+        t.next = (const uint8_t *)job->w.data +
+                 weight_bytes(kind, (row + W_ROWS) * cols + W_ROWS * from);
         if (!stream) widen_panel(kind, num_rows, &t, panel);
         for (int64_t i = tile->x_begin; i < tile->x_end; i += KV8_MATMUL_X) {
             const int64_t num_x = kv8_min_i64(KV8_MATMUL_X, tile->x_end - i);

@@ -6,27 +6,26 @@
 
 #include "../../base/simd/avx2.h"
 #include "../../formats/formats_simd.h"
-#include "../e8m0_table.h"
+#include "../mxfp4_table.h"
 #include "../ops_kernels.h"
 
 enum { W_ROWS = 4 }; /* 4 x 3 accumulators, 3 activations, 1 weight: the 16 registers */
 
 /* Lane i of vector j takes nibble 8j + i of the block: four bytes broadcast, shifted right by 4i.
- * vpermps looks at the low three bits only; the fourth becomes the sign. */
+ * vpermps looks at the low three bits only; the nibble moved to the top brings its sign, and under
+ * it three bits that the table holds already, so that the xor leaves none. */
 static inline void w_widen_mxfp4(const uint8_t *block, uint8_t scale, v_f32 *out) {
     const __m256i to_index = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-    const __m256i to_sign = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
-    const __m256 e2m1 = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
-    const __m256 table = _mm256_mul_ps(e2m1, _mm256_set1_ps(kv8_e8m0_load(scale)));
-    const __m256 sign_bit = _mm256_set1_ps(-0.0f);
+    const __m256i index_at_top =
+        _mm256_setr_epi32(0, 1 << 28, 2 << 28, 3 << 28, 4 << 28, 5 << 28, 6 << 28, 7 << 28);
+    const __m256i values = _mm256_load_si256((const __m256i *)(const void *)kv8_mxfp4_bits[scale]);
+    const __m256 table = _mm256_castsi256_ps(_mm256_xor_si256(values, index_at_top));
     for (int j = 0; j < KV8_MXFP4_BLOCK / 8; j++) {
         int32_t four;
         memcpy(&four, block + 4 * j, sizeof four);
-        const __m256i nibbles = _mm256_set1_epi32(four);
-        const __m256 magnitude =
-            _mm256_permutevar8x32_ps(table, _mm256_srlv_epi32(nibbles, to_index));
-        const __m256 sign = _mm256_castsi256_ps(_mm256_sllv_epi32(nibbles, to_sign));
-        out[j] = _mm256_or_ps(magnitude, _mm256_and_ps(sign, sign_bit));
+        const __m256i index = _mm256_srlv_epi32(_mm256_set1_epi32(four), to_index);
+        const __m256 top = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
+        out[j] = _mm256_xor_ps(_mm256_permutevar8x32_ps(table, index), top);
     }
 }
 
@@ -45,6 +44,9 @@ static inline void w_even_odd(v_f32 a, v_f32 b, v_f32 *even, v_f32 *odd) {
     /* a = a0..a7: low = a0-3 b0-3, high = a4-7 b4-7; each half of the results is one source. */
 }
 
+#define W_OWN_ORDER         0
+#define w_to_own_order(x)   (x)
+#define w_from_own_order(x) (x)
 #include "matmul_tmpl.h"
 #include "rowwise_tmpl.h"
 

@@ -6,28 +6,27 @@
 
 #include "../../base/simd/neon.h"
 #include "../../formats/formats_simd.h"
-#include "../e8m0_table.h"
+#include "../mxfp4_table.h"
 #include "../ops_kernels.h"
 
 enum { W_ROWS = 8 }; /* 8 x 3 accumulators, 3 activations, a weight or two: of 32 registers */
 
-/* Twice the e2m1 values are small integers: a table lookup gives them as bytes, and half the scale
- * times the widened integer is exact. */
+/* A weight has no bits below its upper sixteen, whatever the scale: two lookups give those bytes,
+ * from the planes into which a load by fours takes the table apart. */
 static inline void w_widen_mxfp4(const uint8_t *block, uint8_t scale, v_f32 *out) {
-    static const int8_t twice_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    const int8x16_t table = vld1q_s8(twice_e2m1);
+    const uint8x16x4_t table = vld4q_u8((const uint8_t *)kv8_mxfp4_bits[scale]);
     const uint8x16_t bytes = vld1q_u8(block);
-    const int8x16_t even = vqtbl1q_s8(table, vandq_u8(bytes, vdupq_n_u8(15)));
-    const int8x16_t odd = vqtbl1q_s8(table, vshrq_n_u8(bytes, 4));
-    const int8x16_t ordered[2] = {vzip1q_s8(even, odd), vzip2q_s8(even, odd)};
-    const float half_scale = 0.5f * kv8_e8m0_load(scale);
+    const uint8x16_t even = vandq_u8(bytes, vdupq_n_u8(15)), odd = vshrq_n_u8(bytes, 4);
+    const uint8x16_t order[2] = {vzip1q_u8(even, odd), vzip2q_u8(even, odd)};
     for (int h = 0; h < 2; h++) {
-        const int16x8_t low = vmovl_s8(vget_low_s8(ordered[h]));
-        const int16x8_t high = vmovl_high_s8(ordered[h]);
-        out[4 * h] = vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), half_scale);
-        out[4 * h + 1] = vmulq_n_f32(vcvtq_f32_s32(vmovl_high_s16(low)), half_scale);
-        out[4 * h + 2] = vmulq_n_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), half_scale);
-        out[4 * h + 3] = vmulq_n_f32(vcvtq_f32_s32(vmovl_high_s16(high)), half_scale);
+        const uint8x16_t low = vqtbl1q_u8(table.val[2], order[h]);
+        const uint8x16_t high = vqtbl1q_u8(table.val[3], order[h]);
+        const uint16x8_t a = vreinterpretq_u16_u8(vzip1q_u8(low, high));
+        const uint16x8_t b = vreinterpretq_u16_u8(vzip2q_u8(low, high));
+        out[4 * h] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(a), 16));
+        out[4 * h + 1] = vreinterpretq_f32_u32(vshll_high_n_u16(a, 16));
+        out[4 * h + 2] = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(b), 16));
+        out[4 * h + 3] = vreinterpretq_f32_u32(vshll_high_n_u16(b, 16));
     }
 }
 
@@ -44,6 +43,9 @@ static inline void w_even_odd(v_f32 a, v_f32 b, v_f32 *even, v_f32 *odd) {
     *odd = vuzp2q_f32(a, b);
 }
 
+#define W_OWN_ORDER         0
+#define w_to_own_order(x)   (x)
+#define w_from_own_order(x) (x)
 #include "matmul_tmpl.h"
 #include "rowwise_tmpl.h"
 
