@@ -66,6 +66,9 @@ static void multiply(const kv8_model *model, const kv8_experts *experts, const f
     kv8_matmul_run(model->options.isa, model->options.threads, a->jobs, num_jobs);
 }
 
+/* Fewer gates than this are the caller's: 20 us of work, about, as in ops' matmul.c. */
+enum { MIN_PARALLEL_GATES = 1 << 16 };
+
 static void gate_row(void *cookie, size_t row, int32_t thread_idx) {
     const kv8_model *const model = cookie;
     const size_t width = (size_t)model->config.intermediate_size;
@@ -82,7 +85,9 @@ void kv8_experts_run(kv8_model *model, const kv8_gpt_oss_layer *layer, int32_t n
     route(model, layer, n);
     group_rows(model, n);
     multiply(model, &layer->gate_up, a->normed, a->slot_token, a->gate_up);
-    kv8_threads_run(model->options.threads, (size_t)n * (size_t)k, gate_row, model);
+    const int64_t gates = (int64_t)n * k * model->config.intermediate_size;
+    kv8_threads_run(gates < MIN_PARALLEL_GATES ? NULL : model->options.threads,
+                    (size_t)n * (size_t)k, gate_row, model);
     multiply(model, &layer->down, a->gated, NULL, a->down);
     for (int32_t i = 0; i < n * k; i++)
         kv8_axpy(model->options.isa, a->expert_weight[i],
