@@ -143,6 +143,16 @@ KV8_API kv8_status kv8_attention_append_rope(kv8_cache *cache, int32_t layer,
                                              const kv8_append *append, const kv8_rope *rope,
                                              const float *cos_sin);
 
+/* The same on a GPU: a plan of its own kind (k_head_dim even; destroy as any), run with cos_sin
+ * [rows, k_head_dim] in device memory. K may be f32, bf16 or f16 and is rotated in f32. The bytes
+ * equal the CPU's; a NaN that comes out of the rotation may have another sign. */
+KV8_API kv8_status kv8_attention_append_rope_plan_create(kv8_append_plan **out, kv8_device *device,
+                                                         const kv8_append_spec *spec);
+KV8_API kv8_status kv8_attention_append_rope_plan_run(const kv8_append_plan *plan,
+                                                      kv8_stream *stream,
+                                                      const kv8_append_args *args,
+                                                      const float *cos_sin);
+
 #ifdef __cplusplus
 }
 #endif

@@ -18,6 +18,7 @@
 #ifndef KV8_CACHE_H
 #define KV8_CACHE_H
 
+#include <kv8/device.h>
 #include <kv8/formats.h>
 
 #ifdef __cplusplus
@@ -171,6 +172,54 @@ KV8_API int kv8_cache_same_group(const kv8_cache *cache, int32_t layer_a, int32_
  * window are KV8_ERR_NOT_FOUND. */
 KV8_API kv8_status kv8_cache_read(const kv8_cache *cache, int32_t layer, kv8_seq seq, int32_t begin,
                                   int32_t num_tokens, float *k_out, float *v_out);
+
+/* --- writing on a GPU --- */
+
+/* Rows into a paged pool in device memory, with the bytes that kv8_cache_append stores: a plan for
+ * one shape, then runs that allocate nothing, wait for nothing and can be captured into a graph. A
+ * pool is any memory; the plan does not know a kv8_cache. */
+typedef struct kv8_append_spec {
+    size_t struct_size;
+    int32_t num_kv_heads;
+    int32_t k_head_dim; /* 1..576 */
+    int32_t v_head_dim; /* 0 = k_head_dim */
+    int32_t page_size;
+    kv8_dtype src_dtype; /* F32, BF16 or F16 */
+    kv8_dtype k_dtype, v_dtype;
+} kv8_append_spec;
+#define KV8_APPEND_SPEC_INIT KV8_SIZED(kv8_append_spec)
+
+typedef struct kv8_append_plan kv8_append_plan;
+
+/* Every pointer is the device's; what they point to may change between replays of a graph. Request
+ * b owns rows indptr[b]..indptr[b+1]-1, which go to the last positions of its kv_len by `pages`, so
+ * its table already has room for them; rows from max_rows on, and rows whose page is KV8_NO_PAGE,
+ * are left out. `k_pages` and `v_pages` are written through. Two rows for one slot: either wins. */
+typedef struct kv8_append_args {
+    size_t struct_size;
+    int32_t batch;
+    int32_t max_rows;      /* >= indptr[batch]: sizes the grid */
+    const int32_t *indptr; /* [batch + 1], the first is 0 */
+    kv8_page_table pages;
+    const void *k; /* [rows, num_kv_heads, k_head_dim] of src_dtype, last dimension contiguous */
+    int64_t k_stride_row, k_stride_head;
+    const void *v;
+    int64_t v_stride_row, v_stride_head;
+    kv8_paged k_pages, v_pages;
+    const float *k_scale, *v_scale; /* [batch, num_kv_heads], finite and > 0; NULL = 1 */
+    int64_t scale_stride_request, scale_stride_head; /* of both; 0 broadcasts */
+    uint64_t *counters; /* [2 (K, V), num_kv_heads, 2 (clips, NaN)], added to; NULL = not counted */
+} kv8_append_args;
+#define KV8_APPEND_ARGS_INIT KV8_SIZED(kv8_append_args)
+
+/* *out is NULL on failure. KV8_ERR_UNSUPPORTED in a build without kernels for this GPU. */
+KV8_API kv8_status kv8_append_plan_create(kv8_append_plan **out, kv8_device *device,
+                                          const kv8_append_spec *spec);
+KV8_API void kv8_append_plan_destroy(kv8_append_plan *plan);
+/* Rows 16-byte aligned and head_dim a multiple of 16 up to 512 run at the memory's speed; others
+ * are stored one element at a time. */
+KV8_API kv8_status kv8_append_plan_run(const kv8_append_plan *plan, kv8_stream *stream,
+                                       const kv8_append_args *args);
 
 /* --- sharing prefixes --- */
 

@@ -28,4 +28,11 @@ typedef void (*kv8_append_prepare)(void *cookie, int32_t row, int32_t kv_head, f
 kv8_status kv8_cache_append_prepared(kv8_cache *cache, int32_t layer, const kv8_append *append,
                                      kv8_append_prepare prepare, void *cookie);
 
+/* The same on a GPU. A plan that rotates runs kernels called "kv8_append_rope..." on K and cos_sin
+ * [rows, k_head_dim] in device memory; one that does not takes NULL for it. */
+kv8_status kv8_append_plan_create_rotating(kv8_append_plan **out, kv8_device *device,
+                                           const kv8_append_spec *spec);
+kv8_status kv8_append_plan_run_rotating(const kv8_append_plan *plan, kv8_stream *stream,
+                                        const kv8_append_args *args, const float *cos_sin);
+
 #endif

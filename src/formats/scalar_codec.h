@@ -1,6 +1,6 @@
 /* scalar_codec.h - what each bit pattern means, one number at a time: the definition that every
- * vector rung is held to. Private to formats and static inline, so that files of every rung may
- * include it.
+ * vector rung is held to. Private to formats and static inline, so that files of every rung, and of
+ * CUDA, may include it.
  *
  * Decoders are exact. Encoders take the largest magnitude they may give as an argument, so that
  * one function serves the saturating and the IEEE (overflow to infinity) rule.
@@ -12,12 +12,18 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t kv8_f32_bits(float value) {
+#ifdef __CUDACC__ /* the same definition on the GPU: see cuda/codec.cuh */
+#define KV8_CODEC static __device__ __forceinline__
+#else
+#define KV8_CODEC static inline
+#endif
+
+KV8_CODEC uint32_t kv8_f32_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
-static inline float kv8_f32_from_bits(uint32_t bits) {
+KV8_CODEC float kv8_f32_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
@@ -31,7 +37,7 @@ static inline float kv8_f32_from_bits(uint32_t bits) {
 /* --- decode --- */
 
 /* NaN becomes quiet and keeps sign and payload, as the processors' own instructions do. */
-static inline float kv8_f16_decode(uint16_t code) {
+KV8_CODEC float kv8_f16_decode(uint16_t code) {
     const uint32_t sign = (uint32_t)(code & 0x8000u) << 16, magnitude = code & 0x7fffu;
     if (magnitude > 0x7c00u)
         return kv8_f32_from_bits(sign | KV8_F32_INF | KV8_F32_QUIET | (magnitude & 0x3ffu) << 13);
@@ -43,33 +49,33 @@ static inline float kv8_f16_decode(uint16_t code) {
     return kv8_f32_from_bits(sign | ((magnitude << 13) + ((127u - 15u) << 23)));
 }
 
-static inline float kv8_bf16_decode(uint16_t code) {
+KV8_CODEC float kv8_bf16_decode(uint16_t code) {
     return kv8_f32_from_bits((uint32_t)code << 16);
 }
 
 /* The three below lay the code's fields over f16's: the exponent biases differ by 8, 7 and 0. NaN
  * keeps the code's sign and mantissa. */
-static inline float kv8_e4m3_decode(uint8_t code) {
+KV8_CODEC float kv8_e4m3_decode(uint8_t code) {
     if ((code & 0x7fu) == 0x7fu)
         return kv8_f32_from_bits((uint32_t)(code & 0x80u) << 24 | 0x7ff00000u);
     return kv8_f16_decode((uint16_t)((code & 0x80u) << 8 | (code & 0x7fu) << 7)) * 256.0f;
 }
-static inline float kv8_e4m3fnuz_decode(uint8_t code) {
+KV8_CODEC float kv8_e4m3fnuz_decode(uint8_t code) {
     if (code == 0x80u) return kv8_f32_from_bits(0xffc00000u);
     return kv8_f16_decode((uint16_t)((code & 0x80u) << 8 | (code & 0x7fu) << 7)) * 128.0f;
 }
-static inline float kv8_e5m2_decode(uint8_t code) {
+KV8_CODEC float kv8_e5m2_decode(uint8_t code) {
     return kv8_f16_decode((uint16_t)(code << 8));
 }
 
-static inline float kv8_e2m1_decode(uint8_t code) {
+KV8_CODEC float kv8_e2m1_decode(uint8_t code) {
     static const float magnitudes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
     const float magnitude = magnitudes[code & 7u];
     return (code & 8u) != 0 ? -magnitude : magnitude;
 }
 
 /* 2^-127 is an f32 subnormal: half of the smallest normal. */
-static inline float kv8_e8m0_decode(uint8_t code) {
+KV8_CODEC float kv8_e8m0_decode(uint8_t code) {
     if (code == 0xffu) return kv8_f32_from_bits(KV8_F32_INF | KV8_F32_QUIET);
     return kv8_f32_from_bits(code == 0 ? 0x400000u : (uint32_t)code << 23);
 }
@@ -78,8 +84,8 @@ static inline float kv8_e8m0_decode(uint8_t code) {
 
 /* A magnitude (f32 bits without sign, not NaN) as exponent and `mantissa` bits of a format whose
  * exponent bias is `bias`: min(magnitude, max), rounded to nearest, ties to even. */
-static inline uint32_t kv8_magnitude_encode(uint32_t magnitude, uint32_t max, uint32_t mantissa,
-                                            uint32_t bias) {
+KV8_CODEC uint32_t kv8_magnitude_encode(uint32_t magnitude, uint32_t max, uint32_t mantissa,
+                                        uint32_t bias) {
     const uint32_t shift = 23u - mantissa, rebias = 127u - bias;
     if (magnitude > max) magnitude = max;
     if (magnitude < (rebias + 1u) << 23) {
@@ -92,7 +98,7 @@ static inline uint32_t kv8_magnitude_encode(uint32_t magnitude, uint32_t max, ui
     return ((magnitude + (1u << (shift - 1u)) - 1u + odd) >> shift) - (rebias << mantissa);
 }
 
-static inline uint8_t kv8_e4m3_encode(float value) {
+KV8_CODEC uint8_t kv8_e4m3_encode(float value) {
     const uint32_t bits = kv8_f32_bits(value), magnitude = bits & KV8_F32_ABS;
     const uint32_t sign = bits >> 31 << 7;
     if (magnitude > KV8_F32_INF) return (uint8_t)(sign | 0x7fu);
@@ -100,28 +106,28 @@ static inline uint8_t kv8_e4m3_encode(float value) {
 }
 
 /* Zero has one code: what rounds to it loses its sign. */
-static inline uint8_t kv8_e4m3fnuz_encode(float value) {
+KV8_CODEC uint8_t kv8_e4m3fnuz_encode(float value) {
     const uint32_t bits = kv8_f32_bits(value), magnitude = bits & KV8_F32_ABS;
     if (magnitude > KV8_F32_INF) return 0x80u;
     const uint32_t code = kv8_magnitude_encode(magnitude, kv8_f32_bits(240.0f), 3, 8);
     return (uint8_t)(code == 0 ? 0 : bits >> 31 << 7 | code);
 }
 
-static inline uint8_t kv8_e5m2_encode(float value) {
+KV8_CODEC uint8_t kv8_e5m2_encode(float value) {
     const uint32_t bits = kv8_f32_bits(value), magnitude = bits & KV8_F32_ABS;
     const uint32_t sign = bits >> 31 << 7;
     if (magnitude > KV8_F32_INF) return (uint8_t)(sign | 0x7fu);
     return (uint8_t)(sign | kv8_magnitude_encode(magnitude, kv8_f32_bits(57344.0f), 2, 15));
 }
 
-static inline uint8_t kv8_e2m1_encode(float value) {
+KV8_CODEC uint8_t kv8_e2m1_encode(float value) {
     const uint32_t bits = kv8_f32_bits(value), magnitude = bits & KV8_F32_ABS;
     if (magnitude > KV8_F32_INF) return 0;
     return (uint8_t)(bits >> 31 << 3 | kv8_magnitude_encode(magnitude, kv8_f32_bits(6.0f), 1, 1));
 }
 
 /* max = 65504 saturates; max = 65536, where infinity's code lies, gives IEEE overflow. */
-static inline uint16_t kv8_f16_encode(float value, float max) {
+KV8_CODEC uint16_t kv8_f16_encode(float value, float max) {
     const uint32_t bits = kv8_f32_bits(value), magnitude = bits & KV8_F32_ABS;
     const uint32_t sign = bits >> 31 << 15;
     if (magnitude > KV8_F32_INF) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
@@ -129,7 +135,7 @@ static inline uint16_t kv8_f16_encode(float value, float max) {
 }
 
 /* max = KV8_BF16_MAX saturates, KV8_F32_INF gives IEEE overflow. */
-static inline uint16_t kv8_bf16_encode(float value, uint32_t max) {
+KV8_CODEC uint16_t kv8_bf16_encode(float value, uint32_t max) {
     const uint32_t bits = kv8_f32_bits(value), sign = bits >> 31 << 15;
     uint32_t magnitude = bits & KV8_F32_ABS;
     if (magnitude > KV8_F32_INF) return (uint16_t)(bits >> 16 | 0x40u);

@@ -1,0 +1,365 @@
+/* append_body.cuh - rows into pages on the GPU, the body of the append kernels: the bytes that
+ * kv8_cache_append stores for the same rows. A fused kernel hands in what it does to K first.
+ *
+ * A block has rows_per_block neighbouring rows: first some of its threads find each row's place,
+ * then all of them go over the rows' heads in passes. A head of one row is an *item*; 2^lanes_log2
+ * neighbouring threads of one warp take one. Two ways:
+ * - by eights: a thread takes eight elements of the item's first half and the eight at the same
+ * place of its second half (pairs, so that a rotation has both), 16 bytes a load, and has the next
+ *   pass's on their way meanwhile.
+ * - one by one: any head_dim, any alignment, and the slow definition of every number. The first way
+ *   goes over to it, a warp at a time, where it sees a clip, a NaN or an infinity.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_APPEND_BODY_CUH
+#define KV8_APPEND_BODY_CUH
+
+#include "append_args.h"
+#include "codec.cuh"
+
+namespace kv8 {
+
+constexpr uint32_t ALL_LANES = 0xffffffffu;
+
+/* No rotation: rows are stored as they come. A rotation has the same three members. */
+struct unrotated {
+    static constexpr bool rotates = false;
+    static __device__ __forceinline__ void eights(const kv8_append_kernel_args &, int32_t, int32_t,
+                                                  float *, float *) {}
+    template <typename SOURCE>
+    static __device__ __forceinline__ float one(const kv8_append_kernel_args &, int32_t, int32_t,
+                                                const SOURCE *row, int32_t d) {
+        return widen(row[d]);
+    }
+};
+
+/* --- where a row goes --- */
+
+struct place {
+    int64_t codes, row_scale, scale; /* offsets of the row's head 0 */
+    bool there;                      /* false: past the last row, or its page was freed */
+};
+
+/* The request that owns a row: the last whose rows begin at or before it. */
+static __device__ __forceinline__ int32_t find_request(const int32_t *indptr, int32_t batch,
+                                                       int32_t row) {
+    int32_t low = 0, high = batch; /* indptr[low] <= row < indptr[high] */
+    while (high - low > 1) {
+        const int32_t middle = (low + high) / 2;
+        if (indptr[middle] <= row)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static __device__ __forceinline__ place find_place(const kv8_append_kernel_args &a,
+                                                   const kv8_append_plane &p, int64_t row) {
+    place at = {};
+    if (row >= min(a.max_rows, a.indptr[a.batch])) return at;
+    const int32_t b = find_request(a.indptr, a.batch, static_cast<int32_t>(row));
+    int32_t kv_len, first = 0;
+    if (a.page_indptr != nullptr) {
+        first = a.page_indptr[b];
+        const int32_t num_pages = a.page_indptr[b + 1] - first;
+        kv_len = num_pages == 0 ? 0 : (num_pages - 1) * a.page_size + a.last_page_len[b];
+    } else {
+        kv_len = a.seq_lens[b];
+    }
+    const int32_t position = kv_len - (a.indptr[b + 1] - static_cast<int32_t>(row));
+    if (position < 0) return at; /* a table without room for its rows stores nothing */
+    const int32_t page_idx = position / a.page_size, slot = position - page_idx * a.page_size;
+    const int64_t page = a.page_indptr != nullptr
+                             ? a.page_indices[first + page_idx]
+                             : a.block_table[b * a.block_table_stride + page_idx];
+    at.codes = page * p.stride_page + slot * p.stride_slot;
+    at.row_scale = page * p.row_scale_stride_page + slot * p.row_scale_stride_slot;
+    at.scale = b * p.scale_stride_request;
+    at.there = page >= 0;
+    return at;
+}
+
+/* --- a head of a row --- */
+
+struct item {
+    int32_t row, head;
+    int64_t codes, row_scale, scale; /* offsets */
+    bool there;
+};
+
+/* The item that this thread takes part in, in a pass; false: none. */
+static __device__ __forceinline__ bool find_item(const kv8_append_kernel_args &a, int lanes_log2,
+                                                 int32_t pass, int32_t *row_in_block_out,
+                                                 int32_t *head_out) {
+    const uint32_t idx = (pass * KV8_APPEND_THREADS + threadIdx.x) >> lanes_log2;
+    const int32_t row = a.num_kv_heads == 1 ? idx : __umulhi(idx, a.inverse_heads);
+    *row_in_block_out = row;
+    *head_out = idx - row * a.num_kv_heads;
+    return row < a.rows_per_block && blockIdx.x * int64_t{a.rows_per_block} + row < a.max_rows;
+}
+
+static __device__ __forceinline__ item get_item(const kv8_append_kernel_args &a,
+                                                const kv8_append_plane &p, const place *places,
+                                                int32_t pass) {
+    item it = {};
+    int32_t row, head;
+    if (!find_item(a, p.lanes_log2, pass, &row, &head)) return it;
+    const place &at = places[row];
+    it.row = blockIdx.x * a.rows_per_block + row;
+    it.head = head;
+    it.codes = at.codes + head * p.stride_head;
+    it.row_scale = at.row_scale + head * p.row_scale_stride_head;
+    it.scale = at.scale + head * p.scale_stride_head;
+    it.there = at.there;
+    return it;
+}
+
+template <typename SOURCE>
+static __device__ __forceinline__ const SOURCE *source_of(const kv8_append_plane &p, int32_t row,
+                                                          int32_t head) {
+    return static_cast<const SOURCE *>(p.source) + row * p.source_stride_row +
+           head * p.source_stride_head;
+}
+static __device__ __forceinline__ void store_row_scale(const kv8_append_plane &p, const item &it,
+                                                       uint16_t code) {
+    static_cast<uint16_t *>(p.row_scale)[it.row_scale] = code;
+}
+static __device__ __forceinline__ float scale_of(const kv8_append_plane &p, const item &it) {
+    return p.scale == nullptr ? 1.0f : p.scale[it.scale];
+}
+/* First of this thread's eight elements in either half. */
+static __device__ __forceinline__ int32_t first_of_eight(const kv8_append_plane &p) {
+    return KV8_APPEND_VECTOR * (threadIdx.x & ((1 << p.lanes_log2) - 1));
+}
+
+static __device__ __forceinline__ void count(const kv8_append_plane &p, const item &it,
+                                             uint32_t clips, uint32_t nans) {
+    if (p.counters == nullptr) return;
+    unsigned long long *const cell =
+        reinterpret_cast<unsigned long long *>(p.counters) + 2 * it.head;
+    if (clips > 0) atomicAdd(cell, static_cast<unsigned long long>(clips));
+    if (nans > 0) atomicAdd(cell + 1, static_cast<unsigned long long>(nans));
+}
+
+/* --- one by one --- */
+
+/* As the processors divide: a NaN keeps its sign and payload and becomes quiet. */
+static __device__ __forceinline__ float divide_one(float x, float scale) {
+    return isnan(x) ? __uint_as_float(__float_as_uint(x) | KV8_F32_QUIET) : __fdiv_rn(x, scale);
+}
+
+template <kv8_dtype DTYPE, typename SOURCE, typename ROTATION>
+static __device__ void store_ones(const kv8_append_kernel_args &a, const kv8_append_plane &p,
+                                  const item &it, const SOURCE *row, float scale, int32_t lane,
+                                  int32_t lanes) {
+    using to = format<DTYPE>;
+    typename to::code *const codes = static_cast<typename to::code *>(p.codes) + it.codes;
+    uint32_t clips = 0, nans = 0;
+    for (int32_t d = lane; d < p.head_dim; d += lanes) {
+        const float q = divide_one(ROTATION::one(a, it.row, p.head_dim, row, d), scale);
+        codes[d] = to::encode(q);
+        clips += fabsf(q) > to::max;
+        nans += isnan(q) != 0;
+    }
+    count(p, it, clips, nans);
+}
+
+/* All lanes of the warp call it; those without an item take part in the sums alone. */
+template <typename SOURCE, typename ROTATION>
+static __device__ void store_int8_ones(const kv8_append_kernel_args &a, const kv8_append_plane &p,
+                                       const item &it, const SOURCE *row, float scale, int32_t lane,
+                                       int32_t lanes) {
+    const int32_t head_dim = it.there ? p.head_dim : 0;
+    float absmax = 0;
+    uint32_t nans = 0, infs = 0;
+    for (int32_t d = lane; d < head_dim; d += lanes) {
+        const float x = fabsf(divide_one(ROTATION::one(a, it.row, p.head_dim, row, d), scale));
+        nans += isnan(x) != 0;
+        infs += isinf(x) != 0;
+        if (isfinite(x)) absmax = fmaxf(absmax, x);
+    }
+    for (int32_t step = lanes / 2; step > 0; step /= 2) {
+        absmax = fmaxf(absmax, __shfl_xor_sync(ALL_LANES, absmax, step));
+        nans += __shfl_xor_sync(ALL_LANES, nans, step);
+        infs += __shfl_xor_sync(ALL_LANES, infs, step);
+    }
+    if (!it.there) return;
+    int8_t *const codes = static_cast<int8_t *>(p.codes) + it.codes;
+    const bool empty = absmax == 0 && infs == 0;
+    const uint16_t code = nans > 0 ? 0x7e00u : empty ? 0 : int8_row_scale(absmax);
+    const float row_scale = kv8_f16_decode(code);
+    uint32_t clips = 0;
+    for (int32_t d = lane; d < head_dim; d += lanes) {
+        float q = 0;
+        if (nans == 0 && !empty)
+            q = __fdiv_rn(divide_one(ROTATION::one(a, it.row, p.head_dim, row, d), scale),
+                          row_scale);
+        codes[d] = int8_encode(q);
+        clips += fabsf(q) > 127.0f;
+    }
+    if (lane == 0) store_row_scale(p, it, code);
+    count(p, it, clips, lane == 0 ? nans : 0);
+}
+
+template <typename SOURCE, typename ROTATION>
+static __device__ __forceinline__ void append_ones(const kv8_append_kernel_args &a,
+                                                   const kv8_append_plane &p, const item it) {
+    const int32_t lanes = 1 << p.lanes_log2, lane = threadIdx.x & (lanes - 1);
+    const SOURCE *const row = source_of<SOURCE>(p, it.row, it.head);
+    const float scale = it.there ? scale_of(p, it) : 1.0f;
+    if (p.dtype == KV8_INT8)
+        return store_int8_ones<SOURCE, ROTATION>(a, p, it, row, scale, lane, lanes);
+    if (!it.there) return;
+#define KV8_STORE(DTYPE) \
+    case DTYPE: return store_ones<DTYPE, SOURCE, ROTATION>(a, p, it, row, scale, lane, lanes);
+    switch (p.dtype) {
+        KV8_STORE(KV8_F32)
+        KV8_STORE(KV8_BF16)
+        KV8_STORE(KV8_F16)
+        KV8_STORE(KV8_E4M3)
+        KV8_STORE(KV8_E4M3FNUZ)
+        KV8_STORE(KV8_E5M2)
+    }
+#undef KV8_STORE
+}
+
+/* --- by eights --- */
+
+/* Both halves of a thread's share: eight elements from d on, eight from d + head_dim / 2 on. False
+ * when something in the warp needs the slow way; then nothing has been stored. */
+template <kv8_dtype DTYPE>
+static __device__ __forceinline__ bool store_eights(const kv8_append_plane &p, const item &it,
+                                                    bool mine, float low[8], float high[8],
+                                                    const divisor &by) {
+    using to = format<DTYPE>;
+    const bool right = divide8<to::wide>(low, by) & divide8<to::wide>(high, by);
+    const float most = max_nan(max_magnitude8(low), max_magnitude8(high));
+    if (__any_sync(ALL_LANES, mine && !(right && most <= to::max))) return false;
+    if (!mine) return true;
+    typename to::code *const codes =
+        static_cast<typename to::code *>(p.codes) + it.codes + first_of_eight(p);
+    to::store8(low, codes);
+    to::store8(high, codes + p.head_dim / 2);
+    return true;
+}
+
+static __device__ __forceinline__ bool store_int8_eights(const kv8_append_plane &p, const item &it,
+                                                         bool mine, float low[8], float high[8],
+                                                         const divisor &by) {
+    const bool right = divide8<true>(low, by) & divide8<true>(high, by);
+    float most = mine ? max_nan(max_magnitude8(low), max_magnitude8(high)) : 0.0f;
+    for (int32_t step = 1 << p.lanes_log2 >> 1; step > 0; step /= 2)
+        most = max_nan(most, __shfl_xor_sync(ALL_LANES, most, step));
+    /* A row beyond 127 times f16's largest clips. */
+    if (__any_sync(ALL_LANES, mine && !(right && most <= 127.0f * 65504.0f))) return false;
+    if (!mine) return true;
+    const uint16_t code = most == 0 ? 0 : int8_row_scale(most);
+    if (most > 0) { /* else the quotients are 0 already, with any sign */
+        const divisor by_row = make_divisor(__half2float(__ushort_as_half(code)));
+        divide8<false>(low, by_row);
+        divide8<false>(high, by_row);
+    }
+    const int32_t d = first_of_eight(p);
+    int8_t *const codes = static_cast<int8_t *>(p.codes) + it.codes + d;
+    int8_store8(low, codes);
+    int8_store8(high, codes + p.head_dim / 2);
+    if (d == 0) store_row_scale(p, it, code);
+    return true;
+}
+
+/* A thread's share of a pass, as it lies in memory. */
+template <typename SOURCE>
+struct share {
+    eight<SOURCE> low, high;
+};
+template <typename SOURCE>
+static __device__ __forceinline__ share<SOURCE> load_share(const kv8_append_kernel_args &a,
+                                                           const kv8_append_plane &p,
+                                                           int32_t pass) {
+    share<SOURCE> raw = {};
+    int32_t row, head;
+    const int32_t d = first_of_eight(p), half = p.head_dim / 2;
+    if (!find_item(a, p.lanes_log2, pass, &row, &head) || d >= half) return raw;
+    row += blockIdx.x * a.rows_per_block;
+    const SOURCE *const from = source_of<SOURCE>(p, row, head) + d;
+    raw.low = load8(from);
+    raw.high = load8(from + half);
+    return raw;
+}
+
+template <typename SOURCE, typename ROTATION>
+static __device__ __forceinline__ bool store_share(const kv8_append_kernel_args &a,
+                                                   const kv8_append_plane &p, const item &it,
+                                                   const share<SOURCE> &raw) {
+    const int32_t d = first_of_eight(p);
+    const bool mine = it.there && d < p.head_dim / 2;
+    const divisor by = make_divisor(mine ? scale_of(p, it) : 1.0f);
+    float low[8], high[8];
+    widen8(raw.low, low);
+    widen8(raw.high, high);
+    if (ROTATION::rotates && mine) ROTATION::eights(a, it.row, d, low, high);
+#define KV8_STORE(DTYPE) \
+    case DTYPE: return store_eights<DTYPE>(p, it, mine, low, high, by);
+    switch (p.dtype) {
+        KV8_STORE(KV8_F32)
+        KV8_STORE(KV8_BF16)
+        KV8_STORE(KV8_F16)
+        KV8_STORE(KV8_E4M3)
+        KV8_STORE(KV8_E4M3FNUZ)
+        KV8_STORE(KV8_E5M2)
+        default: return store_int8_eights(p, it, mine, low, high, by);
+    }
+#undef KV8_STORE
+}
+
+/* --- the kernels --- */
+
+static __device__ __forceinline__ void find_places(const kv8_append_kernel_args &a,
+                                                   const kv8_append_plane &p, place *places) {
+    if (threadIdx.x < a.rows_per_block)
+        places[threadIdx.x] =
+            find_place(a, p, blockIdx.x * int64_t{a.rows_per_block} + threadIdx.x);
+    __syncthreads();
+}
+
+/* What must go the slow way waits until the end: the fast loop then holds nothing across it. */
+template <typename SOURCE, typename ROTATION>
+static __device__ __forceinline__ void append_eights(const kv8_append_kernel_args &a,
+                                                     const kv8_append_plane &p, place *places) {
+    share<SOURCE> next = load_share<SOURCE>(a, p, 0);
+    find_places(a, p, places);
+    uint32_t slow = 0; /* a bit for each pass, of which there are at most 32 */
+    for (int32_t pass = 0; pass < p.num_passes; pass++) {
+        const share<SOURCE> raw = next;
+        if (pass + 1 < p.num_passes) next = load_share<SOURCE>(a, p, pass + 1);
+        const item it = get_item(a, p, places, pass);
+        if (!store_share<SOURCE, ROTATION>(a, p, it, raw)) slow |= 1u << pass;
+    }
+    for (; slow != 0; slow &= slow - 1)
+        append_ones<SOURCE, ROTATION>(a, p, get_item(a, p, places, __ffs(slow) - 1));
+}
+
+template <typename SOURCE, bool EIGHTS, typename ROTATION>
+static __device__ __forceinline__ void append_plane(const kv8_append_kernel_args &a,
+                                                    const kv8_append_plane &p, place *places) {
+    if (EIGHTS) return append_eights<SOURCE, ROTATION>(a, p, places);
+    find_places(a, p, places);
+    for (int32_t pass = 0; pass < p.num_passes; pass++)
+        append_ones<SOURCE, ROTATION>(a, p, get_item(a, p, places, pass));
+}
+
+/* blockIdx.y: K (rotated) or V. */
+template <typename SOURCE, bool EIGHTS, typename ROTATION>
+static __device__ __forceinline__ void append_rows(const kv8_append_kernel_args &a) {
+    __shared__ place places[KV8_APPEND_MAX_ROWS];
+    const kv8_append_plane &p = a.plane[blockIdx.y];
+    if (ROTATION::rotates && blockIdx.y == 0)
+        append_plane<SOURCE, EIGHTS, ROTATION>(a, p, places);
+    else
+        append_plane<SOURCE, EIGHTS, unrotated>(a, p, places);
+}
+
+}  // namespace kv8
+
+#endif
