@@ -55,14 +55,15 @@ void kv8_attention_finish(const kv8_attention_plan *plan, const kv8_attention_ar
                           const kv8_attention_item *item, int32_t num_partials, int64_t stride,
                           const float *o, const float *max, const float *sum) {
     const kv8_attention_spec *const spec = &plan->spec;
-    const float v_scale = args->v_scale == NULL
-                              ? 1.0f
-                              : args->v_scale[item->request * args->v_scale_stride_batch +
-                                              item->kv_head * args->v_scale_stride_head];
-    for (int32_t row = 0; row < item->num_rows; row++) {
-        const int32_t packed = item->row_begin + row;
+    for (int32_t row = 0; row < item->num_heads * item->num_rows; row++) {
+        const int32_t packed = item->row_begin + row % item->num_rows;
+        const int32_t kv_head = item->kv_head + row / item->num_rows;
         const int64_t q_row = args->qo_indptr[item->request] + packed / plan->group_size;
-        const int64_t head = item->kv_head * plan->group_size + packed % plan->group_size;
+        const int64_t head = kv_head * plan->group_size + packed % plan->group_size;
+        const float v_scale = args->v_scale == NULL
+                                  ? 1.0f
+                                  : args->v_scale[item->request * args->v_scale_stride_batch +
+                                                  kv_head * args->v_scale_stride_head];
         const float sink = spec->sink_logit == NULL ? -INFINITY : spec->sink_logit[head];
         const row_total t = total_of(num_partials, stride, max + row, sum + row, sink);
         const int64_t out = q_row * args->o_stride_row + head * args->o_stride_head;

@@ -64,12 +64,19 @@ static void lay_out_scratch(kv8_attention_plan *plan) {
     const int32_t keys_per_unit = plan->choice.math == KV8_MATH_BF16 ? 2 : 1;
     kv8_attention_scratch *const at = &plan->scratch;
     int64_t end = 0;
+    const int64_t lanes = rows + KV8_ITEM_SPARE_LANES;
     at->q = place(&end, rows * plan->q_row);
+    at->q_lanes = place(&end, lanes * plan->q_row);
+    at->lane_scale = place(&end, lanes);
+    at->lane_max = place(&end, lanes);
+    at->lane_sum = place(&end, lanes);
     at->k = place(&end, (int64_t)plan->q_row * KV8_TILE_KEYS);
     at->v = place(&end, (int64_t)plan->v_row * KV8_TILE_KEYS / keys_per_unit);
-    at->s = place(&end, rows * KV8_TILE_KEYS);
+    at->s = place(&end, KV8_TILE_ROWS * KV8_TILE_KEYS);
+    /* One vector more: see t_turn of attention_amx.c. */
+    at->p = place(&end, KV8_TILE_ROWS * KV8_TILE_KEYS / 2 + KV8_TILE_PAD);
     at->o = place(&end, rows * plan->v_row);
-    at->keep = place(&end, rows);
+    at->keep = place(&end, KV8_TILE_ROWS);
     at->max = place(&end, rows);
     at->sum = place(&end, rows);
     at->scale = place(&end, rows);
@@ -120,10 +127,11 @@ kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attenti
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(resolve(plan, spec));
     plan->choice = choose(&plan->spec);
-    enum { BLOCK_ROWS = 64 }; /* enough to hide the widening, few enough to stay in L1/L2 */
+    /* Enough to hide the widening of a tile even from AMX, few enough that O stays in L2. */
+    const int32_t block_rows = spec->head_dim + plan->spec.v_head_dim <= 256 ? 256 : 64;
     plan->group_size = spec->num_qo_heads / spec->num_kv_heads;
     plan->block_rows =
-        plan->group_size * (plan->group_size < BLOCK_ROWS ? BLOCK_ROWS / plan->group_size : 1);
+        plan->group_size * (plan->group_size < block_rows ? block_rows / plan->group_size : 1);
     const int32_t elements = plan->choice.math == KV8_MATH_BF16 ? 2 : 1; /* per unit */
     plan->depth = (spec->head_dim + elements - 1) / elements;
     plan->q_row = (int32_t)kv8_round_up((size_t)plan->depth, KV8_TILE_PAD);

@@ -6,6 +6,8 @@
 #ifndef KV8_ATTENTION_PLAN_H
 #define KV8_ATTENTION_PLAN_H
 
+#include <stdatomic.h>
+
 #include "tile.h"
 
 /* One row of attention_kernels.inc. */
@@ -17,15 +19,17 @@ typedef struct kv8_attention_choice {
 } kv8_attention_choice;
 
 /* Rows whose keys were split: their partial results, num_splits of them in key order, stand one
- * after another from `first.partial` on. */
+ * after another from `first.partial` on. Whoever computes the last of them joins them. */
 typedef struct kv8_attention_join {
     kv8_attention_item first;
     int32_t num_splits;
+    _Atomic int32_t num_left;
 } kv8_attention_join;
 
 /* Offsets in floats into one thread's scratch; a kv8_attention_job points there. */
 typedef struct kv8_attention_scratch {
-    int64_t q, k, v, s, o, keep, max, sum, scale, seen_from, seen_to, value, size;
+    int64_t q, q_lanes, lane_scale, lane_max, lane_sum, k, v, s, p, o, keep, max, sum, scale;
+    int64_t seen_from, seen_to, value, size;
 } kv8_attention_scratch;
 
 struct kv8_attention_plan {
@@ -37,7 +41,7 @@ struct kv8_attention_plan {
     float *sink_logit;
     int32_t num_threads;
     int32_t group_size;
-    int32_t block_rows; /* packed rows of an item: whole groups, 64 unless one group is larger */
+    int32_t block_rows;          /* most packed rows of an item over all its heads: whole groups */
     int32_t depth, q_row, v_row; /* as in kv8_attention_job */
     kv8_attention_scratch scratch;
     /* Room in the workspace, and byte offsets. */

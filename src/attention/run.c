@@ -11,13 +11,14 @@ typedef struct run {
     const kv8_attention_plan *plan;
     const kv8_attention_args *args;
     const kv8_attention_item *items;
-    const kv8_attention_join *joins;
+    kv8_attention_join *joins;
     float *partials, *scratch;
 } run;
 
-/* Packed row -> row of the whole batch's q and o, and head. */
+/* Row of the item (head by head) -> row of the whole batch's q and o. */
 static int32_t batch_row(const run *r, const kv8_attention_item *item, int32_t row) {
-    return r->args->qo_indptr[item->request] + (item->row_begin + row) / r->plan->group_size;
+    const int32_t packed = item->row_begin + row % item->num_rows;
+    return r->args->qo_indptr[item->request] + packed / r->plan->group_size;
 }
 
 /* The item's rows of Q, as units: f32, or bf16 pairs in their own order. */
@@ -25,11 +26,11 @@ static void load_q(const run *r, const kv8_attention_item *item, float *q) {
     const kv8_attention_plan *const plan = r->plan;
     const kv8_attention_spec *const spec = &plan->spec;
     const size_t head_dim = (size_t)spec->head_dim, size = kv8_dtype_size(spec->q_dtype);
-    for (int32_t row = 0; row < item->num_rows; row++, q += plan->q_row) {
-        const int32_t head =
-            item->kv_head * plan->group_size + (item->row_begin + row) % plan->group_size;
-        const int64_t at =
-            batch_row(r, item, row) * r->args->q_stride_row + head * r->args->q_stride_head;
+    for (int32_t row = 0; row < item->num_heads * item->num_rows; row++, q += plan->q_row) {
+        const int32_t kv_head = item->kv_head + row / item->num_rows;
+        const int32_t in_group = (item->row_begin + row % item->num_rows) % plan->group_size;
+        const int64_t at = batch_row(r, item, row) * r->args->q_stride_row +
+                           (kv_head * plan->group_size + in_group) * r->args->q_stride_head;
         const uint8_t *const codes = (const uint8_t *)r->args->q + at * (int64_t)size;
         memset(q, 0, (size_t)plan->q_row * sizeof *q);
         if (plan->choice.math == KV8_MATH_BF16)
@@ -42,19 +43,27 @@ static void load_q(const run *r, const kv8_attention_item *item, float *q) {
 /* sm_scale * k_scale * q_scale of every row. */
 static void load_scales(const run *r, const kv8_attention_item *item, float *scale) {
     const kv8_attention_args *const a = r->args;
-    float common = r->plan->spec.sm_scale;
-    if (a->k_scale != NULL)
-        common *= a->k_scale[item->request * a->k_scale_stride_batch +
-                             item->kv_head * a->k_scale_stride_head];
-    for (int32_t row = 0; row < item->num_rows; row++) {
-        scale[row] = common;
-        if (a->q_scale == NULL) continue;
-        const int32_t in_group = (item->row_begin + row) % r->plan->group_size;
-        scale[row] *= a->q_scale[item->request * a->q_scale_stride_batch +
-                                 batch_row(r, item, row) * a->q_scale_stride_row +
-                                 item->kv_head * a->q_scale_stride_kv_head +
-                                 in_group * a->q_scale_stride_group];
+    for (int32_t row = 0; row < item->num_heads * item->num_rows; row++) {
+        const int32_t kv_head = item->kv_head + row / item->num_rows;
+        const int32_t in_group = (item->row_begin + row % item->num_rows) % r->plan->group_size;
+        scale[row] = r->plan->spec.sm_scale;
+        if (a->k_scale != NULL)
+            scale[row] *= a->k_scale[item->request * a->k_scale_stride_batch +
+                                     kv_head * a->k_scale_stride_head];
+        if (a->q_scale != NULL)
+            scale[row] *= a->q_scale[item->request * a->q_scale_stride_batch +
+                                     batch_row(r, item, row) * a->q_scale_stride_row +
+                                     kv_head * a->q_scale_stride_kv_head +
+                                     in_group * a->q_scale_stride_group];
     }
+}
+
+static void join_parts(const run *r, const kv8_attention_join *join) {
+    const int64_t rows = (int64_t)join->first.num_heads * join->first.num_rows;
+    const float *const o = r->partials + join->first.partial;
+    const float *const max = o + rows * r->plan->v_row;
+    kv8_attention_finish(r->plan, r->args, &join->first, join->num_splits,
+                         rows * (r->plan->v_row + 2), o, max, max + rows);
 }
 
 static void run_item(void *cookie, size_t index, int32_t thread_idx) {
@@ -62,23 +71,27 @@ static void run_item(void *cookie, size_t index, int32_t thread_idx) {
     const kv8_attention_plan *const plan = r->plan;
     const kv8_attention_args *const args = r->args;
     const kv8_attention_item *const item = &r->items[index];
-    float *const base = r->scratch + thread_idx * plan->scratch.size;
+    const kv8_attention_scratch *const at = &plan->scratch;
+    float *const base = r->scratch + thread_idx * at->size;
     const int32_t qo_len = args->qo_indptr[item->request + 1] - args->qo_indptr[item->request];
     const int32_t kv_len = kv8_request_kv_len(&args->pages, plan->spec.page_size, item->request);
-    int32_t *const seen_from = (int32_t *)(base + plan->scratch.seen_from);
-    int32_t *const seen_to = (int32_t *)(base + plan->scratch.seen_to);
+    int32_t *const seen_from = (int32_t *)(base + at->seen_from);
+    int32_t *const seen_to = (int32_t *)(base + at->seen_to);
     for (int32_t row = 0; row < item->num_rows; row++) {
         const kv8_key_range keys =
             kv8_row_keys(&plan->spec, qo_len, kv_len, (item->row_begin + row) / plan->group_size);
         seen_from[row] = keys.begin;
         seen_to[row] = keys.end;
     }
-    load_q(r, item, base + plan->scratch.q);
-    load_scales(r, item, base + plan->scratch.scale);
+    load_q(r, item, base + at->q);
+    load_scales(r, item, base + at->scale);
     /* A partial result is o, then max, then sum. */
-    const bool split = item->partial >= 0;
+    const bool split = item->join >= 0;
+    const int64_t rows = (int64_t)item->num_heads * item->num_rows;
     float *const partial = r->partials + (split ? item->partial : 0);
-    float *const partial_max = partial + (int64_t)item->num_rows * plan->v_row;
+    float *const partial_max = partial + rows * plan->v_row;
+    const int32_t k_size = (int32_t)kv8_dtype_size(plan->spec.k_dtype);
+    const int32_t v_size = (int32_t)kv8_dtype_size(plan->spec.v_dtype);
     const kv8_attention_job job = {
         .spec = &plan->spec,
         .args = args,
@@ -87,37 +100,39 @@ static void run_item(void *cookie, size_t index, int32_t thread_idx) {
         .group_size = plan->group_size,
         .qo_len = qo_len,
         .kv_len = kv_len,
-        .k_size = (int32_t)kv8_dtype_size(plan->spec.k_dtype),
-        .v_size = (int32_t)kv8_dtype_size(plan->spec.v_dtype),
+        .k_size = k_size,
+        .v_size = v_size,
+        .k_head = args->k.stride_head * k_size,
+        .v_head = args->v.stride_head * v_size,
         .depth = plan->depth,
         .q_row = plan->q_row,
         .v_row = plan->v_row,
-        .q = base + plan->scratch.q,
-        .k = base + plan->scratch.k,
-        .v = base + plan->scratch.v,
-        .s = base + plan->scratch.s,
-        .keep = base + plan->scratch.keep,
-        .value = base + plan->scratch.value,
-        .scale = base + plan->scratch.scale,
+        .q = base + at->q,
+        .q_lanes = base + at->q_lanes,
+        .lane_scale = base + at->lane_scale,
+        .lane_max = base + at->lane_max,
+        .lane_sum = base + at->lane_sum,
+        .k = base + at->k,
+        .v = base + at->v,
+        .s = base + at->s,
+        .p = base + at->p,
+        .keep = base + at->keep,
+        .value = base + at->value,
+        .scale = base + at->scale,
         .seen_from = seen_from,
         .seen_to = seen_to,
-        .o = split ? partial : base + plan->scratch.o,
-        .max = split ? partial_max : base + plan->scratch.max,
-        .sum = split ? partial_max + item->num_rows : base + plan->scratch.sum,
+        .o = split ? partial : base + at->o,
+        .max = split ? partial_max : base + at->max,
+        .sum = split ? partial_max + rows : base + at->sum,
     };
     plan->choice.kernel(&job);
-    if (!split) kv8_attention_finish(plan, args, item, 1, 0, job.o, job.max, job.sum);
-}
-
-static void run_join(void *cookie, size_t index, int32_t thread_idx) {
-    (void)thread_idx;
-    const run *const r = cookie;
-    const kv8_attention_join *const join = &r->joins[index];
-    const int64_t rows = join->first.num_rows;
-    const float *const o = r->partials + join->first.partial;
-    const float *const max = o + rows * r->plan->v_row;
-    kv8_attention_finish(r->plan, r->args, &join->first, join->num_splits,
-                         rows * (r->plan->v_row + 2), o, max, max + rows);
+    if (!split) {
+        kv8_attention_finish(plan, args, item, 1, 0, job.o, job.max, job.sum);
+        return;
+    }
+    kv8_attention_join *const join = &r->joins[item->join];
+    if (atomic_fetch_sub_explicit(&join->num_left, 1, memory_order_acq_rel) == 1)
+        join_parts(r, join);
 }
 
 kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention_args *args,
@@ -140,6 +155,5 @@ kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention
              .partials = (float *)(void *)(bytes + plan->partials_at),
              .scratch = (float *)(void *)(bytes + plan->scratch_at)};
     kv8_threads_run(plan->threads, (size_t)cut.num_items, run_item, &r);
-    kv8_threads_run(plan->threads, (size_t)cut.num_joins, run_join, &r);
     return KV8_OK;
 }

@@ -1,13 +1,15 @@
-/* schedule.c - cuts a run into items: (request, kv head, block of rows, range of keys).
+/* schedule.c - cuts a run into items: (request, kv heads, block of rows, range of keys).
  *
- * A block of rows walks its keys alone unless that would leave threads idle; then its keys are
- * split and the parts joined in key order. Where the cuts lie is decided here and nowhere else.
+ * An item takes all heads that fit, since in the usual layout the heads of a token are neighbours:
+ * one item then reads whole runs of memory. Where that would leave threads idle, first the keys of
+ * a block are split, whose parts are joined in key order, then its heads. Where the cuts lie is
+ * decided here and nowhere else.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "plan.h"
 
 enum {
-    ITEMS_PER_THREAD = 8, /* work of a run / this = the largest item: at most 1/8 of a turn idles */
+    ITEMS_PER_THREAD = 4, /* work of a run / this = the largest item: at most 1/4 of a turn idles */
     MIN_SPLIT_KEYS = 256, /* below, joining costs more than it spreads */
     ROW_OVERHEAD = 16,    /* widening a key costs about as much as this many rows use it */
     /* batch_invariant: cuts by the request's own keys alone, at most 16 of at least 1024 keys (one
@@ -45,7 +47,7 @@ static bool next_block(const kv8_attention_plan *plan, const kv8_attention_args 
 
 /* The weight that an item should not exceed, of all work; 0 = no limit. */
 static int64_t item_weight(const kv8_attention_plan *plan, const kv8_attention_args *args) {
-    if (plan->num_threads == 1 || plan->spec.batch_invariant) return 0;
+    if (plan->num_threads == 1) return 0;
     int64_t total = 0;
     block it = {0};
     while (next_block(plan, args, &it))
@@ -53,94 +55,123 @@ static int64_t item_weight(const kv8_attention_plan *plan, const kv8_attention_a
     return total / ((int64_t)plan->num_threads * ITEMS_PER_THREAD) + 1;
 }
 
-/* Keys of one split of this block, a multiple of the tile; 0 = it stays whole. */
-static int64_t split_keys(const kv8_attention_plan *plan, const kv8_attention_args *args,
-                          const block *it, int64_t weight_limit) {
+/* How one block is cut: num_splits ranges of `keys` keys (a multiple of the tile; the first and
+ * the last may have fewer), times groups of at most `heads` heads. */
+typedef struct block_cut {
+    int64_t tile_begin, keys;
+    int32_t num_splits, heads, num_groups;
+} block_cut;
+
+static block_cut cut_block(const kv8_attention_plan *plan, const kv8_attention_args *args,
+                           const block *it, int64_t weight_limit) {
+    const int32_t num_heads = plan->spec.num_kv_heads;
     const int64_t num_keys = it->keys.end - it->keys.begin;
+    block_cut cut = {.tile_begin = it->keys.begin / KV8_TILE_KEYS * KV8_TILE_KEYS};
+    const int32_t fitting = plan->block_rows / it->num_rows;
+    const int32_t most = fitting < KV8_ITEM_HEADS ? fitting : KV8_ITEM_HEADS;
+    int64_t groups = kv8_ceil_div(num_heads, most < 1 ? 1 : most);
+    const int64_t weight = block_weight(it->num_rows, num_keys) * num_heads;
+    const int64_t parts = weight_limit > 0 ? kv8_ceil_div(weight, weight_limit) : 1;
     int64_t keys = 0;
     if (plan->spec.batch_invariant) {
         /* A request of more than one block spreads over threads by its rows. */
         const int64_t qo_len = args->qo_indptr[it->request + 1] - args->qo_indptr[it->request];
-        if (qo_len * plan->group_size > plan->block_rows) return 0;
-        keys = kv8_max_i64(kv8_ceil_div(num_keys, INVARIANT_SPLITS), INVARIANT_MIN_KEYS);
-    } else if (weight_limit > 0) {
-        keys = kv8_max_i64(weight_limit / (it->num_rows + ROW_OVERHEAD), MIN_SPLIT_KEYS);
+        if (qo_len * plan->group_size <= plan->block_rows)
+            keys = kv8_max_i64(kv8_ceil_div(num_keys, INVARIANT_SPLITS), INVARIANT_MIN_KEYS);
+    } else if (parts > groups) {
+        keys = kv8_max_i64(num_keys * groups / parts, MIN_SPLIT_KEYS);
     }
     keys = kv8_ceil_div(keys, KV8_TILE_KEYS) * KV8_TILE_KEYS;
-    return keys < num_keys ? keys : 0;
+    cut.keys = keys > 0 && keys < num_keys ? keys : it->keys.end - cut.tile_begin;
+    cut.num_splits =
+        cut.keys > 0 ? (int32_t)kv8_ceil_div(it->keys.end - cut.tile_begin, cut.keys) : 1;
+    if (groups * cut.num_splits < parts)
+        groups = kv8_min_i64(kv8_ceil_div(parts, cut.num_splits), num_heads);
+    cut.heads = (int32_t)kv8_ceil_div(num_heads, groups);
+    cut.num_groups = (int32_t)kv8_ceil_div(num_heads, cut.heads);
+    return cut;
+}
+
+/* Item `index` of a block: groups innermost, so that threads meet in the same pages. */
+static kv8_attention_item item_of(const kv8_attention_plan *plan, const block *it,
+                                  const block_cut *cut, int64_t index, int64_t first_partial,
+                                  int64_t first_join) {
+    const int64_t split = index / cut->num_groups, group = index % cut->num_groups;
+    const int64_t begin = cut->tile_begin + split * cut->keys, head = group * cut->heads;
+    const int64_t group_floats = (int64_t)cut->heads * it->num_rows * (plan->v_row + 2);
+    kv8_attention_item item = {
+        .request = it->request,
+        .kv_head = (int32_t)head,
+        .num_heads = (int32_t)kv8_min_i64(cut->heads, plan->spec.num_kv_heads - head),
+        .row_begin = it->row_begin,
+        .num_rows = it->num_rows,
+        .key_begin = split == 0 ? it->keys.begin : (int32_t)begin,
+        .key_end = split == cut->num_splits - 1 ? it->keys.end : (int32_t)(begin + cut->keys),
+        .join = -1};
+    if (cut->num_splits == 1) return item;
+    item.join = (int32_t)(first_join + group);
+    item.partial = first_partial + group * cut->num_splits * group_floats +
+                   split * item.num_heads * it->num_rows * (plan->v_row + 2);
+    return item;
 }
 
 kv8_attention_schedule kv8_attention_cut(const kv8_attention_plan *plan,
                                          const kv8_attention_args *args, kv8_attention_item *items,
                                          kv8_attention_join *joins) {
-    kv8_attention_schedule cut = {.max_splits = 1};
-    const int32_t num_heads = plan->spec.num_kv_heads;
+    kv8_attention_schedule all = {.max_splits = 1};
     const int64_t weight_limit = item_weight(plan, args);
     block it = {0};
     while (next_block(plan, args, &it)) {
-        const int64_t tile_begin = it.keys.begin / KV8_TILE_KEYS * KV8_TILE_KEYS;
-        const int64_t keys = split_keys(plan, args, &it, weight_limit);
-        const int64_t floats = (int64_t)it.num_rows * (plan->v_row + 2); /* of one partial */
-        int64_t num_splits = keys == 0 ? 1 : kv8_ceil_div(it.keys.end - tile_begin, keys);
-        if (num_splits > 1 &&
-            cut.partial_floats + num_splits * num_heads * floats > plan->max_partial_floats)
-            num_splits = 1; /* cannot be: cut_bounds leaves room */
-        cut.max_splits = (int32_t)kv8_max_i64(cut.max_splits, num_splits);
-        const int64_t first = cut.num_items, first_partial = cut.partial_floats;
-        cut.num_items += num_splits * num_heads;
-        if (num_splits > 1) {
-            cut.num_joins += num_heads;
-            cut.partial_floats += num_splits * num_heads * floats;
+        const block_cut cut = cut_block(plan, args, &it, weight_limit);
+        const int64_t first_join = all.num_joins, first_partial = all.partial_floats;
+        const int64_t num_items = (int64_t)cut.num_splits * cut.num_groups;
+        all.max_splits = cut.num_splits > all.max_splits ? cut.num_splits : all.max_splits;
+        for (int64_t i = 0; i < num_items && items != NULL; i++) {
+            const kv8_attention_item item = item_of(plan, &it, &cut, i, first_partial, first_join);
+            items[all.num_items + i] = item;
+            if (item.join < 0 || i >= cut.num_groups) continue;
+            joins[item.join].first = item;
+            joins[item.join].num_splits = cut.num_splits;
+            atomic_init(&joins[item.join].num_left, cut.num_splits);
         }
-        if (items == NULL) continue;
-        /* Heads innermost: threads meet in the same pages. */
-        for (int64_t i = 0; i < num_splits * num_heads; i++) {
-            const int64_t split = i / num_heads, head = i % num_heads;
-            const int64_t begin = tile_begin + split * keys, end = begin + keys;
-            const bool last = split == num_splits - 1;
-            kv8_attention_item *const item = &items[first + i];
-            *item = (kv8_attention_item){
-                .request = it.request,
-                .kv_head = (int32_t)head,
-                .row_begin = it.row_begin,
-                .num_rows = it.num_rows,
-                .key_begin = split == 0 ? it.keys.begin : (int32_t)begin,
-                .key_end = last ? it.keys.end : (int32_t)end,
-                .partial =
-                    num_splits == 1 ? -1 : first_partial + (head * num_splits + split) * floats,
-            };
-            if (num_splits > 1 && split == 0)
-                joins[cut.num_joins - num_heads + head] =
-                    (kv8_attention_join){.first = *item, .num_splits = (int32_t)num_splits};
-        }
+        all.num_items += num_items;
+        if (cut.num_splits == 1) continue;
+        all.num_joins += cut.num_groups;
+        all.partial_floats += num_items * cut.heads * it.num_rows * (plan->v_row + 2);
     }
-    return cut;
+    return all;
 }
 
+/* A block of weight w has parts = ceil(w / limit); all w / limit sum to at most `turns`. Its items
+ * are at most parts + 2 * heads: splits = parts / groups rounded up, and one for the tile that the
+ * first begins in; groups are raised only while the product is below parts. It is split only when
+ * parts > groups, so w / limit > 1, and then splits <= parts / groups + 2 <= 4 w / limit / groups:
+ * its partials are at most 4 w / limit items of block_rows rows. */
 void kv8_attention_cut_bounds(kv8_attention_plan *plan) {
     const kv8_attention_spec *const spec = &plan->spec;
     const int64_t num_heads = spec->num_kv_heads;
     const int64_t packed = (int64_t)spec->max_total_q * plan->group_size;
     const int64_t requests = kv8_min_i64(spec->max_batch, spec->max_total_q);
-    const int64_t blocks = (requests + packed / plan->block_rows) * num_heads;
-    const int64_t floats = plan->v_row + 2; /* of one row's partial */
-    int64_t parts = 0, rows = 0;
+    const int64_t blocks = requests + packed / plan->block_rows;
+    const int64_t turns =
+        plan->num_threads == 1 ? 0 : (int64_t)plan->num_threads * ITEMS_PER_THREAD;
+    const int64_t item_rows = kv8_min_i64(plan->block_rows, packed * num_heads);
+    int64_t rows = 0;
+    plan->max_items = turns + blocks * (2 * num_heads + 1);
+    plan->max_joins = 0;
     if (spec->batch_invariant) {
         if (spec->max_kv_len > INVARIANT_MIN_KEYS) {
             const int64_t splits =
                 1 +
                 kv8_min_i64(INVARIANT_SPLITS, kv8_ceil_div(spec->max_kv_len, INVARIANT_MIN_KEYS));
-            parts = requests * num_heads * splits;
-            rows = kv8_min_i64(packed, requests * plan->block_rows) * num_heads * splits;
+            plan->max_items = (requests * splits + blocks) * num_heads;
+            plan->max_joins = requests * num_heads;
+            /* Groups are rounded up to whole `heads`: at most twice as many. */
+            rows = 2 * kv8_min_i64(packed, requests * plan->block_rows) * num_heads * splits;
         }
-    } else if (plan->num_threads > 1 && spec->max_kv_len > MIN_SPLIT_KEYS) {
-        /* Split blocks have x = weight/limit > 1 parts' worth of work; x rounded up, the tile that
-         * the first part may begin in included, is below 3x, and all x sum to at most the items
-         * that item_weight asks for. */
-        parts = 3 * (int64_t)plan->num_threads * ITEMS_PER_THREAD;
-        rows = parts * kv8_min_i64(plan->block_rows, packed);
+    } else if (turns > 0 && spec->max_kv_len > MIN_SPLIT_KEYS) {
+        plan->max_joins = turns;
+        rows = 4 * turns * item_rows;
     }
-    plan->max_items = blocks + parts;
-    plan->max_joins = parts / 2;
-    plan->max_partial_floats = rows * floats;
+    plan->max_partial_floats = rows * (plan->v_row + 2);
 }

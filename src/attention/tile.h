@@ -20,6 +20,10 @@
 enum { KV8_TILE_KEYS = 64 };
 /* Padding of every scratch row, in floats: the widest vector, and two of them for bf16 V. */
 enum { KV8_TILE_PAD = 32 };
+/* Most rows whose scores exist at a time: two of the widest vectors. */
+enum { KV8_TILE_ROWS = 32 };
+/* Most heads of one item, and the lanes that their rows waste at most. */
+enum { KV8_ITEM_HEADS = 16, KV8_ITEM_SPARE_LANES = KV8_ITEM_HEADS * 16 };
 
 /* What the two products multiply. */
 typedef enum kv8_attention_math {
@@ -27,47 +31,54 @@ typedef enum kv8_attention_math {
     KV8_MATH_BF16     /* pairs of bf16, products summed in f32; P is rounded to bf16 */
 } kv8_attention_math;
 
-/* One (request, kv head, block of packed rows, range of keys). */
+/* One (request, range of kv heads, block of packed rows, range of keys). Rows of several heads
+ * stand head by head: row `row` of the item's head `head` is at head * num_rows + row. */
 typedef struct kv8_attention_item {
-    int32_t request, kv_head;
-    int32_t row_begin, num_rows;
+    int32_t request, kv_head, num_heads;
+    int32_t row_begin, num_rows; /* of each head */
     int32_t key_begin, key_end;
-    int64_t
-        partial; /* offset in floats of its partial result, -1 = the rows are finished at once */
+    int32_t join;    /* where its keys were split: the number of the join, else -1 */
+    int64_t partial; /* then the offset in floats of its partial result */
 } kv8_attention_item;
 
 /* An item with everything a kernel needs. Scratch is 64-byte aligned; "unit" is 4 bytes: one f32
- * or a pair of bf16. */
+ * or a pair of bf16. A lane array holds one float per lane of the vectors in which the rows of
+ * the heads lie. */
 typedef struct kv8_attention_job {
     const kv8_attention_spec *spec; /* resolved: no defaults left */
     const kv8_attention_args *args;
     const kv8_attention_item *item;
     const int32_t *pages;
     int32_t group_size, qo_len, kv_len;
-    int32_t k_size, v_size; /* bytes per element */
-    int32_t depth;          /* units of one row of Q and K */
-    int32_t q_row;          /* units from one row of q to the next */
-    int32_t v_row;          /* units from one row of v, floats of one row of o, to the next */
-    const float *q;         /* [num_rows, q_row] units, zero after depth */
-    float *k;               /* [q_row, KV8_TILE_KEYS] units: the K tile, transposed */
+    int32_t k_size, v_size;     /* bytes per element */
+    int64_t k_head, v_head;     /* bytes from one kv head to the next */
+    int32_t depth;              /* units of one row of Q and K */
+    int32_t q_row;              /* units from one row of q and k to the next */
+    int32_t v_row;              /* units from one row of v, floats of one row of o, to the next */
+    const float *q;             /* [num_heads * num_rows, q_row] units, zero after depth */
+    float *q_lanes;             /* [q_row] lane arrays of units */
+    float *lane_scale;          /* a lane array */
+    float *lane_max, *lane_sum; /* the same: running maximum (log2) and sum */
+    float *k;                   /* [KV8_TILE_KEYS, q_row] units: the K tile */
     float *v;     /* [KV8_TILE_KEYS, v_row] f32 or [KV8_TILE_KEYS/2, v_row] pairs of keys */
-    float *s;     /* [num_rows, KV8_TILE_KEYS]: scores, then weights (pairs in the first half) */
-    float *keep;  /* [num_rows]: what the last tile left of the rows' older sums */
+    float *s;     /* [KV8_TILE_KEYS * KV8_TILE_ROWS]: scores, then weights */
+    float *p;     /* [KV8_TILE_KEYS/2 * KV8_TILE_ROWS]: weights row by row, where a rung wants it */
+    float *keep;  /* [KV8_TILE_ROWS]: what the last tile left of the rows' older sums */
     float *value; /* [v_row]: one V row as f32 */
-    const float *scale;                 /* [num_rows]: sm_scale * k_scale * q_scale */
+    const float *scale;                 /* [num_heads * num_rows]: sm_scale * k_scale * q_scale */
     const int32_t *seen_from, *seen_to; /* [num_rows]: the keys of each row, causal and window */
-    float *o, *max, *sum; /* out: [num_rows, v_row], [num_rows], [num_rows], not normalised */
+    float *o, *max, *sum; /* out, not normalised: [num_heads * num_rows, v_row], and one per row */
 } kv8_attention_job;
 
 typedef void (*kv8_attention_kernel)(const kv8_attention_job *job);
 
-/* Where the rows of a tile's keys lie. */
+/* Where the rows of a tile's keys lie, for the item's first head. */
 typedef struct kv8_tile {
     int32_t begin, end; /* keys */
     bool mixed;         /* some row sees a key of the tile that another does not */
     /* NULL for a key that no row of the item sees: its bytes are never read. */
     const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
-    uint16_t k_scale[KV8_TILE_KEYS], v_scale[KV8_TILE_KEYS]; /* f16 bits, int8 only */
+    const kv8_f16 *k_scale[KV8_TILE_KEYS], *v_scale[KV8_TILE_KEYS]; /* int8 only */
 } kv8_tile;
 
 static inline bool kv8_job_sees(const kv8_attention_job *job, int32_t row, int32_t key) {
@@ -87,12 +98,11 @@ static inline bool kv8_job_any_sees(const kv8_attention_job *job, int32_t key) {
     return false;
 }
 
-static inline uint16_t kv8_row_scale_bits(const kv8_paged *paged, int32_t page, int32_t slot,
-                                          int32_t kv_head) {
-    return paged
-        ->row_scale[page * paged->row_scale_stride_page + slot * paged->row_scale_stride_slot +
-                    kv_head * paged->row_scale_stride_head]
-        .bits;
+static inline const kv8_f16 *kv8_row_scale_at(const kv8_paged *paged, int32_t page, int32_t slot,
+                                              int32_t kv_head) {
+    return paged->row_scale +
+           (page * paged->row_scale_stride_page + slot * paged->row_scale_stride_slot +
+            kv_head * paged->row_scale_stride_head);
 }
 
 /* Addresses of keys [begin, end), at most KV8_TILE_KEYS, page by page; false when a mask hides all
@@ -102,36 +112,46 @@ static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, 
     const kv8_attention_spec *const spec = job->spec;
     const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
     const int32_t kv_head = job->item->kv_head, last_row = job->item->num_rows - 1;
+    const int64_t k_slot = k->stride_slot * job->k_size, v_slot = v->stride_slot * job->v_size;
     bool any = false;
     tile->begin = begin;
     tile->end = end;
-    memset(tile->k_scale, 0, sizeof tile->k_scale);
-    memset(tile->v_scale, 0, sizeof tile->v_scale);
     tile->mixed = spec->has_mask || job->seen_from[last_row] > begin || job->seen_to[0] < end;
-    int32_t page_idx = begin / spec->page_size, slot = begin % spec->page_size;
-    for (int32_t i = 0; i < end - begin; i++) {
-        const int32_t page = job->pages[page_idx];
-        const bool seen = !spec->has_mask || kv8_job_any_sees(job, begin + i);
-        tile->k[i] = tile->v[i] = NULL;
-        if (seen) {
-            any = true;
-            tile->k[i] = (const uint8_t *)k->data + (page * k->stride_page + slot * k->stride_slot +
-                                                     kv_head * k->stride_head) *
-                                                        job->k_size;
-            tile->v[i] = (const uint8_t *)v->data + (page * v->stride_page + slot * v->stride_slot +
-                                                     kv_head * v->stride_head) *
-                                                        job->v_size;
+    int32_t slot = begin % spec->page_size;
+    for (int32_t key = begin; key < end; slot = 0) {
+        const int32_t page = job->pages[key / spec->page_size];
+        const int32_t left = spec->page_size - slot, n = left < end - key ? left : end - key;
+        const uint8_t *const k_row =
+            (const uint8_t *)k->data +
+            (page * k->stride_page + slot * k->stride_slot + kv_head * k->stride_head) *
+                job->k_size;
+        const uint8_t *const v_row =
+            (const uint8_t *)v->data +
+            (page * v->stride_page + slot * v->stride_slot + kv_head * v->stride_head) *
+                job->v_size;
+        for (int32_t i = 0; i < n; i++, key++) {
+            const bool seen = !spec->has_mask || kv8_job_any_sees(job, key);
+            any |= seen;
+            tile->k[key - begin] = seen ? k_row + i * k_slot : NULL;
+            tile->v[key - begin] = seen ? v_row + i * v_slot : NULL;
             if (spec->k_dtype == KV8_INT8)
-                tile->k_scale[i] = kv8_row_scale_bits(k, page, slot, kv_head);
+                tile->k_scale[key - begin] = kv8_row_scale_at(k, page, slot + i, kv_head);
             if (spec->v_dtype == KV8_INT8)
-                tile->v_scale[i] = kv8_row_scale_bits(v, page, slot, kv_head);
-        }
-        if (++slot == spec->page_size) {
-            slot = 0;
-            page_idx++;
+                tile->v_scale[key - begin] = kv8_row_scale_at(v, page, slot + i, kv_head);
         }
     }
     return any;
+}
+
+/* The next tile of the item with a visible key, from *begin on, which moves behind it. */
+static inline bool kv8_tile_next(const kv8_attention_job *job, int32_t *begin, kv8_tile *tile) {
+    while (*begin < job->item->key_end) {
+        const int64_t edge = ((int64_t)*begin / KV8_TILE_KEYS + 1) * KV8_TILE_KEYS;
+        const int32_t from = *begin, to = (int32_t)kv8_min_i64(edge, job->item->key_end);
+        *begin = to;
+        if (kv8_tile_gather(job, from, to, tile)) return true;
+    }
+    return false;
 }
 
 /* Every kernel: void name(const kv8_attention_job *job). */

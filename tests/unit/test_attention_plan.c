@@ -204,7 +204,7 @@ static void long_requests_are_split_over_threads(void **state) {
     args.qo_indptr = qo_indptr;
     args.pages =
         (kv8_page_table){.block_table = pages, .block_table_stride = 6250, .seq_lens = lens};
-    assert_non_null(strstr(describe(&spec, threads, &args), "at most 32 splits"));
+    assert_non_null(strstr(describe(&spec, threads, &args), "at most 16 splits"));
     assert_non_null(strstr(describe(&spec, NULL, &args), "at most 1 splits"));
     spec.batch_invariant = 1; /* the same on any number of threads */
     assert_non_null(strstr(describe(&spec, threads, &args), "at most 16 splits (batch invariant)"));

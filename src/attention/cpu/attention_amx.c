@@ -1,14 +1,34 @@
 /* attention_amx.c - the attention kernel in bf16 math with both products on AMX tiles.
  *
- * The pairs that attention_tmpl.h lays out for vdpbf16ps are what tdpbf16ps reads: A is 16 rows of
- * 16 pairs, B 16 pairs of 16 columns, C 16 x 16 sums in f32; one tdpbf16ps is 8192 products in 16
- * cycles. That leaves softmax and widening, the template's, as the bound. Subnormal bf16 inputs
- * count as 0 (no FP8 or int8 code is one). Q, K and V enter exactly; P is rounded to bf16.
+ * One tdpbf16ps multiplies 16 rows of 16 pairs with 16 pairs of 16 columns into f32: 8192 products
+ * in 16 cycles. S^T = K Q^T takes K's rows and the laid-out Q as they are; P is turned once, in
+ * registers, to become the left side of P V; V's pairs of keys are its right side. That leaves
+ * widening and softmax, the template's, as the bound. Subnormal bf16 inputs count as 0 (no FP8 or
+ * int8 code is one). Q, K and V enter exactly; P is rounded to bf16.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "pairs_avx512.h"
 
-enum { T_SIDE = 16 }; /* rows, columns and pairs of a tile */
+enum { T_SIDE = 16, T_UNITS = KV8_TILE_KEYS / 2 }; /* rows, columns, pairs of a tile; units of P */
+
+#define T_NAME         kv8_attention_bf16_any_dany_pany__amx
+#define T_OWN_PRODUCTS 1
+#define T_DEPTH_STEP   T_SIDE
+#define T_KEY_STEP     KV8_TILE_KEYS
+
+/* per_key[f] in every lane f * 16 / fold + row. */
+static inline v_f32 t_spread(int32_t fold, const float *per_key) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i from = _mm512_srli_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(fold)), 4);
+    return _mm512_permutexvar_ps(from, v_load_n(per_key, fold));
+}
+#define T_KEY_LANES(fold, per_key) t_spread(fold, per_key)
+
+/* Units in the order in which turning P leaves them: all of one fold lane, then the next. */
+static inline int32_t t_unit_key(int32_t u, int32_t fold) {
+    const int32_t per_lane = T_UNITS / fold;
+    return u % per_lane * 2 * fold + u / per_lane;
+}
 
 /* The operand of ldtilecfg: palette 1; per tile its bytes per row and its rows. */
 typedef struct t_config {
@@ -17,123 +37,129 @@ typedef struct t_config {
     uint8_t rows[16];
 } t_config;
 
-/* Tiles 0-3 are C, 4-5 A, 6-7 B; C and A have `rows` rows. */
-static inline void t_configure(int32_t rows) {
+/* S^T: tiles 0 and 1 sums, 2 keys, 3 Q of `columns` rows. P V: 4 and 5 sums, 6 P, of `rows` rows
+ * each, 7 V. */
+static void t_configure(int32_t columns, int32_t rows) {
     t_config config = {.palette = 1};
     for (int tile = 0; tile < 8; tile++) {
-        config.row_bytes[tile] = T_SIDE * sizeof(float);
-        config.rows[tile] = (uint8_t)(tile < 6 ? rows : T_SIDE);
+        const bool narrow = tile == 0 || tile == 1 || tile == 3;
+        config.row_bytes[tile] = (uint16_t)((narrow ? columns : T_SIDE) * (int32_t)sizeof(float));
+        config.rows[tile] = (uint8_t)(tile >= 4 && tile <= 6 ? rows : T_SIDE);
     }
     _tile_loadconfig(&config);
 }
 
-/* One operand of t_product: its corner and its row stride in bytes. */
-typedef struct t_matrix {
-    float *at;
-    size_t row;
-} t_matrix;
-static inline float *t_at(t_matrix m, int64_t row, int64_t column) {
-    return m.at + row * (int64_t)(m.row / sizeof(float)) + column;
+#include "attention_tmpl.h"
+
+static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
+    const int32_t left = job->item->num_rows - row_begin;
+    t_lanes at = {.row_begin = row_begin, .num_rows = left, .fold = 1, .vecs = 1, .row_step = 1};
+    if (left > 2 * T_SIDE) at.num_rows = 2 * T_SIDE;
+    if (at.num_rows > T_SIDE) at.vecs = 2;
+    while (job->item->num_rows * at.fold * 2 <= T_SIDE) at.fold *= 2;
+    at.key_step = T_SIDE / at.fold;
+    return at;
 }
 
-/* 2 * T_SIDE rows by 2 * T_SIDE columns: four sums from four loads. */
-static inline void t_block_2x2(t_matrix a, t_matrix b, t_matrix c, int32_t chunks) {
-    _tile_loadd(0, t_at(c, 0, 0), c.row);
-    _tile_loadd(1, t_at(c, 0, T_SIDE), c.row);
-    _tile_loadd(2, t_at(c, T_SIDE, 0), c.row);
-    _tile_loadd(3, t_at(c, T_SIDE, T_SIDE), c.row);
-    for (int32_t k = 0; k < chunks; k++) {
-        _tile_loadd(6, t_at(b, k * T_SIDE, 0), b.row);
-        _tile_loadd(4, t_at(a, 0, k * T_SIDE), a.row);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, t_at(b, k * T_SIDE, T_SIDE), b.row);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, t_at(a, T_SIDE, k * T_SIDE), a.row);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, t_at(c, 0, 0), c.row);
-    _tile_stored(1, t_at(c, 0, T_SIDE), c.row);
-    _tile_stored(2, t_at(c, T_SIDE, 0), c.row);
-    _tile_stored(3, t_at(c, T_SIDE, T_SIDE), c.row);
+/* A unit's rows stand beside each other: fold of them in a vector. */
+static inline int32_t t_columns(const t_lanes *at) {
+    return at->vecs * T_SIDE / at->fold;
+}
+static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u) {
+    return (int64_t)u * t_columns(at) + row;
 }
 
-/* The configured rows by 2 * T_SIDE columns. */
-static inline void t_block_1x2(t_matrix a, t_matrix b, t_matrix c, int32_t chunks) {
-    _tile_loadd(0, t_at(c, 0, 0), c.row);
-    _tile_loadd(1, t_at(c, 0, T_SIDE), c.row);
-    for (int32_t k = 0; k < chunks; k++) {
-        _tile_loadd(4, t_at(a, 0, k * T_SIDE), a.row);
-        _tile_loadd(6, t_at(b, k * T_SIDE, 0), b.row);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, t_at(b, k * T_SIDE, T_SIDE), b.row);
-        _tile_dpbf16ps(1, 4, 7);
-    }
-    _tile_stored(0, t_at(c, 0, 0), c.row);
-    _tile_stored(1, t_at(c, 0, T_SIDE), c.row);
+static void t_begin(const kv8_attention_job *job) {
+    const t_lanes at = t_lanes_of(job, 0);
+    t_configure(T_SIDE / at.fold, at.num_rows < T_SIDE ? at.num_rows : T_SIDE);
 }
-
-/* The configured rows by T_SIDE columns. */
-static inline void t_block_1x1(t_matrix a, t_matrix b, t_matrix c, int32_t chunks) {
-    _tile_loadd(0, t_at(c, 0, 0), c.row);
-    for (int32_t k = 0; k < chunks; k++) {
-        _tile_loadd(4, t_at(a, 0, k * T_SIDE), a.row);
-        _tile_loadd(6, t_at(b, k * T_SIDE, 0), b.row);
-        _tile_dpbf16ps(0, 4, 6);
-    }
-    _tile_stored(0, t_at(c, 0, 0), c.row);
-}
-
-/* c[r][..] = keep[r] * c[r][..], or 0 when keep is NULL. */
-static void t_begin_sums(float *c, int64_t c_row, const float *keep, int32_t rows, int32_t vecs) {
-    for (int32_t r = 0; r < rows; r++) {
-        const v_f32 factor = v_set1(keep == NULL ? 0.0f : keep[r]);
-        for (int32_t v = 0; v < vecs; v++) {
-            float *const at = c + r * c_row + v * V_LANES;
-            v_store(at, keep == NULL ? factor : v_mul(factor, v_load(at)));
-        }
-    }
-}
-
-/* The template's product; a and b hold zeros from `units` up to a multiple of T_SIDE. */
-static void t_product(const float *a, int64_t a_row, const float *b, int64_t b_row, float *c,
-                      int64_t c_row, int32_t units, const float *keep, int32_t rows, int32_t vecs) {
-    t_begin_sums(c, c_row, keep, rows, vecs);
-    const int32_t chunks = (units + T_SIDE - 1) / T_SIDE;
-    const t_matrix left = {(float *)(uintptr_t)a, (size_t)a_row * sizeof *a};
-    const t_matrix right = {(float *)(uintptr_t)b, (size_t)b_row * sizeof *b};
-    const t_matrix sums = {c, (size_t)c_row * sizeof *c};
-    int32_t configured = 0;
-    for (int32_t r = 0; r < rows;) {
-        const int32_t n = rows - r >= 2 * T_SIDE ? 2 * T_SIDE
-                          : rows - r < T_SIDE    ? rows - r
-                                                 : T_SIDE;
-        const int32_t tile_rows = n < T_SIDE ? n : T_SIDE;
-        if (configured != tile_rows) t_configure(configured = tile_rows);
-        const t_matrix from = {t_at(left, r, 0), left.row};
-        for (int32_t v = 0; v < vecs;) {
-            const t_matrix panel = {t_at(right, 0, v * T_SIDE), right.row};
-            const t_matrix to = {t_at(sums, r, v * T_SIDE), sums.row};
-            const t_matrix below = {t_at(to, T_SIDE, 0), to.row};
-            const t_matrix from_below = {t_at(from, T_SIDE, 0), from.row};
-            if (v + 2 <= vecs) {
-                if (n == 2 * T_SIDE)
-                    t_block_2x2(from, panel, to, chunks);
-                else
-                    t_block_1x2(from, panel, to, chunks);
-                v += 2;
-            } else {
-                t_block_1x1(from, panel, to, chunks);
-                if (n == 2 * T_SIDE) t_block_1x1(from_below, panel, below, chunks);
-                v += 1;
-            }
-        }
-        r += n;
-    }
+static void t_end(const kv8_attention_job *job) {
+    (void)job;
     _tile_release();
 }
 
-#define T_NAME        kv8_attention_bf16_any_dany_pany__amx
-#define T_OWN_PRODUCT 1
-#define T_V_KEYS      (2 * T_SIDE)
-#include "attention_tmpl.h"
+static void t_scores(const kv8_attention_job *job, const t_lanes *at, const float *q,
+                     int32_t padded) {
+    const size_t k_row = (size_t)job->q_row * sizeof(float);
+    const size_t columns = (size_t)t_columns(at), row = columns * sizeof(float);
+    for (int32_t v = 0; v < at->vecs; v++) {
+        for (int32_t key = 0; key < padded; key += 2 * T_SIDE) {
+            const float *const k = job->k + (int64_t)key * job->q_row;
+            float *const s = job->s + key * (int64_t)columns + v * T_SIDE;
+            _tile_zero(0);
+            _tile_zero(1);
+            for (int32_t u = 0; u < job->depth; u += T_SIDE) {
+                _tile_loadd(3, q + u * (int64_t)columns + v * T_SIDE, row);
+                _tile_loadd(2, k + u, k_row);
+                _tile_dpbf16ps(0, 2, 3);
+                _tile_loadd(2, k + T_SIDE * (int64_t)job->q_row + u, k_row);
+                _tile_dpbf16ps(1, 2, 3);
+            }
+            _tile_stored(0, s, row);
+            _tile_stored(1, s + T_SIDE * columns, row);
+        }
+    }
+}
+
+/* job->p [rows, T_UNITS] from the weights in lanes. Rows are written in order and whole vectors at
+ * a time: what spills over the end of a piece is overwritten by the next. */
+static void t_turn(const kv8_attention_job *job, const t_lanes *at) {
+    const int32_t per_lane = T_UNITS / at->fold;
+    for (int32_t v = 0; v < at->vecs; v++) {
+        for (int32_t unit = 0; unit < per_lane; unit += T_SIDE) {
+            v_f32 block[T_SIDE];
+            V_UNROLL
+            for (int i = 0; i < T_SIDE; i++)
+                block[i] = unit + i < per_lane
+                               ? v_load(job->s + ((int64_t)(unit + i) * at->vecs + v) * T_SIDE)
+                               : v_set1(0.0f);
+            v_transpose(block);
+            float turned[T_SIDE][T_SIDE];
+            V_UNROLL
+            for (int i = 0; i < T_SIDE; i++) v_store(turned[i], block[i]);
+            for (int32_t row = 0; row < T_SIDE / at->fold; row++) {
+                float *const p = job->p + (int64_t)(v * T_SIDE + row) * T_UNITS + unit;
+                for (int32_t f = 0; f < at->fold; f++)
+                    v_store(p + f * per_lane, v_load(turned[f * at->key_step + row]));
+            }
+        }
+    }
+}
+
+/* The configured rows of P V, 32 columns at a time; O's rows are padded to that. */
+static void t_values_tile(const kv8_attention_job *job, const float *p, float *o) {
+    const int32_t dim = kv8_spec_v_head_dim(job->spec);
+    const size_t p_row = T_UNITS * sizeof(float), v_row = (size_t)job->v_row * sizeof(float);
+    for (int32_t d = 0; d < dim; d += 2 * T_SIDE) {
+        _tile_loadd(4, o + d, v_row);
+        _tile_loadd(5, o + d + T_SIDE, v_row);
+        for (int32_t u = 0; u < T_UNITS; u += T_SIDE) {
+            const float *const v = job->v + (int64_t)u * job->v_row + d;
+            _tile_loadd(6, p + u, p_row);
+            _tile_loadd(7, v, v_row);
+            _tile_dpbf16ps(4, 6, 7);
+            _tile_loadd(7, v + T_SIDE, v_row);
+            _tile_dpbf16ps(5, 6, 7);
+        }
+        _tile_stored(4, o + d, v_row);
+        _tile_stored(5, o + d + T_SIDE, v_row);
+    }
+}
+
+static void t_values(const kv8_attention_job *job, const t_lanes *at, float *o, bool changed,
+                     int32_t padded) {
+    (void)padded; /* the tile's keys are always filled up */
+    t_turn(job, at);
+    for (int32_t row = 0; changed && row < at->num_rows; row++) {
+        float *const sums = o + (int64_t)row * job->v_row;
+        for (int32_t d = 0; d < job->v_row; d += T_SIDE)
+            v_store(sums + d, v_mul(v_set1(job->keep[row]), v_load(sums + d)));
+    }
+    for (int32_t row = 0; row < at->num_rows; row += T_SIDE) {
+        const int32_t left = at->num_rows - row;
+        const bool partial = at->fold == 1 && left < T_SIDE && job->item->num_rows > T_SIDE;
+        if (partial) t_configure(T_SIDE, left);
+        t_values_tile(job, job->p + (int64_t)row * T_UNITS, o + (int64_t)row * job->v_row);
+        if (partial) t_configure(T_SIDE, T_SIDE);
+    }
+}

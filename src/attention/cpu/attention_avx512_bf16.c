@@ -6,7 +6,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "pairs_avx512.h"
 
-#define T_NAME kv8_attention_bf16_any_dany_pany__avx512_bf16
-#define T_ROWS 6
-#define T_VECS 4
+#define T_NAME   kv8_attention_bf16_any_dany_pany__avx512_bf16
+#define T_KEYS   16
+#define T_KEYS_2 8
+#define T_ROWS   6
+#define T_VECS   4
 #include "attention_tmpl.h"

@@ -21,8 +21,12 @@
 static inline v_f32 t_dot(v_f32 a, v_f32 b, v_f32 sum) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
-static inline v_f32 t_round(v_f32 a, v_f32 b) {
-    return (v_f32)_mm512_cvtne2ps_pbh(b, a);
+static inline v_f32 t_round_zip(v_f32 a, v_f32 b) {
+    const __m512i pairs = _mm512_setr_epi32(
+        0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008,
+        0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(pairs, rounded));
 }
 /* 16-bit lanes first, first + 32, first + 1, first + 33, ...: a_i beside b_i. */
 static inline v_f32 t_zip(v_f32 a, v_f32 b, int first) {
@@ -39,5 +43,48 @@ static inline v_f32 t_zip_lo(v_f32 a, v_f32 b) {
 static inline v_f32 t_zip_hi(v_f32 a, v_f32 b) {
     return t_zip(a, b, 16);
 }
+
+/* 64 codes of K, 64 codes of two rows of V; bf16 itself goes the template's way. */
+#define T_WIDEN_64(D)                                                                            \
+    static inline bool t_widen64_##D(const uint8_t *row, float *out) {                           \
+        __m512i pairs[2];                                                                        \
+        v_widen64_bf16_##D(row, pairs);                                                          \
+        v_store(out, _mm512_castsi512_ps(pairs[0]));                                             \
+        v_store(out + V_LANES, _mm512_castsi512_ps(pairs[1]));                                   \
+        return true;                                                                             \
+    }                                                                                            \
+    static inline bool t_widen64_pairs_##D(const uint8_t *even, const uint8_t *odd, int32_t at,  \
+                                           float *out) {                                         \
+        __m512i pairs[4];                                                                        \
+        v_widen64_pairs_bf16_##D(even == NULL ? NULL : even + at, odd == NULL ? NULL : odd + at, \
+                                 pairs);                                                         \
+        V_UNROLL                                                                                 \
+        for (int i = 0; i < 4; i++) v_store(out + i * V_LANES, _mm512_castsi512_ps(pairs[i]));   \
+        return true;                                                                             \
+    }
+T_WIDEN_64(e4m3)
+T_WIDEN_64(e4m3fnuz)
+T_WIDEN_64(e5m2)
+T_WIDEN_64(int8)
+#undef T_WIDEN_64
+static inline bool t_widen64_bf16(const uint8_t *row, float *out) {
+    (void)row;
+    (void)out;
+    return false;
+}
+static inline bool t_widen64_pairs_bf16(const uint8_t *even, const uint8_t *odd, int32_t at,
+                                        float *out) {
+    (void)even;
+    (void)odd;
+    (void)at;
+    (void)out;
+    return false;
+}
+#define T_LOAD_64(D, row, dim, out, u)                                                        \
+    for (; 2 * (u) + 64 <= (dim) && t_widen64_##D((row) + 2 * (u), (out) + (u)); (u) += 32) { \
+    }
+#define T_LOAD_V_64(D, even, odd, dim, out, d)                                               \
+    for (; (d) + 64 <= (dim) && t_widen64_pairs_##D(even, odd, d, (out) + (d)); (d) += 64) { \
+    }
 
 #endif

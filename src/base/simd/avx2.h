@@ -73,23 +73,28 @@ static inline float v_reduce_max(v_f32 a) {
     return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
 }
 
-static inline void v_transpose(v_f32 *rows) {
-    v_f32 a[8], b[8];
-    for (int i = 0; i < 8; i += 2) { /* pairs of rows, within 128-bit halves */
-        a[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
-        a[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+/* v_fold, v_swap, v_load_fold: as in simd/scalar.h. */
+static inline v_f32 v_swap(v_f32 a, const int step) {
+    switch (step) {
+        case 1: return _mm256_permute_ps(a, 0xb1);
+        case 2: return _mm256_permute_ps(a, 0x4e);
+        default: return _mm256_permute2f128_ps(a, a, 1);
     }
-    for (int i = 0; i < 8; i += 4) { /* fours of rows */
-        for (int j = 0; j < 2; j++) {
-            const __m256d low = _mm256_castps_pd(a[i + j]);
-            const __m256d high = _mm256_castps_pd(a[i + j + 2]);
-            b[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, high));
-            b[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, high));
-        }
+}
+static inline v_f32 v_fold(v_f32 a, v_f32 b, const int step) {
+    const v_f32 c = v_swap(a, step), d = v_swap(b, step);
+    switch (step) {
+        case 1: return v_add(_mm256_blend_ps(a, b, 0xaa), _mm256_blend_ps(c, d, 0xaa));
+        case 2: return v_add(_mm256_blend_ps(a, b, 0xcc), _mm256_blend_ps(c, d, 0xcc));
+        default: return v_add(_mm256_blend_ps(a, b, 0xf0), _mm256_blend_ps(c, d, 0xf0));
     }
-    for (int i = 0; i < 4; i++) { /* halves */
-        rows[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
-        rows[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+}
+static inline v_f32 v_load_fold(const float *p, const int n) {
+    switch (n) {
+        case 1: return _mm256_set1_ps(*p);
+        case 2: return _mm256_castpd_ps(_mm256_broadcast_sd((const double *)p));
+        case 4: return _mm256_broadcast_ps((const __m128 *)p);
+        default: return _mm256_loadu_ps(p);
     }
 }
 

@@ -95,5 +95,37 @@ static inline void v_transpose(v_f32 *rows) {
     }
 }
 
+/* v_fold, v_swap, v_load_fold: as in simd/scalar.h. */
+static inline v_f32 v_swap(v_f32 a, const int step) {
+    switch (step) {
+        case 1: return _mm512_permute_ps(a, 0xb1);
+        case 2: return _mm512_permute_ps(a, 0x4e);
+        case 4: return _mm512_shuffle_f32x4(a, a, 0xb1);
+        default: return _mm512_shuffle_f32x4(a, a, 0x4e);
+    }
+}
+static inline v_f32 v_fold(v_f32 a, v_f32 b, const int step) {
+    const __mmask16 high = step == 1 ? 0xaaaa : step == 2 ? 0xcccc : step == 4 ? 0xf0f0 : 0xff00;
+    return v_add(_mm512_mask_blend_ps(high, a, b),
+                 _mm512_mask_blend_ps(high, v_swap(a, step), v_swap(b, step)));
+}
+static inline v_f32 v_load_fold(const float *p, const int n) {
+    switch (n) {
+        case 1: return _mm512_set1_ps(*p);
+        case 2: return _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_load_sd((const double *)p)));
+        case 4: return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+        case 8: return _mm512_broadcast_f32x8(_mm256_loadu_ps(p));
+        default: return _mm512_loadu_ps(p);
+    }
+}
+
+#define V_OWN_EXP2 1
+static inline v_f32 v_exp2_part(v_f32 f, int degree);
+/* v_exp2 of math_tmpl.h: the fraction above floor(a), 0 at infinities; scalef floors a itself. */
+static inline v_f32 v_exp2(v_f32 a, const int degree) {
+    const v_f32 f = _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    return _mm512_scalef_ps(v_exp2_part(f, degree), a);
+}
+
 #include "math_tmpl.h"
 #endif

@@ -71,13 +71,24 @@ static inline float v_reduce_max(v_f32 a) {
     return vmaxvq_f32(a);
 }
 
-static inline void v_transpose(v_f32 *rows) {
-    const float32x4_t a = vtrn1q_f32(rows[0], rows[1]), b = vtrn2q_f32(rows[0], rows[1]);
-    const float32x4_t c = vtrn1q_f32(rows[2], rows[3]), d = vtrn2q_f32(rows[2], rows[3]);
-    rows[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
-    rows[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
-    rows[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
-    rows[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
+/* v_fold, v_swap, v_load_fold: as in simd/scalar.h. */
+static inline v_f32 v_swap(v_f32 a, const int step) {
+    return step == 1 ? vrev64q_f32(a) : vextq_f32(a, a, 2);
+}
+static inline v_f32 v_fold(v_f32 a, v_f32 b, const int step) {
+    if (step == 1) return v_add(vtrn1q_f32(a, b), vtrn2q_f32(a, b));
+    const float64x2_t c = vreinterpretq_f64_f32(a), d = vreinterpretq_f64_f32(b);
+    return v_add(vreinterpretq_f32_f64(vzip1q_f64(c, d)), vreinterpretq_f32_f64(vzip2q_f64(c, d)));
+}
+static inline v_f32 v_load_fold(const float *p, const int n) {
+    switch (n) {
+        case 1: return vld1q_dup_f32(p);
+        case 2: {
+            const float32x2_t pair = vld1_f32(p);
+            return vcombine_f32(pair, pair);
+        }
+        default: return vld1q_f32(p);
+    }
 }
 
 #include "math_tmpl.h"

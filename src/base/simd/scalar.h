@@ -72,9 +72,21 @@ static inline float v_reduce_max(v_f32 a) {
     return a;
 }
 
-/* Transposes a square of V_LANES vectors in place. */
-static inline void v_transpose(v_f32 *rows) {
-    (void)rows;
+/* n lanes from memory, over and over; n = 1, 2, 4 .. V_LANES. */
+static inline v_f32 v_load_fold(const float *p, const int n) {
+    (void)n;
+    return *p;
+}
+/* Lane l gets lane l ^ step; step = 1, 2, 4 .. V_LANES/2. */
+static inline v_f32 v_swap(v_f32 a, const int step) {
+    (void)step;
+    return a;
+}
+/* Sums of lanes l and l ^ step: those of a where l & step is 0, those of b elsewhere. */
+static inline v_f32 v_fold(v_f32 a, v_f32 b, const int step) {
+    (void)b;
+    (void)step;
+    return a;
 }
 
 #include "math_tmpl.h"

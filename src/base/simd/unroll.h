@@ -27,5 +27,7 @@
 
 /* The line at this address will be read soon; any address is allowed. */
 #define V_PREFETCH(address) __builtin_prefetch(address)
+/* It will be read later: into the second level of cache. */
+#define V_PREFETCH_L2(address) __builtin_prefetch(address, 0, 2)
 
 #endif

@@ -7,6 +7,8 @@
 #ifndef KV8_WIDEN_AVX512_BF16_H
 #define KV8_WIDEN_AVX512_BF16_H
 
+#include <stdbool.h>
+
 /* bf16 of c * 2^k for c = 0..7, where `one` is bf16 of 2^k. */
 #define KV8_BF16_COUNT(c, one)                  \
     ((c) == 0   ? 0                             \
@@ -104,6 +106,72 @@ KV8_WIDEN32(e4m3fnuz)
 KV8_WIDEN32(e5m2)
 KV8_WIDEN32(int8)
 #undef KV8_WIDEN32
+
+/* --- 64 codes at a time: two lookups for 64, where the 32 above take two for 32 --- */
+
+/* The magnitudes of int8 are 0..127 and, where the code is 0x80, 128. */
+#define KV8_BF16_OF_INT8(c)                    \
+    ((c) < 8    ? KV8_BF16_COUNT(c, 127 << 7)  \
+     : (c) < 16 ? (130 << 7) + ((c)&7) * 0x10  \
+     : (c) < 32 ? (131 << 7) + ((c)&15) * 0x08 \
+     : (c) < 64 ? (132 << 7) + ((c)&31) * 0x04 \
+                : (133 << 7) + ((c)&63) * 0x02)
+static const kv8_bf16_table kv8_bf16_of_int8 = KV8_BF16_TABLE(KV8_BF16_OF_INT8);
+
+/* bf16 of 64 codes. In every 128-bit lane the first eight bytes go to out[0], the others to
+ * out[1]; `rare` is what the code 0x80 stands for, 0 = its magnitude is 0 as in the table. */
+static inline void kv8_bf16x64_lookup(__m512i codes, const kv8_bf16_table *table,
+                                      const bool is_int8, const unsigned rare, __m512i out[2]) {
+    const __m512i sign = _mm512_set1_epi8((char)0x80);
+    const __m512i index = is_int8 ? _mm512_abs_epi8(codes) : codes;
+    __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[0]), index,
+                                           _mm512_load_si512(table->bytes[0] + 64));
+    __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[1]), index,
+                                            _mm512_load_si512(table->bytes[1] + 64));
+    /* 0xf8: magnitude | (codes & sign) */
+    high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);
+    if (rare != 0) {
+        const __mmask64 is_rare = _mm512_cmpeq_epi8_mask(codes, sign);
+        low = _mm512_mask_mov_epi8(low, is_rare, _mm512_set1_epi8((char)(rare & 0xff)));
+        high = _mm512_mask_mov_epi8(high, is_rare, _mm512_set1_epi8((char)(rare >> 8)));
+    }
+    out[0] = _mm512_unpacklo_epi8(low, high);
+    out[1] = _mm512_unpackhi_epi8(low, high);
+}
+/* So that out[0] is the first 32 of 64 codes in order: eight bytes of each half to a lane. */
+static inline __m512i kv8_halves_to_lanes(__m512i codes) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes);
+}
+/* Pairs (even_i, odd_i) of codes first..first+31, placed so that out[0] and out[1] of the lookup
+ * are 16 pairs each, in order. */
+static inline __m512i kv8_zip_codes(__m512i even, __m512i odd, const int first) {
+    /* Lane q: pairs 4q..4q+3, then 16+4q..16+4q+3. */
+    const __m512i from = _mm512_setr_epi64(
+        0x4303420241014000, 0x5313521251115010, 0x4707460645054404, 0x5717561655155414,
+        0x4b0b4a0a49094808, 0x5b1b5a1a59195818, 0x4f0f4e0e4d0d4c0c, 0x5f1f5e1e5d1d5c1c);
+    return _mm512_permutex2var_epi8(even, _mm512_add_epi8(from, _mm512_set1_epi8((char)first)),
+                                    odd);
+}
+
+/* v_widen64_bf16_D: 64 codes in order. v_widen64_pairs_bf16_D: two rows of 64 codes (NULL = zeros)
+ * as pairs of even and odd. */
+#define KV8_WIDEN64(name, is_int8, rare)                                                          \
+    static inline void v_widen64_bf16_##name(const void *codes, __m512i out[2]) {                 \
+        kv8_bf16x64_lookup(kv8_halves_to_lanes(_mm512_loadu_si512(codes)), &kv8_bf16_of_##name,   \
+                           is_int8, rare, out);                                                   \
+    }                                                                                             \
+    static inline void v_widen64_pairs_bf16_##name(const void *even, const void *odd,             \
+                                                   __m512i out[4]) {                              \
+        const __m512i a = even == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(even);       \
+        const __m512i b = odd == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(odd);         \
+        kv8_bf16x64_lookup(kv8_zip_codes(a, b, 0), &kv8_bf16_of_##name, is_int8, rare, out);      \
+        kv8_bf16x64_lookup(kv8_zip_codes(a, b, 32), &kv8_bf16_of_##name, is_int8, rare, out + 2); \
+    }
+KV8_WIDEN64(e4m3, false, 0)
+KV8_WIDEN64(e4m3fnuz, false, 0xffc0)
+KV8_WIDEN64(e5m2, false, 0)
+KV8_WIDEN64(int8, true, 0xc300)
+#undef KV8_WIDEN64
 
 static inline __m512i v_widen32_bf16_bf16(const void *codes) {
     return _mm512_loadu_si512(codes);
