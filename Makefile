@@ -36,8 +36,7 @@ check-gpu:
 	@scripts/setup check
 	@cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON
 	@cmake --build $(BUILD)
-	@$(BUILD)/kv8 info
-	@scripts/run_tests $(BUILD) -L gpu -j 1
+	@scripts/check_gpu $(BUILD)
 
 bench: all
 	@cmake -S . -B $(BUILD) -DKV8_BENCH=ON

@@ -23,13 +23,9 @@ static kv8_status check_spec(const kv8_append_spec *spec) {
     if (kv8_dtype_size(spec->k_dtype) == 0 || kv8_dtype_size(spec->v_dtype) == 0)
         return kv8_fail(KV8_ERR_INVALID, "append: k_dtype is %d, v_dtype %d, must be 1 to %d",
                         (int)spec->k_dtype, (int)spec->v_dtype, (int)KV8_DTYPE_COUNT - 1);
-    enum { MAX_HEADS = 2048 }; /* a row's heads times 32 lanes stay in 16 bits: see inverse() */
     if (spec->num_kv_heads < 1 || spec->page_size < 1)
         return kv8_fail(KV8_ERR_INVALID, "append: num_kv_heads is %d, page_size %d, must be >= 1",
                         spec->num_kv_heads, spec->page_size);
-    if (spec->num_kv_heads > MAX_HEADS)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "append: num_kv_heads is %d, must be <= %d",
-                        spec->num_kv_heads, (int)MAX_HEADS);
     if (spec->k_head_dim < 1 || spec->k_head_dim > KV8_MAX_HEAD_DIM || spec->v_head_dim < 0 ||
         spec->v_head_dim > KV8_MAX_HEAD_DIM)
         return kv8_fail(KV8_ERR_INVALID, "append: k_head_dim is %d, v_head_dim %d, must be 1 to %d",
@@ -164,9 +160,18 @@ static bool fits_eights(const kv8_append_plane *plane, int32_t num_kv_heads) {
            (uintptr_t)plane->source % 16 == 0 && (uintptr_t)plane->codes % code_alignment == 0;
 }
 
-/* For i < 2^16 and n <= 2^16, (i * inverse(n)) >> 32 is i / n; n = 1 is the kernel's own case. */
-static uint32_t inverse(int32_t n) {
-    return (uint32_t)((((uint64_t)1 << 32) + (uint64_t)n - 1) / (uint64_t)n);
+/* How a block's threads go over its rows. */
+static void fill_passes(kv8_append_plane *plane, int32_t num_kv_heads, int32_t num_rows,
+                        bool eights) {
+    plane->lanes_log2 = lanes_log2(plane->head_dim, eights);
+    const int64_t items = (int64_t)num_rows * num_kv_heads;
+    plane->num_passes = (int32_t)kv8_ceil_div(items << plane->lanes_log2, KV8_APPEND_THREADS);
+    const int32_t step = KV8_APPEND_THREADS >> plane->lanes_log2;
+    plane->step_rows = step / num_kv_heads;
+    plane->step_heads = step % num_kv_heads;
+    plane->step_source =
+        plane->step_rows * plane->source_stride_row + plane->step_heads * plane->source_stride_head;
+    plane->wrap_source = plane->source_stride_row - num_kv_heads * plane->source_stride_head;
 }
 
 /* Rows of one block: enough for PASSES passes of its threads, so that finding their places and the
@@ -207,20 +212,15 @@ kv8_status kv8_append_plan_run_rotating(const kv8_append_plan *plan, kv8_stream 
                                 .batch = args->batch,
                                 .max_rows = args->max_rows,
                                 .num_kv_heads = spec->num_kv_heads,
-                                .page_size = spec->page_size,
-                                .inverse_heads = inverse(spec->num_kv_heads)};
+                                .page_size = spec->page_size};
     bool eights = (uintptr_t)cos_sin % 16 == 0;
     for (int kv = 0; kv < 2; kv++) {
         fill_plane(plan, args, kv, &a.plane[kv]);
         eights = eights && fits_eights(&a.plane[kv], spec->num_kv_heads);
     }
     a.rows_per_block = rows_per_block(&a, plan->eights.device, eights);
-    for (int kv = 0; kv < 2; kv++) {
-        a.plane[kv].lanes_log2 = lanes_log2(a.plane[kv].head_dim, eights);
-        const int64_t items = (int64_t)a.rows_per_block * spec->num_kv_heads;
-        a.plane[kv].num_passes =
-            (int32_t)kv8_ceil_div(items << a.plane[kv].lanes_log2, KV8_APPEND_THREADS);
-    }
+    for (int kv = 0; kv < 2; kv++)
+        fill_passes(&a.plane[kv], spec->num_kv_heads, a.rows_per_block, eights);
     const int64_t num_blocks = kv8_ceil_div(args->max_rows, a.rows_per_block);
     const kv8_launch launch = {.grid = {(uint32_t)num_blocks, 2}, .block = {KV8_APPEND_THREADS}};
     return kv8_kernel_launch(eights ? &plan->eights : &plan->ones, stream, &launch, &a);

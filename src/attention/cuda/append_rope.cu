@@ -41,8 +41,16 @@ struct rotated {
 
 }  // namespace kv8
 
+/* Blocks of a multiprocessor, which bound the registers: f32 rows in flight take more of them, and
+ * so do codes made by hand, before sm_89. */
+#if __CUDA_ARCH__ < 890
+#define KV8_APPEND_ROPE_BLOCKS(SOURCE) 3
+#else
+#define KV8_APPEND_ROPE_BLOCKS(SOURCE) (sizeof(SOURCE) == 4 ? 3 : 4)
+#endif
 #define KV8_APPEND_ROPE_KERNEL(name, SOURCE, EIGHTS)                                       \
-    extern "C" __global__ void __launch_bounds__(KV8_APPEND_THREADS)                       \
+    extern "C" __global__ void __launch_bounds__(KV8_APPEND_THREADS,                       \
+                                                 KV8_APPEND_ROPE_BLOCKS(SOURCE))           \
         kv8_append_rope_##name##__sm80(const __grid_constant__ kv8_append_kernel_args a) { \
         kv8::append_rows<SOURCE, EIGHTS, kv8::rotated>(a);                                 \
     }

@@ -22,6 +22,10 @@ typedef struct kv8_append_plane {
     int32_t dtype;      /* a kv8_dtype */
     int32_t lanes_log2; /* threads for one head of one row: 1 to 32 */
     int32_t num_passes; /* of a block's threads over its rows */
+    /* From one pass to the next: rows and heads further, where a head past the last one is the next
+     * row's; the same in elements of the source. */
+    int32_t step_rows, step_heads;
+    int64_t step_source, wrap_source;
 } kv8_append_plane;
 
 typedef struct kv8_append_kernel_args {
@@ -34,15 +38,15 @@ typedef struct kv8_append_kernel_args {
     const float *cos_sin; /* [rows, k head_dim]: cosines, then sines; NULL = K is not rotated */
     int32_t batch, max_rows, num_kv_heads, page_size;
     int32_t rows_per_block; /* 1 to 256 */
-    uint32_t inverse_heads; /* ceil(2^32 / num_kv_heads): the high half of a product divides */
+    int32_t padding;
 } kv8_append_kernel_args;
 
 enum { KV8_APPEND_THREADS = 256, KV8_APPEND_VECTOR = 8, KV8_APPEND_MAX_ROWS = 256 };
 
 #ifdef __cplusplus
-static_assert(sizeof(kv8_append_plane) == 136 && sizeof(kv8_append_kernel_args) == 360, "layout");
+static_assert(sizeof(kv8_append_plane) == 160 && sizeof(kv8_append_kernel_args) == 408, "layout");
 #else
-_Static_assert(sizeof(kv8_append_plane) == 136 && sizeof(kv8_append_kernel_args) == 360, "layout");
+_Static_assert(sizeof(kv8_append_plane) == 160 && sizeof(kv8_append_kernel_args) == 408, "layout");
 #endif
 
 #endif

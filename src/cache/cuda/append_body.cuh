@@ -37,7 +37,7 @@ struct unrotated {
 
 struct place {
     int64_t codes, row_scale, scale; /* offsets of the row's head 0 */
-    bool there;                      /* false: past the last row, or its page was freed */
+    bool there;                      /* false: its page was freed */
 };
 
 /* The request that owns a row: the last whose rows begin at or before it. */
@@ -55,10 +55,9 @@ static __device__ __forceinline__ int32_t find_request(const int32_t *indptr, in
 }
 
 static __device__ __forceinline__ place find_place(const kv8_append_kernel_args &a,
-                                                   const kv8_append_plane &p, int64_t row) {
+                                                   const kv8_append_plane &p, int32_t row) {
     place at = {};
-    if (row >= min(a.max_rows, a.indptr[a.batch])) return at;
-    const int32_t b = find_request(a.indptr, a.batch, static_cast<int32_t>(row));
+    const int32_t b = find_request(a.indptr, a.batch, row);
     int32_t kv_len, first = 0;
     if (a.page_indptr != nullptr) {
         first = a.page_indptr[b];
@@ -67,7 +66,7 @@ static __device__ __forceinline__ place find_place(const kv8_append_kernel_args 
     } else {
         kv_len = a.seq_lens[b];
     }
-    const int32_t position = kv_len - (a.indptr[b + 1] - static_cast<int32_t>(row));
+    const int32_t position = kv_len - (a.indptr[b + 1] - row);
     if (position < 0) return at; /* a table without room for its rows stores nothing */
     const int32_t page_idx = position / a.page_size, slot = position - page_idx * a.page_size;
     const int64_t page = a.page_indptr != nullptr
@@ -88,31 +87,12 @@ struct item {
     bool there;
 };
 
-/* The item that this thread takes part in, in a pass; false: none. */
-static __device__ __forceinline__ bool find_item(const kv8_append_kernel_args &a, int lanes_log2,
-                                                 int32_t pass, int32_t *row_in_block_out,
-                                                 int32_t *head_out) {
-    const uint32_t idx = (pass * KV8_APPEND_THREADS + threadIdx.x) >> lanes_log2;
-    const int32_t row = a.num_kv_heads == 1 ? idx : __umulhi(idx, a.inverse_heads);
-    *row_in_block_out = row;
-    *head_out = idx - row * a.num_kv_heads;
-    return row < a.rows_per_block && blockIdx.x * int64_t{a.rows_per_block} + row < a.max_rows;
+static __device__ __forceinline__ int32_t first_row(const kv8_append_kernel_args &a) {
+    return blockIdx.x * a.rows_per_block;
 }
-
-static __device__ __forceinline__ item get_item(const kv8_append_kernel_args &a,
-                                                const kv8_append_plane &p, const place *places,
-                                                int32_t pass) {
-    item it = {};
-    int32_t row, head;
-    if (!find_item(a, p.lanes_log2, pass, &row, &head)) return it;
-    const place &at = places[row];
-    it.row = blockIdx.x * a.rows_per_block + row;
-    it.head = head;
-    it.codes = at.codes + head * p.stride_head;
-    it.row_scale = at.row_scale + head * p.row_scale_stride_head;
-    it.scale = at.scale + head * p.scale_stride_head;
-    it.there = at.there;
-    return it;
+/* Memory of rows past the last one may not exist. */
+static __device__ __forceinline__ int32_t rows_of_block(const kv8_append_kernel_args &a) {
+    return min(a.rows_per_block, min(a.max_rows, a.indptr[a.batch]) - first_row(a));
 }
 
 template <typename SOURCE>
@@ -121,6 +101,33 @@ static __device__ __forceinline__ const SOURCE *source_of(const kv8_append_plane
     return static_cast<const SOURCE *>(p.source) + row * p.source_stride_row +
            head * p.source_stride_head;
 }
+
+/* What this thread takes part in: a row of the block and a head. */
+struct cursor {
+    int32_t row, head;
+};
+static __device__ __forceinline__ cursor cursor_at(const kv8_append_kernel_args &a,
+                                                   const kv8_append_plane &p, int32_t pass) {
+    const uint32_t idx = (pass * KV8_APPEND_THREADS + threadIdx.x) >> p.lanes_log2;
+    const int32_t row = idx / static_cast<uint32_t>(a.num_kv_heads);
+    return {row, static_cast<int32_t>(idx) - row * a.num_kv_heads};
+}
+
+static __device__ __forceinline__ item get_item(const kv8_append_kernel_args &a,
+                                                const kv8_append_plane &p, const place *places,
+                                                int32_t num_rows, const cursor &c) {
+    item it = {};
+    if (c.row >= num_rows) return it;
+    const place &at = places[c.row];
+    it.row = first_row(a) + c.row;
+    it.head = c.head;
+    it.codes = at.codes + c.head * p.stride_head;
+    it.row_scale = at.row_scale + c.head * p.row_scale_stride_head;
+    it.scale = at.scale + c.head * p.scale_stride_head;
+    it.there = at.there;
+    return it;
+}
+
 static __device__ __forceinline__ void store_row_scale(const kv8_append_plane &p, const item &it,
                                                        uint16_t code) {
     static_cast<uint16_t *>(p.row_scale)[it.row_scale] = code;
@@ -156,6 +163,7 @@ static __device__ void store_ones(const kv8_append_kernel_args &a, const kv8_app
     using to = format<DTYPE>;
     typename to::code *const codes = static_cast<typename to::code *>(p.codes) + it.codes;
     uint32_t clips = 0, nans = 0;
+#pragma unroll 1
     for (int32_t d = lane; d < p.head_dim; d += lanes) {
         const float q = divide_one(ROTATION::one(a, it.row, p.head_dim, row, d), scale);
         codes[d] = to::encode(q);
@@ -173,6 +181,7 @@ static __device__ void store_int8_ones(const kv8_append_kernel_args &a, const kv
     const int32_t head_dim = it.there ? p.head_dim : 0;
     float absmax = 0;
     uint32_t nans = 0, infs = 0;
+#pragma unroll 1
     for (int32_t d = lane; d < head_dim; d += lanes) {
         const float x = fabsf(divide_one(ROTATION::one(a, it.row, p.head_dim, row, d), scale));
         nans += isnan(x) != 0;
@@ -190,6 +199,7 @@ static __device__ void store_int8_ones(const kv8_append_kernel_args &a, const kv
     const uint16_t code = nans > 0 ? 0x7e00u : empty ? 0 : int8_row_scale(absmax);
     const float row_scale = kv8_f16_decode(code);
     uint32_t clips = 0;
+#pragma unroll 1
     for (int32_t d = lane; d < head_dim; d += lanes) {
         float q = 0;
         if (nans == 0 && !empty)
@@ -235,7 +245,7 @@ static __device__ __forceinline__ bool store_eights(const kv8_append_plane &p, c
     using to = format<DTYPE>;
     const bool right = divide8<to::wide>(low, by) & divide8<to::wide>(high, by);
     const float most = max_nan(max_magnitude8(low), max_magnitude8(high));
-    if (__any_sync(ALL_LANES, mine && !(right && most <= to::max))) return false;
+    if (__any_sync(ALL_LANES, mine && !(right && most <= to::fast_max))) return false;
     if (!mine) return true;
     typename to::code *const codes =
         static_cast<typename to::code *>(p.codes) + it.codes + first_of_eight(p);
@@ -244,22 +254,22 @@ static __device__ __forceinline__ bool store_eights(const kv8_append_plane &p, c
     return true;
 }
 
+/* Quotients too small for divide8 are 0 beside any row scale, so only a row of nothing else needs
+ * the slow way, as one that clips does: beyond 127 times f16's largest. */
 static __device__ __forceinline__ bool store_int8_eights(const kv8_append_plane &p, const item &it,
                                                          bool mine, float low[8], float high[8],
                                                          const divisor &by) {
-    const bool right = divide8<true>(low, by) & divide8<true>(high, by);
+    const bool right = divide8<false>(low, by) & divide8<false>(high, by);
     float most = mine ? max_nan(max_magnitude8(low), max_magnitude8(high)) : 0.0f;
     for (int32_t step = 1 << p.lanes_log2 >> 1; step > 0; step /= 2)
         most = max_nan(most, __shfl_xor_sync(ALL_LANES, most, step));
-    /* A row beyond 127 times f16's largest clips. */
-    if (__any_sync(ALL_LANES, mine && !(right && most <= 127.0f * 65504.0f))) return false;
+    const bool fine = right && most <= 127.0f * 65504.0f && (by.exact || most > KV8_NEAR_MIN);
+    if (__any_sync(ALL_LANES, mine && !fine)) return false;
     if (!mine) return true;
     const uint16_t code = most == 0 ? 0 : int8_row_scale(most);
-    if (most > 0) { /* else the quotients are 0 already, with any sign */
-        const divisor by_row = make_divisor(__half2float(__ushort_as_half(code)));
-        divide8<false>(low, by_row);
-        divide8<false>(high, by_row);
-    }
+    const float row_scale = __half2float(__ushort_as_half(code));
+    divide8_by_row(low, row_scale);
+    divide8_by_row(high, row_scale);
     const int32_t d = first_of_eight(p);
     int8_t *const codes = static_cast<int8_t *>(p.codes) + it.codes + d;
     int8_store8(low, codes);
@@ -268,27 +278,49 @@ static __device__ __forceinline__ bool store_int8_eights(const kv8_append_plane 
     return true;
 }
 
-/* A thread's share of a pass, as it lies in memory. */
+/* A thread's share of a pass, as it lies in memory; and from where the next one comes. */
 template <typename SOURCE>
 struct share {
     eight<SOURCE> low, high;
 };
 template <typename SOURCE>
+struct source_cursor {
+    cursor at;
+    const SOURCE *from;
+    int32_t num_rows; /* of the block; 0: the thread has no elements */
+};
+template <typename SOURCE>
+static __device__ __forceinline__ source_cursor<SOURCE> first_source(
+    const kv8_append_kernel_args &a, const kv8_append_plane &p, int32_t num_rows) {
+    const int32_t d = first_of_eight(p);
+    source_cursor<SOURCE> c;
+    c.at = cursor_at(a, p, 0);
+    c.from = source_of<SOURCE>(p, first_row(a) + c.at.row, c.at.head) + d;
+    c.num_rows = d < p.head_dim / 2 ? num_rows : 0;
+    return c;
+}
+/* Loads and goes on to the next pass. */
+template <typename SOURCE>
 static __device__ __forceinline__ share<SOURCE> load_share(const kv8_append_kernel_args &a,
                                                            const kv8_append_plane &p,
-                                                           int32_t pass) {
+                                                           source_cursor<SOURCE> &c) {
     share<SOURCE> raw = {};
-    int32_t row, head;
-    const int32_t d = first_of_eight(p), half = p.head_dim / 2;
-    if (!find_item(a, p.lanes_log2, pass, &row, &head) || d >= half) return raw;
-    row += blockIdx.x * a.rows_per_block;
-    const SOURCE *const from = source_of<SOURCE>(p, row, head) + d;
-    raw.low = load8(from);
-    raw.high = load8(from + half);
+    if (c.at.row < c.num_rows) {
+        raw.low = load8(c.from);
+        raw.high = load8(c.from + p.head_dim / 2);
+    }
+    c.at.row += p.step_rows;
+    c.at.head += p.step_heads;
+    c.from += p.step_source;
+    if (c.at.head >= a.num_kv_heads) {
+        c.at.head -= a.num_kv_heads;
+        c.at.row++;
+        c.from += p.wrap_source;
+    }
     return raw;
 }
 
-template <typename SOURCE, typename ROTATION>
+template <kv8_dtype DTYPE, typename SOURCE, typename ROTATION>
 static __device__ __forceinline__ bool store_share(const kv8_append_kernel_args &a,
                                                    const kv8_append_plane &p, const item &it,
                                                    const share<SOURCE> &raw) {
@@ -299,65 +331,90 @@ static __device__ __forceinline__ bool store_share(const kv8_append_kernel_args 
     widen8(raw.low, low);
     widen8(raw.high, high);
     if (ROTATION::rotates && mine) ROTATION::eights(a, it.row, d, low, high);
-#define KV8_STORE(DTYPE) \
-    case DTYPE: return store_eights<DTYPE>(p, it, mine, low, high, by);
-    switch (p.dtype) {
-        KV8_STORE(KV8_F32)
-        KV8_STORE(KV8_BF16)
-        KV8_STORE(KV8_F16)
-        KV8_STORE(KV8_E4M3)
-        KV8_STORE(KV8_E4M3FNUZ)
-        KV8_STORE(KV8_E5M2)
-        default: return store_int8_eights(p, it, mine, low, high, by);
-    }
-#undef KV8_STORE
+    if constexpr (DTYPE == KV8_INT8)
+        return store_int8_eights(p, it, mine, low, high, by);
+    else
+        return store_eights<DTYPE>(p, it, mine, low, high, by);
 }
 
 /* --- the kernels --- */
 
 static __device__ __forceinline__ void find_places(const kv8_append_kernel_args &a,
-                                                   const kv8_append_plane &p, place *places) {
-    if (threadIdx.x < a.rows_per_block)
-        places[threadIdx.x] =
-            find_place(a, p, blockIdx.x * int64_t{a.rows_per_block} + threadIdx.x);
+                                                   const kv8_append_plane &p, int32_t num_rows,
+                                                   place *places) {
+    const int32_t row = threadIdx.x;
+    if (row < num_rows) places[row] = find_place(a, p, first_row(a) + row);
     __syncthreads();
 }
 
-/* What must go the slow way waits until the end: the fast loop then holds nothing across it. */
+/* The passes that must go the slow way, as bits; of passes there are at most 32. They wait until
+ * the end: the fast loop then holds nothing across the slow code. */
+template <kv8_dtype DTYPE, typename SOURCE, typename ROTATION>
+static __device__ __forceinline__ uint32_t append_dtype(const kv8_append_kernel_args &a,
+                                                        const kv8_append_plane &p,
+                                                        const place *places, int32_t num_rows,
+                                                        cursor at, source_cursor<SOURCE> source,
+                                                        share<SOURCE> next) {
+    uint32_t slow = 0;
+#pragma unroll 1
+    for (int32_t pass = 0; pass < p.num_passes; pass++) {
+        const share<SOURCE> raw = next;
+        const item it = get_item(a, p, places, num_rows, at);
+        at = source.at;
+        next = load_share(a, p, source); /* past the last pass, of no row */
+        if (!store_share<DTYPE, SOURCE, ROTATION>(a, p, it, raw)) slow |= 1u << pass;
+    }
+    return slow;
+}
+
 template <typename SOURCE, typename ROTATION>
 static __device__ __forceinline__ void append_eights(const kv8_append_kernel_args &a,
                                                      const kv8_append_plane &p, place *places) {
-    share<SOURCE> next = load_share<SOURCE>(a, p, 0);
-    find_places(a, p, places);
-    uint32_t slow = 0; /* a bit for each pass, of which there are at most 32 */
-    for (int32_t pass = 0; pass < p.num_passes; pass++) {
-        const share<SOURCE> raw = next;
-        if (pass + 1 < p.num_passes) next = load_share<SOURCE>(a, p, pass + 1);
-        const item it = get_item(a, p, places, pass);
-        if (!store_share<SOURCE, ROTATION>(a, p, it, raw)) slow |= 1u << pass;
+    const int32_t num_rows = rows_of_block(a);
+    source_cursor<SOURCE> source = first_source<SOURCE>(a, p, num_rows);
+    const cursor at = source.at;
+    const share<SOURCE> first = load_share(a, p, source);
+    find_places(a, p, num_rows, places);
+    uint32_t slow = 0;
+#define KV8_APPEND(DTYPE)                                                                        \
+    case DTYPE:                                                                                  \
+        slow = append_dtype<DTYPE, SOURCE, ROTATION>(a, p, places, num_rows, at, source, first); \
+        break;
+    switch (p.dtype) {
+        KV8_APPEND(KV8_F32)
+        KV8_APPEND(KV8_BF16)
+        KV8_APPEND(KV8_F16)
+        KV8_APPEND(KV8_E4M3)
+        KV8_APPEND(KV8_E4M3FNUZ)
+        KV8_APPEND(KV8_E5M2)
+        KV8_APPEND(KV8_INT8)
     }
+#undef KV8_APPEND
     for (; slow != 0; slow &= slow - 1)
-        append_ones<SOURCE, ROTATION>(a, p, get_item(a, p, places, __ffs(slow) - 1));
+        append_ones<SOURCE, ROTATION>(
+            a, p, get_item(a, p, places, num_rows, cursor_at(a, p, __ffs(slow) - 1)));
 }
 
 template <typename SOURCE, bool EIGHTS, typename ROTATION>
 static __device__ __forceinline__ void append_plane(const kv8_append_kernel_args &a,
                                                     const kv8_append_plane &p, place *places) {
     if (EIGHTS) return append_eights<SOURCE, ROTATION>(a, p, places);
-    find_places(a, p, places);
+    const int32_t num_rows = rows_of_block(a);
+    find_places(a, p, num_rows, places);
     for (int32_t pass = 0; pass < p.num_passes; pass++)
-        append_ones<SOURCE, ROTATION>(a, p, get_item(a, p, places, pass));
+        append_ones<SOURCE, ROTATION>(a, p,
+                                      get_item(a, p, places, num_rows, cursor_at(a, p, pass)));
 }
 
-/* blockIdx.y: K (rotated) or V. */
+/* blockIdx.y: K (rotated) or V. Each has code of its own, in which its plane's fields are operands
+ * at fixed places of the constant bank. */
 template <typename SOURCE, bool EIGHTS, typename ROTATION>
 static __device__ __forceinline__ void append_rows(const kv8_append_kernel_args &a) {
     __shared__ place places[KV8_APPEND_MAX_ROWS];
-    const kv8_append_plane &p = a.plane[blockIdx.y];
-    if (ROTATION::rotates && blockIdx.y == 0)
-        append_plane<SOURCE, EIGHTS, ROTATION>(a, p, places);
+    if (blockIdx.y == 0)
+        append_plane<SOURCE, EIGHTS, ROTATION>(a, a.plane[0], places);
     else
-        append_plane<SOURCE, EIGHTS, unrotated>(a, p, places);
+        append_plane<SOURCE, EIGHTS, unrotated>(a, a.plane[1], places);
 }
 
 }  // namespace kv8

@@ -106,6 +106,7 @@ static __device__ __forceinline__ float divide_near(float x, const divisor &d) {
 template <bool WIDE>
 static __device__ __forceinline__ bool divide8(float x[8], const divisor &d) {
     if (d.exact) {
+        if (d.scale == 1.0f) return true;
 #pragma unroll
         for (int i = 0; i < 8; i++) x[i] = __fmul_rn(x[i], d.inverse);
         return true;
@@ -136,7 +137,8 @@ static __device__ __forceinline__ float max_magnitude8(const float x[8]) {
     return most;
 }
 
-/* One format: its code, its largest finite magnitude, one and eight conversions. */
+/* One format: its code, its largest finite magnitude, the largest that `store8` takes, one and
+ * eight conversions. */
 template <kv8_dtype DTYPE>
 struct format;
 
@@ -145,6 +147,7 @@ struct format<KV8_F32> {
     using code = float;
     static constexpr bool wide = true;
     static constexpr float max = 3.4028234663852886e38f;
+    static constexpr float fast_max = max;
     static __device__ __forceinline__ code encode(float value) {
         const uint32_t bits = __float_as_uint(value);
         return __uint_as_float((bits & KV8_F32_ABS) == KV8_F32_INF ? bits - 1u : bits);
@@ -168,6 +171,7 @@ struct format<KV8_BF16> {
     using code = kv8_bf16;
     static constexpr bool wide = true;
     static constexpr float max = 3.3895313892515355e38f;
+    static constexpr float fast_max = max;
     static __device__ __forceinline__ code encode(float value) {
         return {kv8_bf16_encode(value, KV8_BF16_MAX)};
     }
@@ -183,6 +187,7 @@ struct format<KV8_F16> {
     using code = kv8_f16;
     static constexpr bool wide = false;
     static constexpr float max = 65504.0f;
+    static constexpr float fast_max = max;
     static __device__ __forceinline__ code encode(float value) {
         return {kv8_f16_encode(value, 65504.0f)};
     }
@@ -211,6 +216,7 @@ struct format<KV8_E4M3> {
     using code = kv8_e4m3;
     static constexpr bool wide = false;
     static constexpr float max = 448.0f;
+    static constexpr float fast_max = max;
     static __device__ __forceinline__ code encode(float value) { return {kv8_e4m3_encode(value)}; }
     static __device__ __forceinline__ uint32_t four(const float x[4]) {
 #if __CUDA_ARCH__ >= 890
@@ -232,6 +238,7 @@ struct format<KV8_E5M2> {
     using code = kv8_e5m2;
     static constexpr bool wide = false;
     static constexpr float max = 57344.0f;
+    static constexpr float fast_max = max;
     static __device__ __forceinline__ code encode(float value) { return {kv8_e5m2_encode(value)}; }
     static __device__ __forceinline__ uint32_t four(const float x[4]) {
 #if __CUDA_ARCH__ >= 890
@@ -253,11 +260,20 @@ struct format<KV8_E4M3FNUZ> {
     using code = kv8_e4m3fnuz;
     static constexpr bool wide = false;
     static constexpr float max = 240.0f;
+    static constexpr float fast_max = 232.0f;
     static __device__ __forceinline__ code encode(float value) {
         return {kv8_e4m3fnuz_encode(value)};
     }
+    /* Its codes are e4m3's of twice the value, but for the last, 240, which is e4m3's NaN: from its
+     * midpoint on, one by one. Zero has no sign. */
     static __device__ __forceinline__ uint32_t four(const float x[4]) {
+#if __CUDA_ARCH__ >= 890
+        const float twice[4] = {2 * x[0], 2 * x[1], 2 * x[2], 2 * x[3]};
+        const uint32_t word = format<KV8_E4M3>::four(twice);
+        return word & ~__vcmpeq4(word, 0x80808080u);
+#else
         return four_by_one<format>(x);
+#endif
     }
     static __device__ __forceinline__ void store8(const float x[8], code *to) {
         store8_bytes<format>(x, to);
@@ -267,14 +283,28 @@ struct format<KV8_E4M3FNUZ> {
 /* --- int8 rows: a scale in f16 for each --- */
 
 /* The smallest f16 s with 127 s >= absmax, its largest finite one when there is none; as
- * kv8_narrow_int8. absmax > 0, or infinities alone: 1, f16's smallest. */
+ * kv8_narrow_int8. absmax > 0, or infinities alone: 1, f16's smallest. The nearest f16 to the
+ * quotient is it, or the one before it. */
 static __device__ __forceinline__ uint16_t int8_row_scale(float absmax) {
-    const float quotient =
-        fminf(divide_near(absmax, {127.0f, 1.0f / 127.0f, false, true}), 65504.0f);
-    uint16_t code = __half_as_ushort(__float2half_rn(quotient));
-    while (code < 0x7bffu && __fmul_rn(127.0f, __half2float(__ushort_as_half(code))) < absmax)
-        code++;
+    const float quotient = divide_near(absmax, {127.0f, 1.0f / 127.0f, false, true});
+    uint16_t code = __half_as_ushort(__float2half_rn(fminf(quotient, 65504.0f)));
+    if (code < 0x7bffu && __fmul_rn(127.0f, __half2float(__ushort_as_half(code))) < absmax) code++;
     return code == 0 ? 1 : code;
+}
+
+/* x[i] := a number that rounds to the same whole one as the rounded quotient x / scale, for a scale
+ * of f16's 11 bits: such a quotient is at least 2^-12 of an ulp from where the rounding to f32
+ * turns, and one correction of an approximate inverse leaves 2^-21 of it. scale 0: 0, for x all 0.
+ */
+static __device__ __forceinline__ void divide8_by_row(float x[8], float scale) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(scale));
+    if (scale == 0.0f) inverse = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float q0 = __fmul_rn(x[i], inverse);
+        x[i] = __fmaf_rn(-__fmaf_rn(q0, scale, -x[i]), inverse, q0);
+    }
 }
 static __device__ __forceinline__ int8_t int8_encode(float quotient) {
     return static_cast<int8_t>(__float2int_rn(fminf(fmaxf(quotient, -127.0f), 127.0f)));
