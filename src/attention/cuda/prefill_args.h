@@ -1,0 +1,103 @@
+/* prefill_args.h - what a CUDA prefill launch is told: one plain struct by value.
+ *
+ * Read by C and CUDA. All pointers are device memory. Strides are in elements but where it says
+ * otherwise. A pointer marked "may be 0" is an option that is off.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_PREFILL_ARGS_H
+#define KV8_PREFILL_ARGS_H
+
+#include <stdint.h>
+
+/* Keys of one tile, on every machine: items count their keys in tiles. */
+enum { KV8_PREFILL_TILE_KEYS = 128 };
+
+/* dtypes of Q and O. */
+enum { KV8_PREFILL_F32 = 1, KV8_PREFILL_BF16 = 2, KV8_PREFILL_F16 = 3 };
+
+typedef struct kv8_prefill_pages {
+    const uint8_t *data;
+    uint32_t stride_page, stride_slot, stride_head; /* 16 bytes each */
+    uint32_t unused;
+    const uint16_t *row_scale; /* f16, int8 alone; may be 0 */
+    int64_t scale_stride_page, scale_stride_slot, scale_stride_head;
+} kv8_prefill_pages;
+
+/* The work of one block at a time: up to block_rows packed query rows of one request and KV head
+ * (packed row r is query r / group_size, head r % group_size of the group) over the key tiles
+ * [tile_begin, tile_end). Pieces of split rows leave partial results in slots side by side, in key
+ * order; the piece that ends last joins them. */
+typedef struct kv8_prefill_item {
+    int32_t request, kv_head, row_begin;
+    int32_t tile_begin, tile_end;
+    int32_t slot;              /* of the rows' first piece; -1 = the rows are whole */
+    int32_t split, num_splits; /* this piece, of so many */
+} kv8_prefill_item;
+
+typedef struct kv8_prefill_queue {
+    int32_t num_items;
+    int32_t next; /* item to be taken; 0 at the start */
+    int32_t unused[2];
+} kv8_prefill_queue;
+
+/* Rows of one request that share items, between the steps of the scheduling kernel. */
+typedef struct kv8_prefill_block {
+    int32_t request, row_begin;
+    int32_t tile_begin, tile_end;
+} kv8_prefill_block;
+
+typedef struct kv8_prefill_args {
+    const void *q;
+    int64_t q_stride_row, q_stride_head;
+    void *o;
+    int64_t o_stride_row, o_stride_head;
+    float *lse; /* [total_q, num_qo_heads]; may be 0 */
+    const int32_t *qo_indptr;
+    kv8_prefill_pages k, v;
+    /* Page table: CSR when page_indptr is set, else dense. */
+    const int32_t *page_indptr, *page_indices, *last_page_len;
+    const int32_t *block_table;
+    int64_t block_table_stride;
+    const int32_t *seq_lens;
+    const float *k_scale, *v_scale; /* may be 0 */
+    int64_t k_scale_stride_batch, k_scale_stride_head;
+    int64_t v_scale_stride_batch, v_scale_stride_head;
+    const float *sink_logit; /* [num_qo_heads]; may be 0 */
+    /* Workspace: the work list, written by the scheduling kernel before every launch. */
+    kv8_prefill_queue *queue;
+    kv8_prefill_item *items;   /* [max_items] */
+    kv8_prefill_block *blocks; /* [max_blocks], longest first */
+    int32_t *block_indptr;     /* [batch + 1] */
+    uint32_t *arrivals;        /* [max_slots][block_rows / 64] */
+    float *partial_sums;       /* [max_slots][block_rows / 64][2][128][2]: max (log2), sum */
+    float *partials;           /* [max_slots][block_rows / 64][head_dim / 2][128] */
+    int32_t batch, num_qo_heads, num_kv_heads, group_size;
+    int32_t page_size;
+    int32_t q_dtype, o_dtype;
+    int32_t q_aligned, o_aligned; /* rows of Q to 16 bytes; pairs of O to their size */
+    int32_t causal, window_left;
+    int32_t block_rows; /* packed rows of an item, as the kernel is built: a multiple of 64 */
+    int32_t num_blocks; /* of threads that take items: what the work is spread over */
+    int32_t max_tiles;  /* of a request */
+    int32_t max_slots;  /* 0 = rows are never split */
+    uint32_t group_magic, group_shift, page_magic, page_shift; /* kv8_prefill_magic() */
+    float score_scale;                                         /* sm_scale * log2(e) */
+    float soft_cap; /* logits_soft_cap * log2(e); 0 = off */
+} kv8_prefill_args;
+
+/* Bytes of shared memory of a kernel on sm_90: Q, the widened tiles of every stage, the codes under
+ * way, int8's scales, the barriers and two items, and 16 bytes a row. */
+#define KV8_PREFILL_SM90_SHARED(code_bytes, int8, head_dim, num_math, num_stages, num_ahead) \
+    ((num_math)*128 * (head_dim) + (num_stages)*512 * (head_dim) +                           \
+     ((code_bytes) == 1 ? ((num_ahead) + 1) * 256 * (head_dim) : 0) +                        \
+     ((int8) ? (num_stages)*256 : 0) + 8 * (4 * (num_stages) + 4) + 64 + (num_math)*1024)
+
+/* n / d == (n * magic) >> (31 + shift) for every 0 <= n < 2^31: magic = ceil(2^(31+shift) / d) with
+ * shift = ceil(log2 d) exceeds the exact quotient by less than 2^shift / d. */
+static inline void kv8_prefill_magic(uint32_t divisor, uint32_t *magic, uint32_t *shift) {
+    *shift = 0;
+    while ((UINT64_C(1) << *shift) < divisor) ++*shift;
+    *magic = (uint32_t)(((UINT64_C(1) << (31 + *shift)) + divisor - 1) / divisor);
+}
+
+#endif

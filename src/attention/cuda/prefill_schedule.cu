@@ -1,0 +1,196 @@
+/* prefill_schedule.cu - cuts a prefill launch into items, longest first, on the device, so that a
+ * captured launch follows its lengths.
+ *
+ * Grid: one block of 1024 threads. Traffic: the index arrays in, 32 bytes an item out. Bound by
+ * latency, a few microseconds.
+ *
+ * Items go to whichever block of the main kernel is free. Sorted by length they would still end up
+ * to one item apart, so an item that would outlast the average end is split over its keys into
+ * pieces that would not. All of it depends on the lengths alone: equal inputs, equal bits.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "prefill_view.cuh"
+
+enum {
+    SCHEDULE_THREADS = 1024,
+    LENGTH_BINS = 4096,
+    MOST_SPLITS = 64,
+    LEAST_SHARE = 32, /* pieces are not shorter than this part of a block's whole work */
+    ITEM_TILES = 1    /* what starting and finishing an item costs, in tiles */
+};
+
+/* Sum over all threads' values before this one; *total is everyone's. */
+__device__ static int scan(int value, int *warp_sums, int *total) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int sum = value;
+    for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += other;
+    }
+    __syncthreads(); /* of the last call's readers */
+    if (lane == 31) warp_sums[warp] = sum;
+    __syncthreads();
+    int before = 0, all = 0;
+    for (int i = 0; i < SCHEDULE_THREADS / 32; i++) {
+        if (i < warp) before += warp_sums[i];
+        all += warp_sums[i];
+    }
+    *total = all;
+    return before + sum - value;
+}
+
+/* Rows of the i-th block, in order of requests. */
+__device__ static kv8_prefill_block block_of(const kv8_prefill_args &a, int i) {
+    int low = 0, high = a.batch - 1; /* the last request that begins at or before i */
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (a.block_indptr[middle] <= i)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    kv8_prefill_item item = {};
+    item.request = low;
+    item.row_begin = (i - a.block_indptr[low]) * a.block_rows;
+    const item_view v = view_item(a, item);
+    const int last = v.row_begin + min(a.block_rows, v.num_rows) - 1;
+    const int from = row_begin(a, v, query_of(a, v.row_begin)) / KV8_PREFILL_TILE_KEYS;
+    const int to = row_end(a, v, query_of(a, last));
+    const kv8_prefill_block block = {
+        low, v.row_begin, from,
+        max(from, (to + KV8_PREFILL_TILE_KEYS - 1) / KV8_PREFILL_TILE_KEYS)};
+    return block;
+}
+__device__ static int length_of(const kv8_prefill_block &block) {
+    return block.tile_end - block.tile_begin;
+}
+
+__device__ static int bin_of(const kv8_prefill_block &block, int shift) {
+    return max(LENGTH_BINS - 1 - (length_of(block) >> shift), 0);
+}
+
+struct found_block {
+    kv8_prefill_block block;
+    int32_t bin, rank, unused[2];
+};
+static_assert(sizeof(found_block) <= sizeof(kv8_prefill_item), "lies where items will");
+
+/* Longest first; blocks of one length in order of requests. */
+__device__ static void sort_blocks(const kv8_prefill_args &a, int num_blocks, int *bins,
+                                   int *warp_sums) {
+    found_block *const found = (found_block *)a.items; /* the list comes later */
+    int shift = 0;
+    while (a.max_tiles >> shift >= LENGTH_BINS) shift++;
+    for (int i = threadIdx.x; i < LENGTH_BINS; i += SCHEDULE_THREADS) bins[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS) {
+        found[i].block = block_of(a, i);
+        found[i].bin = bin_of(found[i].block, shift);
+        atomicAdd(&bins[found[i].bin], 1);
+    }
+    __syncthreads();
+    const int per_thread = LENGTH_BINS / SCHEDULE_THREADS;
+    int *const mine = bins + threadIdx.x * per_thread, total;
+    int sum = 0;
+    for (int i = 0; i < per_thread; i++) sum += mine[i];
+    sum = scan(sum, warp_sums, &total);
+    for (int i = 0; i < per_thread; i++) {
+        const int count = mine[i];
+        mine[i] = sum;
+        sum += count;
+    }
+    __syncthreads();
+    /* One warp ranks, in order, so that ranks do not depend on a race; all move. */
+    if (threadIdx.x < 32) {
+        int bin = threadIdx.x < num_blocks ? found[threadIdx.x].bin : -1;
+        for (int first = 0; first < num_blocks; first += 32) {
+            const int i = first + threadIdx.x;
+            const int next = i + 32 < num_blocks ? found[i + 32].bin : -1;
+            const unsigned same = __match_any_sync(~0u, bin);
+            const int before = __popc(same & ((1u << threadIdx.x) - 1));
+            if (i < num_blocks) found[i].rank = bins[bin] + before;
+            __syncwarp();
+            if (i < num_blocks && before == 0) bins[bin] += __popc(same);
+            __syncwarp();
+            bin = next;
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
+        a.blocks[found[i].rank] = found[i].block;
+    __syncthreads();
+}
+
+/* Every block for every KV head, split where it would outlast the average end. */
+__device__ static void cut_items(const kv8_prefill_args &a, int num_blocks, int *warp_sums) {
+    const int heads = a.num_kv_heads;
+    int work = 0, total;
+    for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
+        work += length_of(a.blocks[i]) + ITEM_TILES;
+    scan(work, warp_sums, &total);
+    const float share = (float)total * heads / a.num_blocks;
+    const int least = max(2, (int)(share / LEAST_SHARE));
+    int work_before = 0, items_before = 0, slots_before = 0;
+    for (int first = 0; first < num_blocks; first += SCHEDULE_THREADS) {
+        const int i = first + threadIdx.x;
+        kv8_prefill_block block = {};
+        int length = 0;
+        if (i < num_blocks) {
+            block = a.blocks[i];
+            length = length_of(block);
+        }
+        int before = scan(i < num_blocks ? length + ITEM_TILES : 0, warp_sums, &total);
+        const float start = (float)(work_before + before) * heads / a.num_blocks;
+        work_before += total;
+        const int longest = max(least, (int)(share - start));
+        int pieces = length > longest && a.max_slots > 0
+                         ? min((length + longest - 1) / longest, (int)MOST_SPLITS)
+                         : 1;
+        int slot = slots_before + scan(pieces > 1 ? pieces * heads : 0, warp_sums, &total);
+        slots_before += total;
+        if (slot + pieces * heads > a.max_slots) pieces = 1;
+        int at = items_before + scan(i < num_blocks ? pieces * heads : 0, warp_sums, &total);
+        items_before += total;
+        if (i >= num_blocks) continue;
+        for (int split = 0; split < pieces; split++)
+            for (int head = 0; head < heads; head++) {
+                kv8_prefill_item item;
+                item.request = block.request;
+                item.kv_head = head;
+                item.row_begin = block.row_begin;
+                item.tile_begin = block.tile_begin + (int)((int64_t)length * split / pieces);
+                item.tile_end = block.tile_begin + (int)((int64_t)length * (split + 1) / pieces);
+                item.slot = pieces > 1 ? slot + head * pieces : -1;
+                item.split = split;
+                item.num_splits = pieces;
+                a.items[at++] = item;
+            }
+    }
+    if (threadIdx.x == 0) {
+        a.queue->num_items = items_before;
+        a.queue->next = 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
+    kv8_prefill_schedule__sm80(const __grid_constant__ kv8_prefill_args a) {
+    __shared__ int bins[LENGTH_BINS];
+    __shared__ int warp_sums[SCHEDULE_THREADS / 32];
+    int num_blocks = 0, total;
+    for (int first = 0; first < a.batch; first += SCHEDULE_THREADS) {
+        const int b = first + threadIdx.x;
+        int blocks = 0;
+        if (b < a.batch) {
+            const int rows = (a.qo_indptr[b + 1] - a.qo_indptr[b]) * a.group_size;
+            blocks = (rows + a.block_rows - 1) / a.block_rows;
+        }
+        const int before = scan(blocks, warp_sums, &total);
+        if (b < a.batch) a.block_indptr[b] = num_blocks + before;
+        num_blocks += total;
+    }
+    for (int i = threadIdx.x; i < a.max_slots * (a.block_rows / 64); i += SCHEDULE_THREADS)
+        a.arrivals[i] = 0;
+    __syncthreads();
+    sort_blocks(a, num_blocks, bins, warp_sums);
+    cut_items(a, num_blocks, warp_sums);
+}

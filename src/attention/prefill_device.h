@@ -1,0 +1,43 @@
+/* prefill_device.h - prefill and chunked prefill on a GPU: which kernel, how much workspace,
+ * launch.
+ *
+ * Private to attention. Many query rows share each widened tile of keys; what the kernels do is in
+ * cuda/prefill_sm90.cuh, how work is cut in cuda/prefill_schedule.cu. Rows of decode may be in the
+ * same call; a call of nothing else is better off with a decode kernel.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_PREFILL_DEVICE_H
+#define KV8_PREFILL_DEVICE_H
+
+#include "device_impl.h"
+#include "prefill_args.h"
+#include "problem.h"
+
+/* Plain data: nothing to release; valid until the device is closed. */
+typedef struct kv8_prefill_plan {
+    kv8_kernel schedule, main;
+    kv8_launch schedule_launch, main_launch;
+    kv8_prefill_args args; /* all that does not change from run to run */
+    int64_t max_items, max_blocks;
+    /* Byte offsets into the workspace. */
+    size_t items_at, blocks_at, indptr_at, arrivals_at, sums_at, partials_at, workspace_size;
+    int32_t max_batch;
+    kv8_dtype code;
+    bool has_sink;
+} kv8_prefill_plan;
+
+/* KV8_ERR_UNSUPPORTED, naming what is supported, where no prefill kernel does what the spec asks or
+ * this GPU has none of them. */
+kv8_status kv8_prefill_plan_make(kv8_prefill_plan *plan_out, kv8_device *device,
+                                 const kv8_attention_spec *spec);
+
+/* As kv8_attention_run, but every pointer of args (index arrays and table too) is device memory,
+ * and nothing of it is read here: lengths may differ between replays of a captured graph, within
+ * the spec's bounds. sink_logit: the spec's, in device memory; NULL where it has none. workspace:
+ * workspace_size bytes of device memory aligned to 256, no contents expected or kept. Two kernels
+ * on the stream. */
+kv8_status kv8_prefill_run(const kv8_prefill_plan *plan, kv8_stream *stream,
+                           const kv8_attention_args *args, const float *sink_logit,
+                           void *workspace);
+
+#endif

@@ -1,0 +1,408 @@
+/* test_prefill_device.c - the prefill kernels against the f64 oracle on the same bytes: a walk over
+ * formats, layouts, page sizes, windows, sinks, caps, scales and ragged batches in which everything
+ * that nobody may see is NaN; splits; graphs whose lengths change; refusals.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "attention_case.h"
+#include "gpu_testing.h"
+#include "prefill_device.h"
+
+/* A case on the GPU: the device's copy of every buffer, and the arguments that point there. */
+typedef struct gpu_case {
+    void *copies[24];
+    kv8_attention_args args;
+    void *o, *lse, *sinks, *workspace;
+    size_t o_bytes;
+} gpu_case;
+
+static size_t buffer_bytes(const guarded *buffer) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (size_t)((uint8_t *)buffer->base + buffer->mapped - page - (uint8_t *)buffer->data);
+}
+
+/* Where `host`, somewhere in a buffer of the case, lies on the device. */
+static void *on_device(const attention_inputs *in, const gpu_case *c, const void *host) {
+    for (int i = 0; host != NULL && i < in->num_buffers; i++) {
+        const uint8_t *const data = in->buffers[i].data;
+        const size_t offset = (size_t)((const uint8_t *)host - data);
+        if (host == data ||
+            ((const uint8_t *)host > data && offset < buffer_bytes(&in->buffers[i])))
+            return (uint8_t *)c->copies[i] + offset;
+    }
+    return NULL;
+}
+
+static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_plan *plan,
+                   int32_t gap, gpu_case *c) {
+    memset(c, 0, sizeof *c);
+    for (int i = 0; i < in->num_buffers; i++) {
+        const size_t bytes = buffer_bytes(&in->buffers[i]);
+        c->copies[i] = bytes > 0 ? gpu_upload(g, in->buffers[i].data, bytes) : gpu_alloc(g, 1);
+    }
+    kv8_attention_args *const a = &c->args;
+    *a = in->args;
+    a->qo_indptr = on_device(in, c, a->qo_indptr);
+    a->q = on_device(in, c, a->q);
+    a->k.data = on_device(in, c, a->k.data);
+    a->v.data = on_device(in, c, a->v.data);
+    a->k.row_scale = on_device(in, c, a->k.row_scale);
+    a->v.row_scale = on_device(in, c, a->v.row_scale);
+    kv8_page_table *const pages = &a->pages;
+    pages->page_indptr = on_device(in, c, pages->page_indptr);
+    pages->page_indices = on_device(in, c, pages->page_indices);
+    pages->last_page_len = on_device(in, c, pages->last_page_len);
+    pages->block_table = on_device(in, c, pages->block_table);
+    pages->seq_lens = on_device(in, c, pages->seq_lens);
+    a->k_scale = on_device(in, c, a->k_scale);
+    a->v_scale = on_device(in, c, a->v_scale);
+    a->o_stride_head = in->v_head_dim + gap; /* the gap must stay untouched */
+    a->o_stride_row = in->num_qo_heads * a->o_stride_head;
+    c->o_bytes = (size_t)(in->total_q * a->o_stride_row) * kv8_dtype_size(in->spec.o_dtype);
+    c->o = a->o = gpu_alloc(g, c->o_bytes + 1);
+    a->lse = c->lse = gpu_alloc(g, (size_t)(in->total_q * in->num_qo_heads) * 4 + 4);
+    if (in->spec.sink_logit != NULL)
+        c->sinks = gpu_upload(g, in->sinks, (size_t)in->num_qo_heads * 4);
+    c->workspace = gpu_alloc(g, plan->workspace_size);
+}
+
+static void gpu_case_free(const gpu *g, const attention_inputs *in, gpu_case *c) {
+    for (int i = 0; i < in->num_buffers; i++) kv8_device_free(g->device, c->copies[i]);
+    kv8_device_free(g->device, c->o);
+    kv8_device_free(g->device, c->lse);
+    kv8_device_free(g->device, c->sinks);
+    kv8_device_free(g->device, c->workspace);
+}
+
+/* Everything that the launch writes starts as NaN, and the workspace too. */
+static void poison(const gpu *g, const attention_inputs *in, const kv8_prefill_plan *plan,
+                   const gpu_case *c) {
+    assert_ok(kv8_stream_fill(g->stream, c->o, 0xff, c->o_bytes + 1));
+    assert_ok(
+        kv8_stream_fill(g->stream, c->lse, 0xff, (size_t)(in->total_q * in->num_qo_heads) * 4 + 4));
+    assert_ok(kv8_stream_fill(g->stream, c->workspace, 0xff, plan->workspace_size));
+}
+
+/* o_out and lse_out, as case_run gives them. */
+static void fetch(const gpu *g, const attention_inputs *in, const gpu_case *c, float *o_out,
+                  float *lse_out) {
+    uint8_t *const o = malloc(c->o_bytes + 1);
+    gpu_download(g, o, c->o, c->o_bytes + 1);
+    const int64_t dim = in->v_head_dim, gap = c->args.o_stride_head - dim;
+    const size_t size = kv8_dtype_size(in->spec.o_dtype);
+    for (int64_t i = 0; i < (int64_t)in->total_q * in->num_qo_heads; i++) {
+        const uint8_t *const from = o + (size_t)(i * (dim + gap)) * size;
+        assert_ok(kv8_widen(KV8_ISA_SCALAR, in->spec.o_dtype, from, (size_t)dim, o_out + i * dim));
+        for (size_t j = 0; j < (size_t)gap * size; j++)
+            assert_int_equal(from[(size_t)dim * size + j], 0xff);
+    }
+    free(o);
+    gpu_download(g, lse_out, c->lse, (size_t)(in->total_q * in->num_qo_heads) * 4);
+}
+
+/* The contract's bounds for 16-bit arithmetic. */
+static void compare(const attention_inputs *in, const float *o, const float *lse) {
+    double o_bound = 4e-3;
+    for (int32_t b = 0; b < in->c->batch; b++) { /* requests apart: a small one is not drowned */
+        const size_t first = (size_t)(in->args.qo_indptr[b] * in->num_qo_heads);
+        const size_t rows = (size_t)(in->c->qo_len[b] * in->num_qo_heads);
+        const size_t dim = (size_t)in->v_head_dim;
+        const double error = relative_error(o + first * dim, in->ref_o + first * dim, rows * dim);
+        if (!(error <= o_bound))
+            fail_msg("request %d: o is off by %g, bound %g: %s", b, error, o_bound,
+                     case_text(in->c, KV8_ISA_BEST));
+        for (size_t i = first; i < first + rows; i++) {
+            const double ref = in->ref_lse[i], got = (double)lse[i];
+            if (isinf(ref) && got == ref) continue;
+            if (!(fabs(got - ref) <= 2e-3))
+                fail_msg("request %d: lse[%zu] is %g, not %g: %s", b, i, got, ref,
+                         case_text(in->c, KV8_ISA_BEST));
+        }
+    }
+}
+
+static void check(const gpu *g, const attention_case *c, int32_t gap) {
+    static attention_inputs in;
+    case_make(&in, c);
+    assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
+    kv8_prefill_plan plan;
+    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec));
+    gpu_case on_gpu;
+    upload(g, &in, &plan, gap, &on_gpu);
+    const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
+    float *const o = calloc(rows * (size_t)in.v_head_dim + 1, sizeof *o);
+    float *const lse = calloc(rows + 1, sizeof *lse);
+    poison(g, &in, &plan, &on_gpu);
+    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.sinks, on_gpu.workspace));
+    fetch(g, &in, &on_gpu, o, lse);
+    compare(&in, o, lse);
+    free(o);
+    free(lse);
+    gpu_case_free(g, &in, &on_gpu);
+    case_free(&in);
+}
+
+/* --- cases --- */
+
+static const kv8_dtype codes[] = {KV8_E4M3, KV8_E5M2, KV8_INT8, KV8_F16, KV8_BF16};
+enum { NUM_CODES = sizeof codes / sizeof codes[0] };
+
+static attention_case plain(kv8_dtype code, int32_t head_dim) {
+    return (attention_case){.group_size = 8,
+                            .num_kv_heads = 2,
+                            .head_dim = head_dim,
+                            .q_dtype = KV8_BF16,
+                            .k_dtype = code,
+                            .v_dtype = code,
+                            .o_dtype = KV8_F32,
+                            .page_size = 16,
+                            .window_left = -1,
+                            .causal = 1,
+                            .sink = SINK_FINITE,
+                            .scale = SCALE_REQUEST_HEAD,
+                            .batch = 1,
+                            .qo_len = {40},
+                            .kv_len = {200}};
+}
+
+static void every_edge_of_a_tile(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const int32_t lens[] = {1, 2, 15, 16, 17, 127, 128, 129, 255, 256, 257, 385};
+    for (int i = 0; i < NUM_CODES; i++) {
+        for (int32_t head_dim = 64; head_dim <= 128; head_dim += 64) {
+            attention_case c = plain(codes[i], head_dim);
+            c.batch = sizeof lens / sizeof lens[0];
+            for (int b = 0; b < c.batch; b++) {
+                c.kv_len[b] = lens[b];
+                c.qo_len[b] = b % 3 == 0 ? 1 : b % 3 == 1 ? (lens[b] + 1) / 2 : lens[b] / 8;
+            }
+            c.seed = (uint64_t)(10 * i + head_dim);
+            check(g, &c, 0);
+        }
+    }
+}
+
+static int32_t pick(test_rng *rng, const int32_t *values, int32_t n) {
+    return values[rng_range(rng, 0, n - 1)];
+}
+
+static void options_at_random(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const int32_t pages[] = {1, 2, 7, 16, 64}, windows[] = {-1, -1, 0, 1, 127, 128, 300};
+    static const int32_t groups[] = {1, 3, 4, 8, 64};
+    test_rng rng = {2026};
+    for (int i = 0; i < 80; i++) {
+        attention_case c = plain(codes[i % NUM_CODES], rng_range(&rng, 1, 2) * 64);
+        c.group_size = pick(&rng, groups, 5);
+        c.num_kv_heads = c.group_size > 8 ? 1 : rng_range(&rng, 1, 3);
+        if (c.k_dtype != KV8_BF16 && rng_range(&rng, 0, 1)) c.q_dtype = KV8_F16;
+        if (rng_range(&rng, 0, 2) == 0) c.o_dtype = KV8_F16;
+        c.page_size = pick(&rng, pages, 5);
+        c.window_left = pick(&rng, windows, 7);
+        c.causal = rng_range(&rng, 0, 4) != 0;
+        c.soft_cap = rng_range(&rng, 0, 3) == 0 ? 20 : 0;
+        c.sm_scale = rng_range(&rng, 0, 5) == 0 ? -0.2f : 0;
+        c.sink = (sink_kind)rng_range(&rng, 0, SINK_KINDS - 1);
+        c.scale = (scale_kind)rng_range(&rng, 0, SCALE_KINDS - 1);
+        c.layout = (layout_kind)rng_range(&rng, 0, 1);
+        c.dense_table = rng_range(&rng, 0, 1);
+        c.batch_invariant = rng_range(&rng, 0, 2) == 0;
+        c.batch = rng_range(&rng, 1, 6);
+        for (int b = 0; b < c.batch; b++) {
+            c.kv_len[b] =
+                rng_range(&rng, 0, 4) == 0 ? rng_range(&rng, 0, 3) : rng_range(&rng, 1, 420);
+            c.qo_len[b] =
+                rng_range(&rng, 0, 2) == 0 ? rng_range(&rng, 0, 1) : rng_range(&rng, 1, 60);
+        }
+        c.seed = (uint64_t)i;
+        check(g, &c, rng_range(&rng, 0, 2));
+    }
+}
+
+/* Few rows over many keys: every row is split, on any GPU. */
+static void few_rows_are_split(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    for (int i = 0; i < NUM_CODES; i++) {
+        attention_case c = plain(codes[i], i % 2 == 0 ? 64 : 128);
+        c.batch = 3;
+        c.qo_len[0] = 9, c.kv_len[0] = 5000;
+        c.qo_len[1] = 1, c.kv_len[1] = 3001;
+        c.qo_len[2] = 2, c.kv_len[2] = 2;
+        c.sink = SINK_WITH_INFINITIES;
+        check(g, &c, 0);
+        c.batch_invariant = true;
+        check(g, &c, 0);
+        c.window_left = 1500;
+        check(g, &c, 0);
+    }
+}
+
+/* Scores that grow along the keys: the running maximum rises far beyond what P may lag behind. */
+static void maxima_rise(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    for (int i = 0; i < NUM_CODES; i++) {
+        attention_case c = plain(codes[i], 64);
+        c.sm_scale = 4;
+        c.kv_len[0] = 900;
+        c.qo_len[0] = 70;
+        check(g, &c, 0);
+    }
+}
+
+static void a_graph_follows_the_lengths(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    attention_case c = plain(KV8_E4M3, 64);
+    c.batch = 2;
+    c.qo_len[0] = 30, c.kv_len[0] = 700;
+    c.qo_len[1] = 50, c.kv_len[1] = 290;
+    c.dense_table = true;
+    static attention_inputs in;
+    case_make(&in, &c);
+    kv8_prefill_plan plan;
+    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec));
+    gpu_case on_gpu;
+    upload(g, &in, &plan, 0, &on_gpu);
+    kv8_graph *graph = NULL;
+    assert_ok(kv8_stream_capture_begin(g->stream));
+    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.sinks, on_gpu.workspace));
+    assert_ok(kv8_stream_capture_end(g->stream, &graph));
+    const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
+    float *const o = calloc(rows * (size_t)in.v_head_dim + 1, sizeof *o);
+    float *const lse = calloc(rows + 1, sizeof *lse);
+    union {
+        const int32_t *in;
+        int32_t *out;
+    } lens = {.in = in.args.pages.seq_lens};
+    for (int step = 0; step < 3; step++) {
+        lens.out[0] = 700 - 131 * step;
+        lens.out[1] = 290 - 40 * step;
+        assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
+        assert_ok(kv8_stream_copy(g->stream, on_device(&in, &on_gpu, lens.in), lens.in, 8));
+        poison(g, &in, &plan, &on_gpu);
+        assert_ok(kv8_graph_launch(graph, g->stream));
+        fetch(g, &in, &on_gpu, o, lse);
+        compare(&in, o, lse);
+    }
+    kv8_graph_destroy(graph);
+    free(o);
+    free(lse);
+    gpu_case_free(g, &in, &on_gpu);
+    case_free(&in);
+}
+
+/* batch_invariant: the bits of a request do not depend on its company. */
+static void company_changes_no_bit(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    attention_case c = plain(KV8_E4M3, 128);
+    c.batch_invariant = true;
+    c.kv_len[0] = 1500;
+    float *results[2] = {NULL, NULL};
+    for (int company = 0; company < 2; company++) {
+        c.batch = 1 + 5 * company;
+        for (int b = 1; b < c.batch; b++) c.qo_len[b] = 1 + b * 7, c.kv_len[b] = 333 * b;
+        c.scale = SCALE_NONE;
+        static attention_inputs in;
+        case_make(&in, &c);
+        /* The first request's bytes, wherever the case put them. */
+        kv8_prefill_plan plan;
+        assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec));
+        union {
+            const void *in;
+            uint8_t *out;
+        } k = {.in = in.args.k.data}, v = {.in = in.args.v.data}, q = {.in = in.args.q};
+        test_rng rng = {5};
+        for (int32_t key = 0; key < c.kv_len[0]; key++) {
+            const int64_t page = in.args.pages.page_indices[key / c.page_size];
+            const int64_t at =
+                page * in.args.k.stride_page + key % c.page_size * in.args.k.stride_slot;
+            for (int64_t i = 0; i < c.num_kv_heads * c.head_dim; i++) {
+                case_store(KV8_E4M3, k.out, at + i, rng_normal(&rng));
+                case_store(KV8_E4M3, v.out, at + i, rng_normal(&rng));
+            }
+        }
+        for (int64_t i = 0; i < c.qo_len[0] * in.args.q_stride_row; i++)
+            case_store(KV8_BF16, q.out, i, rng_normal(&rng));
+        for (int32_t h = 0; h < in.num_qo_heads; h++) in.sinks[h] = (float)h / 4;
+        gpu_case on_gpu;
+        upload(g, &in, &plan, 0, &on_gpu);
+        const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
+        results[company] = calloc(rows * (size_t)in.v_head_dim, sizeof(float));
+        float *const lse = calloc(rows, sizeof *lse);
+        assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.sinks, on_gpu.workspace));
+        fetch(g, &in, &on_gpu, results[company], lse);
+        free(lse);
+        gpu_case_free(g, &in, &on_gpu);
+        case_free(&in);
+    }
+    assert_memory_equal(results[0], results[1],
+                        sizeof(float) * (size_t)(c.qo_len[0] * 16 * c.head_dim));
+    free(results[0]);
+    free(results[1]);
+}
+
+static void wrong_inputs_are_refused(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    const attention_case c = plain(KV8_E4M3, 64);
+    static attention_inputs in;
+    case_make(&in, &c);
+    kv8_prefill_plan plan;
+#define SPEC_REFUSED(change, part)                                                                 \
+    do {                                                                                           \
+        kv8_attention_spec spec = in.spec;                                                         \
+        spec.change;                                                                               \
+        assert_refused(kv8_prefill_plan_make(&plan, g->device, &spec), KV8_ERR_UNSUPPORTED, part); \
+    } while (0)
+    SPEC_REFUSED(q_dtype = KV8_F32, "q_dtype is f32");
+    SPEC_REFUSED(q_dtype = KV8_E4M3, "q_dtype is e4m3");
+    SPEC_REFUSED(has_mask = 1, "has_mask is 1");
+    SPEC_REFUSED(v_dtype = KV8_BF16, "v_dtype bf16");
+    SPEC_REFUSED(v_head_dim = 32, "v_head_dim 32");
+    SPEC_REFUSED(head_dim = 80, "head_dim 80");
+    SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_E4M3FNUZ, "pages of e4m3fnuz");
+    SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_BF16; spec.q_dtype = KV8_F16, "f16 over bf16");
+#undef SPEC_REFUSED
+    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec));
+    gpu_case on_gpu;
+    upload(g, &in, &plan, 0, &on_gpu);
+#define ARGS_REFUSED(change, status, part)                                                       \
+    do {                                                                                         \
+        kv8_attention_args args = on_gpu.args;                                                   \
+        args.change;                                                                             \
+        assert_refused(kv8_prefill_run(&plan, g->stream, &args, on_gpu.sinks, on_gpu.workspace), \
+                       status, part);                                                            \
+    } while (0)
+    ARGS_REFUSED(batch = 2, KV8_ERR_INVALID, "batch is 2");
+    ARGS_REFUSED(qo_indptr = NULL, KV8_ERR_INVALID, "qo_indptr is NULL");
+    ARGS_REFUSED(pages.page_indptr = NULL, KV8_ERR_INVALID, "both NULL");
+    ARGS_REFUSED(k.data = NULL, KV8_ERR_INVALID, "k.data is NULL");
+    ARGS_REFUSED(v.stride_head += 3, KV8_ERR_UNSUPPORTED, "v strides");
+    ARGS_REFUSED(k.stride_page *= -1, KV8_ERR_UNSUPPORTED, "k strides");
+    ARGS_REFUSED(k.data = (const uint8_t *)on_gpu.args.k.data + 1, KV8_ERR_UNSUPPORTED, "k.data");
+#undef ARGS_REFUSED
+    assert_refused(kv8_prefill_run(&plan, g->stream, &on_gpu.args, NULL, on_gpu.workspace),
+                   KV8_ERR_INVALID, "sink_logit is NULL");
+    gpu_case_free(g, &in, &on_gpu);
+    case_free(&in);
+}
+
+/* Kernels on sm_90 alone. */
+static int open_hopper(void **state) {
+    gpu_open(state);
+    gpu *const g = *state;
+    if (g->device == NULL || kv8_device_get_info(g->device)->sm_version == 90) return 0;
+    printf("SKIPPED: prefill kernels are for sm_90, this is sm_%d\n",
+           kv8_device_get_info(g->device)->sm_version);
+    kv8_stream_destroy(g->stream);
+    kv8_device_close(g->device);
+    *g = (gpu){0};
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_edge_of_a_tile),        cmocka_unit_test(options_at_random),
+        cmocka_unit_test(few_rows_are_split),          cmocka_unit_test(maxima_rise),
+        cmocka_unit_test(a_graph_follows_the_lengths), cmocka_unit_test(company_changes_no_bit),
+        cmocka_unit_test(wrong_inputs_are_refused),
+    };
+    return cmocka_run_group_tests_name("prefill_device", tests, open_hopper, gpu_close);
+}
