@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "problem.h"
+#include "simd/unroll.h"
 
 /* Keys widened at a time. K and V of 64 keys at head_dim 64 are 32 KiB as f32: with the rows of a
  * decode step they stay in a 48 KiB L1; longer heads stay in L2. Tiles begin at multiples of this
@@ -134,10 +135,15 @@ static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, 
             any |= seen;
             tile->k[key - begin] = seen ? k_row + i * k_slot : NULL;
             tile->v[key - begin] = seen ? v_row + i * v_slot : NULL;
-            if (spec->k_dtype == KV8_INT8)
+            if (!seen) continue;
+            if (spec->k_dtype == KV8_INT8) {
                 tile->k_scale[key - begin] = kv8_row_scale_at(k, page, slot + i, kv_head);
-            if (spec->v_dtype == KV8_INT8)
+                V_PREFETCH(tile->k_scale[key - begin]);
+            }
+            if (spec->v_dtype == KV8_INT8) {
                 tile->v_scale[key - begin] = kv8_row_scale_at(v, page, slot + i, kv_head);
+                V_PREFETCH(tile->v_scale[key - begin]);
+            }
         }
     }
     return any;

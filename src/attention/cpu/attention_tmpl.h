@@ -11,8 +11,9 @@
  *     t_round_zip(a, b)          pairs (a_i, b_i) of the rounded lanes
  *     t_zip_lo(a, b), t_zip_hi   pairs (a_i, b_i) of the first and of the second V_LANES elements
  *     T_LOAD_64, T_LOAD_V_64     optional: see widen_tmpl.h
- *   T_OWN_PRODUCTS   the file brings its own t_lanes_of, t_q_at, t_unit_key, t_scores, t_values
+ *   T_OWN_PRODUCTS   the file brings its own t_lanes_of, t_q_at, t_order_units, t_scores, t_values
  *                    (and t_begin, t_end around an item)
+ *   T_KEEP_AWAKE()   optional: what must happen every few hundred cycles of widening
  *
  * Per tile of 64 keys and head: widen K and V; then for at most two vectors of rows at a time
  * S^T = K Q^T, weigh, O = keep O + P V. Rows lie in lanes and keys follow one another, so neither
@@ -52,9 +53,9 @@ static inline int32_t t_lanes_per_head(const kv8_attention_job *job) {
 #define t_begin(job) ((void)(job))
 #define t_end(job)   ((void)(job))
 
-/* The first key of unit u of V and P; the second of a pair is `fold` further. */
-static inline int32_t t_unit_key(int32_t u, int32_t fold) {
-    return u / fold * fold * T_PAIRS + u;
+/* The first key of each unit of V and P; the second of a pair is `fold` further. */
+static inline void t_order_units(int32_t fold, uint8_t *order) {
+    for (int32_t u = 0; u < KV8_TILE_KEYS; u++) order[u] = (uint8_t)(u / fold * fold * T_PAIRS + u);
 }
 #endif
 
@@ -86,7 +87,7 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     if (left > 2 * V_LANES) at.num_rows = 2 * V_LANES;
     if (at.num_rows > V_LANES) at.vecs = 2;
     /* By the item's rows, not by what is left of them: a head has one fold. */
-    while (job->item->num_rows * at.fold * 2 <= V_LANES) at.fold *= 2;
+    while (job->item->num_rows * at.fold * 2 <= V_LANES) at.fold = 1 << ++at.shift;
     at.row_step = at.fold;
     at.key_step = 1;
     return at;
@@ -308,14 +309,24 @@ static void t_add_aside(const kv8_attention_job *job, const t_lanes *at, const k
 
 /* --- the tile, the item --- */
 
-/* The tile's rows of the item's head number `head`. */
-static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, int32_t head,
-                      t_rows *rows) {
-    const int32_t n = tile->end - tile->begin;
+/* The tile's rows of the item's head number `head`; and what to read ahead. */
+static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
+                      int32_t head, t_rows *rows) {
+    const int32_t n = tile->end - tile->begin, num_heads = job->item->num_heads;
     const int64_t k_head = head * job->k_head, v_head = head * job->v_head;
-    for (int32_t i = 0; i < n; i++) {
-        rows->k[i] = tile->k[i] == NULL ? NULL : tile->k[i] + k_head;
-        rows->v[i] = tile->v[i] == NULL ? NULL : tile->v[i] + v_head;
+    for (int32_t i = 0; i < KV8_TILE_KEYS; i++) {
+        rows->k[i] = i >= n || tile->k[i] == NULL ? NULL : tile->k[i] + k_head;
+        rows->v[i] = i >= n || tile->v[i] == NULL ? NULL : tile->v[i] + v_head;
+        rows->k_ahead[i] = rows->k[i];
+        rows->v_ahead[i] = rows->v[i];
+    }
+    if (next != NULL && !job->spec->has_mask) {
+        const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
+        const int32_t count = next->end - next->begin;
+        t_ask_rows(next->k, count, num_heads, head, job->k_head, k->stride_head < k->stride_slot,
+                   rows->k_ahead);
+        t_ask_rows(next->v, count, num_heads, head, job->v_head, v->stride_head < v->stride_slot,
+                   rows->v_ahead);
     }
     const bool k_int8 = job->spec->k_dtype == KV8_INT8, v_int8 = job->spec->v_dtype == KV8_INT8;
     if (!k_int8 && !v_int8) return;
@@ -334,24 +345,29 @@ static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, int32_
 }
 
 static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
-                           int32_t head) {
+                           const uint8_t *order, int32_t head) {
     const int32_t n = tile->end - tile->begin;
     const int32_t padded = (int32_t)kv8_round_up((size_t)n, T_KEY_STEP);
     t_rows rows;
-    t_rows_of(job, tile, head, &rows);
+    t_rows_of(job, tile, next, head, &rows);
     t_aside aside;
     aside.count = 0;
     if (tile->mixed) t_set_aside(job, &rows, n, &aside);
-    t_load_k(job, &rows, n, padded, t_ahead_of(job, next, false, head));
-    t_load_v(job, &rows, n, padded, t_lanes_of(job, 0).fold, t_ahead_of(job, next, true, head));
+    t_load_k(job, &rows, padded);
+    t_load_v(job, &rows, padded, order, t_lanes_of(job, 0).fold);
     const int32_t num_rows = job->item->num_rows;
     const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
     float *const o = job->o + (int64_t)head * num_rows * job->v_row;
     for (int32_t row = 0; row < num_rows;) {
         const t_lanes at = t_lanes_of(job, row);
+        const bool first = row == 0;
+        if (first) t_ask_quarter(job, &rows, 0);
         t_scores(job, &at, q + (int64_t)row * job->q_row, padded);
+        if (first) t_ask_quarter(job, &rows, 1);
         const bool changed = t_weigh(job, &at, tile, &rows, head, padded);
+        if (first) t_ask_quarter(job, &rows, 2);
         t_values(job, &at, o + (int64_t)row * job->v_row, changed, padded);
+        if (first) t_ask_quarter(job, &rows, 3);
         t_add_aside(job, &at, tile, &aside, o + (int64_t)row * job->v_row);
         row += at.num_rows;
     }
@@ -411,12 +427,14 @@ void T_NAME(const kv8_attention_job *job) {
     t_prepare(job);
     t_begin(job);
     kv8_tile tiles[2];
+    uint8_t order[KV8_TILE_KEYS];
+    t_order_units(t_lanes_of(job, 0).fold, order);
     int32_t key = job->item->key_begin;
     bool more = kv8_tile_next(job, &key, &tiles[0]);
     for (int now = 0; more; now ^= 1) {
         const bool last = !kv8_tile_next(job, &key, &tiles[now ^ 1]);
         for (int32_t head = 0; head < job->item->num_heads; head++)
-            t_tile_of_head(job, &tiles[now], last ? NULL : &tiles[now ^ 1], head);
+            t_tile_of_head(job, &tiles[now], last ? NULL : &tiles[now ^ 1], order, head);
         more = !last;
     }
     t_end(job);

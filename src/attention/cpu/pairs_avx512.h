@@ -80,8 +80,10 @@ static inline bool t_widen64_pairs_bf16(const uint8_t *even, const uint8_t *odd,
     (void)out;
     return false;
 }
-#define T_LOAD_64(D, row, dim, out, u)                                                        \
-    for (; 2 * (u) + 64 <= (dim) && t_widen64_##D((row) + 2 * (u), (out) + (u)); (u) += 32) { \
+#define T_LOAD_64(D, row, dim, out, d)                                                        \
+    if ((row) != NULL) {                                                                      \
+        for (; (d) + 64 <= (dim) && t_widen64_##D((row) + (d), (out) + (d) / 2); (d) += 64) { \
+        }                                                                                     \
     }
 #define T_LOAD_V_64(D, even, odd, dim, out, d)                                               \
     for (; (d) + 64 <= (dim) && t_widen64_pairs_##D(even, odd, d, (out) + (d)); (d) += 64) { \

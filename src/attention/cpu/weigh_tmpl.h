@@ -10,14 +10,14 @@
 /* How the rows of one step lie in vectors. */
 typedef struct t_lanes {
     int32_t row_begin, num_rows; /* within the head's rows of the item */
-    int32_t fold, vecs;          /* vecs is 1 when fold is above 1 */
+    int32_t fold, shift, vecs;   /* fold = 1 << shift; vecs is 1 when it is above 1 */
     int32_t row_step, key_step;  /* in lanes */
 } t_lanes;
 
 /* Where key i of the step's row `row` lies among the scores. */
 static inline int64_t t_score_at(const t_lanes *at, int32_t row, int32_t i) {
-    return (int64_t)(i / at->fold) * at->vecs * V_LANES + row * at->row_step +
-           i % at->fold * at->key_step;
+    return (int64_t)(i >> at->shift) * at->vecs * V_LANES + row * at->row_step +
+           (i & (at->fold - 1)) * at->key_step;
 }
 
 /* tanh: an odd polynomial near 0 (relative error 1e-7 up to 0.625; coefficients fitted by Cephes,

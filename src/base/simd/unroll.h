@@ -8,6 +8,9 @@
 
 #define V_INLINE static inline __attribute__((always_inline))
 
+/* A function of its own: its loop gets all registers. */
+#define V_NOINLINE __attribute__((noinline))
+
 /* Before a `for` of constant length <= 32. */
 #if defined(__clang__)
 #define V_UNROLL _Pragma("clang loop unroll(full)")
