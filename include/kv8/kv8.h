@@ -5,6 +5,7 @@
 #define KV8_KV8_H
 
 #include <kv8/attention.h>
+#include <kv8/attention_device.h>
 #include <kv8/cache.h>
 #include <kv8/calibrate.h>
 #include <kv8/device.h>

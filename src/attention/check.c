@@ -193,7 +193,8 @@ static kv8_status check_pages(const kv8_attention_spec *spec, const kv8_attentio
     return KV8_OK;
 }
 
-static kv8_status check_data(const kv8_attention_spec *spec, const kv8_attention_args *args) {
+kv8_status kv8_attention_check_data(const kv8_attention_spec *spec,
+                                    const kv8_attention_args *args) {
     if (args->q == NULL) return kv8_fail(KV8_ERR_INVALID, "q is NULL");
     if (args->k.data == NULL || args->v.data == NULL)
         return kv8_fail(KV8_ERR_INVALID, "%s.data is NULL", args->k.data == NULL ? "k" : "v");
@@ -223,5 +224,5 @@ kv8_status kv8_attention_check_args(const kv8_attention_spec *spec, const kv8_at
         return kv8_fail(KV8_ERR_INVALID, "mask_bits are given and the plan's has_mask is 0");
     for (int32_t b = 0; b < args->batch; b++) KV8_TRY(check_pages(spec, args, b));
     if (!with_data || args->qo_indptr[args->batch] == 0) return KV8_OK;
-    return check_data(spec, args);
+    return kv8_attention_check_data(spec, args);
 }

@@ -20,6 +20,9 @@ kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec);
 kv8_status kv8_attention_check_args(const kv8_attention_spec *spec, const kv8_attention_args *args,
                                     bool with_data);
 
+/* Which data pointers are set, and no others: part of check_args. */
+kv8_status kv8_attention_check_data(const kv8_attention_spec *spec, const kv8_attention_args *args);
+
 static inline int32_t kv8_spec_v_head_dim(const kv8_attention_spec *spec) {
     return spec->v_head_dim == 0 ? spec->head_dim : spec->v_head_dim;
 }

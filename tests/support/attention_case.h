@@ -461,13 +461,11 @@ static inline void case_run(attention_inputs *in, kv8_isa isa, kv8_threads *thre
     kv8_attention_plan_destroy(plan);
 }
 
-static inline void case_compare(const attention_inputs *in, kv8_isa isa, const float *o,
-                                const float *lse) {
-    const bool bf16 = case_is_bf16(in->c, isa);
-    double o_bound = bf16 ? 4e-3 : 1e-5;
+/* isa: for the text. */
+static inline void case_compare_within(const attention_inputs *in, double o_bound, double lse_bound,
+                                       kv8_isa isa, const float *o, const float *lse) {
     /* Storing o rounds it once more, by at most half a unit of 8 or 11 bits. */
     if (in->spec.o_dtype != KV8_F32) o_bound += in->spec.o_dtype == KV8_BF16 ? 0x1p-8 : 0x1p-11;
-    const double lse_bound = bf16 ? 2e-3 : 1e-5;
     for (int32_t b = 0; b < in->c->batch; b++) { /* requests apart: a small one is not drowned */
         const size_t first = (size_t)(in->args.qo_indptr[b] * in->num_qo_heads);
         const size_t rows = (size_t)(in->c->qo_len[b] * in->num_qo_heads);
@@ -486,6 +484,12 @@ static inline void case_compare(const attention_inputs *in, kv8_isa isa, const f
                          case_text(in->c, isa));
         }
     }
+}
+
+static inline void case_compare(const attention_inputs *in, kv8_isa isa, const float *o,
+                                const float *lse) {
+    const bool bf16 = case_is_bf16(in->c, isa);
+    case_compare_within(in, bf16 ? 4e-3 : 1e-5, bf16 ? 2e-3 : 1e-5, isa, o, lse);
 }
 
 static inline bool case_next_isa(kv8_isa *isa) {

@@ -1,0 +1,55 @@
+/* kv8/attention_device.h - attention over a paged KV cache on a CUDA GPU: plan, describe, run.
+ *
+ * What is computed is what kv8/attention.h says, of the same kv8_attention_spec and with the same
+ * refusals; every pointer of kv8_attention_args is the device's here, and what they point to
+ * (lengths, page tables, Q, pages) may change between replays of a captured graph. Nothing reads
+ * them on the host, so these are the caller's to keep: lengths within the plan's bounds, indptr
+ * from 0 and rising, page ids of visible keys within the pool. Codes are widened exactly to f16 or
+ * bf16, Q and P are never rounded to FP8, sums are f32.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_ATTENTION_DEVICE_H
+#define KV8_ATTENTION_DEVICE_H
+
+#include <kv8/attention.h>
+#include <kv8/device.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kv8_attention_device_plan kv8_attention_device_plan;
+
+/* Picks the kernel by spec and GPU, and loads it. spec->isa must be KV8_ISA_BEST: it names a CPU's.
+ * Allocates nothing on the device; the device must outlive the plan. *out is NULL on failure.
+ *
+ * Kernels on tensor cores take K and V of one format out of e4m3, e5m2, int8, bf16, f16 and of one
+ * head_dim out of 64, 128 (e4m3: also 80, 96, 256 where page_size is a multiple of 16), Q of bf16,
+ * or f16 over all but bf16 pages. All else, and batch_invariant, goes to a general kernel: as
+ * right, and about a hundred times slower. */
+KV8_API kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out,
+                                                    kv8_device *device,
+                                                    const kv8_attention_spec *spec,
+                                                    const kv8_allocator *allocator);
+KV8_API void kv8_attention_device_plan_destroy(kv8_attention_device_plan *plan);
+/* Bytes of device memory that run needs, aligned to 256. One workspace serves one run at a time. */
+KV8_API size_t kv8_attention_device_workspace_size(const kv8_attention_device_plan *plan);
+/* Once per workspace, before its first run: sink logits, and counters to zero. Waits for the copy;
+ * not for capture. */
+KV8_API kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *plan,
+                                                       kv8_stream *stream, void *workspace);
+/* Kernel name, blocks, how its work is cut, workspace: one line. Writes at most size bytes with the
+ * terminating 0. */
+KV8_API kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan, char *text,
+                                                 size_t size);
+/* One launch; allocates nothing, synchronises nothing, can be captured. The tensor core kernels
+ * read 16 bytes at a time: where K's or V's data or byte strides are not multiples of 16, the
+ * general kernel runs. */
+KV8_API kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan,
+                                            kv8_stream *stream, const kv8_attention_args *args,
+                                            void *workspace);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,374 @@
+/* attention_device.c - attention on a GPU: one kernel for a spec, the layout of its workspace, the
+ * launch. Which keys a block walks is decided on the device, from the lengths it finds there.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <kv8/attention_device.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda/decode_args.h"
+#include "device_impl.h"
+#include "problem.h"
+
+/* One row of decode_kernels.inc. */
+typedef struct decode_choice {
+    const char *name;
+    kv8_dtype dtype; /* of K and V */
+    int32_t head_dim, num_warps;
+    bool whole_granules; /* pages of a multiple of 16 tokens only */
+    size_t ring_bytes;
+} decode_choice;
+
+static const decode_choice choices[] = {
+#define ROW(name, dtype, dim, warps, whole, ring) {#name, dtype, dim, warps, whole, ring},
+#define KV8_DECODE_E4M3(name, dim, warps, stages, whole, ring) \
+    ROW(name, KV8_E4M3, dim, warps, whole, ring)
+#define KV8_DECODE_E5M2(name, dim, warps, stages, whole, ring) \
+    ROW(name, KV8_E5M2, dim, warps, whole, ring)
+#define KV8_DECODE_INT8(name, dim, warps, stages, whole, ring) \
+    ROW(name, KV8_INT8, dim, warps, whole, ring)
+#define KV8_DECODE_BF16(name, dim, warps, stages, whole, ring) \
+    ROW(name, KV8_BF16, dim, warps, whole, ring)
+#define KV8_DECODE_F16(name, dim, warps, stages, whole, ring) \
+    ROW(name, KV8_F16, dim, warps, whole, ring)
+#include "cuda/decode_kernels.inc"
+#undef ROW
+};
+
+enum { DEVICE_ALIGNMENT = 256, ANY_THREADS = 128, ANY_MAX_ROWS = 65535 };
+static const char any_name[] = "kv8_decode_any_dany_pany__sm80";
+
+struct kv8_attention_device_plan {
+    kv8_attention_spec spec; /* resolved: v_head_dim, o_dtype, sm_scale */
+    kv8_device *device;
+    const kv8_allocator *allocator;
+    kv8_allocator allocator_copy;
+    float *sink_logit;
+    const decode_choice *choice; /* NULL: the general kernel takes every run */
+    kv8_kernel kernel, any;
+    int32_t num_blocks, heads_per_block, min_units;
+    size_t dynamic_bytes;
+    /* Byte offsets into the workspace. */
+    size_t arrivals_at, sums_at, partials_at, workspace_size;
+    size_t arrivals_bytes;
+};
+
+/* The row for this spec, NULL when there is none. Rows for whole granules come first. */
+static const decode_choice *choose(const kv8_attention_spec *spec, const kv8_device *device) {
+    const bool q_fits =
+        spec->q_dtype == KV8_BF16 || (spec->q_dtype == KV8_F16 && spec->k_dtype != KV8_BF16);
+    if (!q_fits || spec->k_dtype != spec->v_dtype || spec->head_dim != spec->v_head_dim ||
+        spec->batch_invariant)
+        return NULL;
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        const decode_choice *const c = &choices[i];
+        if (c->dtype != spec->k_dtype || c->head_dim != spec->head_dim) continue;
+        if (c->whole_granules && spec->page_size % KV8_DECODE_TOKENS != 0) continue;
+        if (kv8_kernel_exists(device, c->name)) return c;
+    }
+    return NULL;
+}
+
+/* KV heads that one block walks at once: so many that their rows of a token are 256 bytes in NHD,
+ * of which DRAM serves all at once; fewer where a small batch would leave too few streams to join
+ * its results in parallel. */
+static int32_t heads_per_block(const kv8_attention_spec *spec, int32_t num_warps) {
+    const int32_t row_bytes = spec->head_dim * (int32_t)kv8_dtype_size(spec->k_dtype);
+    int32_t heads = 1, most = 256 / row_bytes;
+    if (spec->max_batch <= 4) most = 128 / row_bytes;
+    if (spec->max_batch == 1 && spec->max_kv_len <= 16384) most = 1;
+    while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
+           num_warps % (heads * 2) == 0)
+        heads *= 2;
+    return heads;
+}
+
+/* Row tiles that any run within the bounds has: a tile belongs to one request. */
+static int64_t max_row_tiles(const kv8_attention_spec *spec) {
+    const int64_t group = spec->num_qo_heads / spec->num_kv_heads;
+    return spec->max_total_q * group / KV8_DECODE_ROWS + spec->max_batch + 1;
+}
+
+/* The tensor core kernel, if the bounds fit what it counts in 32 bits and its shared memory. */
+static kv8_status prepare_choice(kv8_attention_device_plan *plan) {
+    const kv8_attention_spec *const spec = &plan->spec;
+    const kv8_device_info *const info = kv8_device_get_info(plan->device);
+    const decode_choice *const c = choose(spec, plan->device);
+    if (c == NULL) return KV8_OK;
+    enum { STATIC_BYTES = 4096 }; /* at least what the kernels declare beside the rings */
+    const size_t dynamic = c->ring_bytes + ((size_t)spec->max_batch + 1) * KV8_DECODE_RECORD_BYTES;
+    const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2;
+    const int64_t streams = max_row_tiles(spec) * spec->num_kv_heads;
+    if (dynamic + STATIC_BYTES > info->shared_bytes_per_block) return KV8_OK;
+    if (streams > INT32_MAX / granules) return KV8_OK;
+    KV8_TRY(kv8_kernel_get(&plan->kernel, plan->device, c->name, sizeof(kv8_decode_args), dynamic));
+    int32_t per_sm = 0;
+    KV8_TRY(kv8_kernel_max_blocks(&plan->kernel, (uint32_t)c->num_warps * 32, dynamic, &per_sm));
+    if (per_sm < 1)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "%s does not fit a multiprocessor of %s", c->name,
+                        info->name);
+    plan->choice = c;
+    plan->dynamic_bytes = dynamic;
+    plan->num_blocks = per_sm * info->num_sms;
+    plan->heads_per_block = heads_per_block(spec, c->num_warps);
+    plan->min_units = c->num_warps / plan->heads_per_block; /* a granule for every warp */
+    return KV8_OK;
+}
+
+static void lay_out_workspace(kv8_attention_device_plan *plan) {
+    const kv8_attention_spec *const spec = &plan->spec;
+    size_t end = kv8_round_up((size_t)spec->num_qo_heads * sizeof(float), DEVICE_ALIGNMENT);
+    if (plan->choice != NULL) {
+        const size_t slots = 2 * (size_t)plan->num_blocks;
+        const size_t rows = (size_t)plan->heads_per_block * KV8_DECODE_ROWS;
+        const int64_t streams = max_row_tiles(spec) * (spec->num_kv_heads / plan->heads_per_block);
+        plan->arrivals_at = end;
+        plan->arrivals_bytes = (size_t)streams * sizeof(uint32_t);
+        end = kv8_round_up(end + plan->arrivals_bytes, DEVICE_ALIGNMENT);
+        plan->sums_at = end;
+        end = kv8_round_up(end + slots * rows * 2 * sizeof(float), DEVICE_ALIGNMENT);
+        plan->partials_at = end;
+        end += slots * rows * (size_t)spec->v_head_dim * sizeof(float);
+    }
+    plan->workspace_size = kv8_round_up(end, DEVICE_ALIGNMENT);
+}
+
+static kv8_status resolve(kv8_attention_device_plan *plan, const kv8_attention_spec *spec) {
+    plan->spec = *spec;
+    plan->spec.v_head_dim = kv8_spec_v_head_dim(spec);
+    plan->spec.o_dtype = kv8_spec_o_dtype(spec);
+    if (spec->sm_scale == 0) plan->spec.sm_scale = (float)(1 / sqrt((double)spec->head_dim));
+    plan->spec.sink_logit = NULL;
+    if (spec->sink_logit == NULL) return KV8_OK;
+    void *sinks = NULL;
+    KV8_TRY(kv8_alloc(plan->allocator, (size_t)spec->num_qo_heads, sizeof(float), "sink logits",
+                      &sinks));
+    memcpy(sinks, spec->sink_logit, (size_t)spec->num_qo_heads * sizeof(float));
+    plan->spec.sink_logit = plan->sink_logit = sinks;
+    return KV8_OK;
+}
+
+kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8_device *device,
+                                            const kv8_attention_spec *spec,
+                                            const kv8_allocator *allocator) {
+    *out = NULL;
+    if (device == NULL) return kv8_fail(KV8_ERR_INVALID, "device is NULL");
+    KV8_TRY(kv8_attention_check_spec(spec));
+    if (spec->isa != KV8_ISA_BEST)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "isa is %s, which names a CPU's kernels; a GPU's plan takes the default",
+                        kv8_isa_name(spec->isa));
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(allocator, 1, sizeof(kv8_attention_device_plan), "attention plan", &memory));
+    kv8_attention_device_plan *const plan = memory;
+    if (allocator != NULL) {
+        plan->allocator_copy = *allocator;
+        plan->allocator = &plan->allocator_copy;
+    }
+    plan->device = device;
+    kv8_status status = KV8_OK;
+    KV8_TRY_GOTO(resolve(plan, spec));
+    KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_decode_args), 0));
+    KV8_TRY_GOTO(prepare_choice(plan));
+    lay_out_workspace(plan);
+    *out = plan;
+    return KV8_OK;
+fail:
+    kv8_attention_device_plan_destroy(plan);
+    return status;
+}
+
+void kv8_attention_device_plan_destroy(kv8_attention_device_plan *plan) {
+    if (plan == NULL) return;
+    const kv8_allocator allocator = plan->allocator_copy;
+    const kv8_allocator *const from = plan->allocator == NULL ? NULL : &allocator;
+    if (plan->sink_logit != NULL)
+        kv8_release(from, plan->sink_logit, (size_t)plan->spec.num_qo_heads, sizeof(float));
+    kv8_release(from, plan, 1, sizeof *plan);
+}
+
+size_t kv8_attention_device_workspace_size(const kv8_attention_device_plan *plan) {
+    return plan->workspace_size;
+}
+
+static kv8_status check_workspace(const void *workspace) {
+    if (workspace != NULL && (uintptr_t)workspace % DEVICE_ALIGNMENT == 0) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "workspace is %p, must be aligned to %d", workspace,
+                    (int)DEVICE_ALIGNMENT);
+}
+
+kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *plan,
+                                               kv8_stream *stream, void *workspace) {
+    if (plan == NULL || stream == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "stream");
+    KV8_TRY(check_workspace(workspace));
+    if (plan->sink_logit != NULL)
+        KV8_TRY(kv8_stream_copy(stream, workspace, plan->sink_logit,
+                                (size_t)plan->spec.num_qo_heads * sizeof(float)));
+    if (plan->arrivals_bytes > 0)
+        KV8_TRY(kv8_stream_fill(stream, (uint8_t *)workspace + plan->arrivals_at, 0,
+                                plan->arrivals_bytes));
+    return kv8_stream_synchronize(stream);
+}
+
+kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan, char *text,
+                                         size_t size) {
+    if (plan == NULL || (text == NULL && size > 0))
+        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "text");
+    const char *const gpu = kv8_device_get_info(plan->device)->name;
+    if (plan->choice == NULL) {
+        snprintf(text, size, "%s on %s: a block per query row and head, workspace %zu bytes",
+                 any_name, gpu, plan->workspace_size);
+        return KV8_OK;
+    }
+    snprintf(text, size,
+             "%s on %s: up to %d blocks of %d warps, %d KV heads each, equal shares of all keys in "
+             "steps of %d, workspace %zu bytes",
+             plan->choice->name, gpu, plan->num_blocks, plan->choice->num_warps,
+             plan->heads_per_block, (int)KV8_DECODE_TOKENS, plan->workspace_size);
+    return KV8_OK;
+}
+
+/* --- run --- */
+
+static kv8_status check_pointers(const kv8_attention_spec *spec, const kv8_attention_args *args) {
+    const struct {
+        const char *name;
+        const void *pointer;
+    } needed[] = {{"qo_indptr", args->qo_indptr},
+                  {"q", args->q},
+                  {"o", args->o},
+                  {"k.data", args->k.data},
+                  {"v.data", args->v.data}};
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+        if (needed[i].pointer == NULL)
+            return kv8_fail(KV8_ERR_INVALID, "%s is NULL", needed[i].name);
+    }
+    const kv8_page_table *const table = &args->pages;
+    if ((table->page_indptr == NULL) == (table->block_table == NULL))
+        return kv8_fail(KV8_ERR_INVALID, "exactly one of page_indptr and block_table must be set");
+    if (table->page_indptr != NULL && (table->last_page_len == NULL || table->page_indices == NULL))
+        return kv8_fail(KV8_ERR_INVALID, "page_indptr is set and %s is NULL",
+                        table->last_page_len == NULL ? "last_page_len" : "page_indices");
+    if (table->block_table != NULL && table->seq_lens == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "block_table is set and seq_lens is NULL");
+    return kv8_attention_check_data(spec, args);
+}
+
+static kv8_status check_run(const kv8_attention_device_plan *plan, const kv8_stream *stream,
+                            const kv8_attention_args *args, const void *workspace) {
+    if (plan == NULL || stream == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "stream");
+    KV8_CHECK_OPTIONS(args, kv8_attention_args);
+    const kv8_attention_spec *const spec = &plan->spec;
+    if (args->batch < 0 || args->batch > spec->max_batch)
+        return kv8_fail(KV8_ERR_INVALID, "batch is %d, must be 0 to %d", args->batch,
+                        spec->max_batch);
+    KV8_TRY(check_workspace(workspace));
+    if (args->batch == 0) return KV8_OK;
+    const bool masked = args->mask_bits != NULL && args->mask_indptr != NULL;
+    if (spec->has_mask && !masked)
+        return kv8_fail(KV8_ERR_INVALID, "the plan has a mask and %s is NULL",
+                        args->mask_bits == NULL ? "mask_bits" : "mask_indptr");
+    if (!spec->has_mask && (args->mask_bits != NULL || args->mask_indptr != NULL))
+        return kv8_fail(KV8_ERR_INVALID, "mask_bits are given and the plan's has_mask is 0");
+    return check_pointers(spec, args);
+}
+
+static kv8_decode_pages device_pages(const kv8_paged *paged, kv8_dtype dtype) {
+    const int64_t size = (int64_t)kv8_dtype_size(dtype);
+    return (kv8_decode_pages){
+        .data = paged->data,
+        .stride_page = paged->stride_page * size,
+        .stride_slot = paged->stride_slot * size,
+        .stride_head = paged->stride_head * size,
+        .row_scale = (const uint16_t *)paged->row_scale,
+        .scale_stride_page = paged->row_scale_stride_page,
+        .scale_stride_slot = paged->row_scale_stride_slot,
+        .scale_stride_head = paged->row_scale_stride_head,
+    };
+}
+
+static bool aligned(const kv8_decode_pages *p) {
+    const int64_t strides = p->stride_page | p->stride_slot | p->stride_head;
+    return (((uintptr_t)p->data | (uintptr_t)strides) & 15) == 0;
+}
+
+static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
+                                   const kv8_attention_args *args, void *workspace) {
+    const kv8_attention_spec *const spec = &plan->spec;
+    uint8_t *const bytes = workspace;
+    static const float log2_e = 1.4426950408889634f;
+    return (kv8_decode_args){
+        .q = args->q,
+        .q_stride_row = args->q_stride_row,
+        .q_stride_head = args->q_stride_head,
+        .o = args->o,
+        .o_stride_row = args->o_stride_row,
+        .o_stride_head = args->o_stride_head,
+        .lse = args->lse,
+        .qo_indptr = args->qo_indptr,
+        .k = device_pages(&args->k, spec->k_dtype),
+        .v = device_pages(&args->v, spec->v_dtype),
+        .page_indptr = args->pages.page_indptr,
+        .page_indices = args->pages.page_indices,
+        .last_page_len = args->pages.last_page_len,
+        .block_table = args->pages.block_table,
+        .block_table_stride = args->pages.block_table_stride,
+        .seq_lens = args->pages.seq_lens,
+        .k_scale = args->k_scale,
+        .v_scale = args->v_scale,
+        .k_scale_stride_batch = args->k_scale_stride_batch,
+        .k_scale_stride_head = args->k_scale_stride_head,
+        .v_scale_stride_batch = args->v_scale_stride_batch,
+        .v_scale_stride_head = args->v_scale_stride_head,
+        .sink_logit = plan->sink_logit == NULL ? NULL : workspace,
+        .mask_bits = args->mask_bits,
+        .mask_indptr = args->mask_indptr,
+        .q_scale = args->q_scale,
+        .q_scale_stride_batch = args->q_scale_stride_batch,
+        .q_scale_stride_row = args->q_scale_stride_row,
+        .q_scale_stride_kv_head = args->q_scale_stride_kv_head,
+        .q_scale_stride_group = args->q_scale_stride_group,
+        .partials = (float *)(void *)(bytes + plan->partials_at),
+        .partial_sums = (float *)(void *)(bytes + plan->sums_at),
+        .arrivals = (uint32_t *)(void *)(bytes + plan->arrivals_at),
+        .batch = args->batch,
+        .num_qo_heads = spec->num_qo_heads,
+        .num_kv_heads = spec->num_kv_heads,
+        .group_size = spec->num_qo_heads / spec->num_kv_heads,
+        .head_dim = spec->head_dim,
+        .v_head_dim = spec->v_head_dim,
+        .page_size = spec->page_size,
+        .q_dtype = (int32_t)spec->q_dtype,
+        .k_dtype = (int32_t)spec->k_dtype,
+        .v_dtype = (int32_t)spec->v_dtype,
+        .o_dtype = (int32_t)spec->o_dtype,
+        .causal = spec->causal,
+        .window_left = spec->window_left,
+        .heads_per_block = plan->heads_per_block,
+        .min_units = plan->min_units,
+        .score_scale = spec->sm_scale * log2_e,
+        .soft_cap = spec->logits_soft_cap * log2_e,
+    };
+}
+
+kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                                    const kv8_attention_args *args, void *workspace) {
+    KV8_TRY(check_run(plan, stream, args, workspace));
+    if (args->batch == 0) return KV8_OK;
+    const kv8_decode_args a = device_args(plan, args, workspace);
+    if (plan->choice != NULL && aligned(&a.k) && aligned(&a.v)) {
+        const kv8_launch launch = {.grid = {(uint32_t)plan->num_blocks},
+                                   .block = {(uint32_t)plan->choice->num_warps * 32},
+                                   .dynamic_bytes = plan->dynamic_bytes};
+        return kv8_kernel_launch(&plan->kernel, stream, &launch, &a);
+    }
+    const int32_t rows =
+        plan->spec.max_total_q < ANY_MAX_ROWS ? plan->spec.max_total_q : ANY_MAX_ROWS;
+    const kv8_launch launch = {.grid = {(uint32_t)plan->spec.num_qo_heads, (uint32_t)rows},
+                               .block = {ANY_THREADS}};
+    return kv8_kernel_launch(&plan->any, stream, &launch, &a);
+}

@@ -1,0 +1,149 @@
+// decode_parts.cuh - the instructions of the decode kernel: copies, widening, MMA.
+//
+// Nothing here knows a page, a head or softmax.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+namespace kv8 {
+
+// The formats of K and V that the tensor core path widens; values as in kv8_dtype.
+enum Format : int { BF16 = 2, F16 = 3, E4M3 = 4, E5M2 = 6, INT8 = 7 };
+
+__host__ __device__ constexpr int size_of(Format f) {
+    return f == BF16 || f == F16 ? 2 : 1;
+}
+
+__device__ inline uint32_t smem_address(const void *p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// 16 bytes, of which `bytes` (16 or 0) are read and the rest are zero. The hint is what makes short
+// rows fast: without it DRAM serves 64 bytes of a line at the cost of all of it.
+__device__ inline void copy16(uint32_t to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ inline void copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int PENDING>
+__device__ inline void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// WORDS consecutive 4-byte words of shared memory, one load.
+template <int BYTES>
+struct Words {
+    uint32_t w[(BYTES + 3) / 4];
+};
+template <int BYTES>
+__device__ inline Words<BYTES> load_shared(uint32_t at) {
+    Words<BYTES> r;
+    if constexpr (BYTES == 16) {
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r.w[0]), "=r"(r.w[1]), "=r"(r.w[2]), "=r"(r.w[3])
+                     : "r"(at));
+    } else if constexpr (BYTES == 8) {
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r.w[0]), "=r"(r.w[1]) : "r"(at));
+    } else if constexpr (BYTES == 4) {
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r.w[0]) : "r"(at));
+    } else {
+        uint16_t half;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(at));
+        r.w[0] = half;
+    }
+    return r;
+}
+
+__device__ inline uint32_t e4m3_pair(uint32_t codes) {  // low two bytes -> f16x2
+    uint32_t r;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, l; }"
+        : "=r"(r)
+        : "r"(codes));
+    return r;
+}
+__device__ inline uint32_t e4m3_pair_high(uint32_t codes) {
+    uint32_t r;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, h; }"
+        : "=r"(r)
+        : "r"(codes));
+    return r;
+}
+__device__ inline uint32_t e5m2_pair(uint32_t codes) {
+    uint32_t r;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e5m2x2 %0, l; }"
+        : "=r"(r)
+        : "r"(codes));
+    return r;
+}
+__device__ inline uint32_t e5m2_pair_high(uint32_t codes) {
+    uint32_t r;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e5m2x2 %0, h; }"
+        : "=r"(r)
+        : "r"(codes));
+    return r;
+}
+// Bytes 128 + code beside 0x64 are the f16 number 1024 + 128 + code: exact, and so is the rest.
+__device__ inline uint32_t int8_pair(uint32_t biased, uint32_t select) {
+    const uint32_t raised = __byte_perm(biased, 0x64646464u, select);
+    const __half2 r = __hsub2(*reinterpret_cast<const __half2 *>(&raised),
+                              __half2half2(__ushort_as_half(0x6480)));
+    return *reinterpret_cast<const uint32_t *>(&r);
+}
+
+// Four codes of one word, widened: {0, 1} to lo, {2, 3} to hi.
+template <Format F>
+__device__ inline void widen4(uint32_t codes, uint32_t &lo, uint32_t &hi) {
+    if constexpr (F == E4M3) {
+        lo = e4m3_pair(codes), hi = e4m3_pair_high(codes);
+    } else if constexpr (F == E5M2) {
+        lo = e5m2_pair(codes), hi = e5m2_pair_high(codes);
+    } else {
+        static_assert(F == INT8);
+        codes ^= 0x80808080u;
+        lo = int8_pair(codes, 0x4140), hi = int8_pair(codes, 0x4342);
+    }
+}
+
+__device__ inline uint32_t pack_f16(float low, float high) {
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+__device__ inline uint32_t pack_bf16(float low, float high) {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+__device__ inline uint32_t transpose8x8(uint32_t x) {
+    uint32_t r;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
+    return r;
+}
+__device__ inline float exp2_fast(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+// c += a (16 x 16) * b (16 x 8), of bf16 or f16.
+template <bool IS_BF16>
+__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    if constexpr (IS_BF16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+}  // namespace kv8

@@ -1,0 +1,229 @@
+/* test_attention_device.c - the grid no peer runs, on the GPU: every case as it is, which is mostly
+ * the general kernel's, and again with the nearest shapes and formats that the tensor core kernels
+ * take.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "attention_device_case.h"
+#include "attention_sweeps.h"
+
+static gpu *device;
+
+/* The nearest case that a tensor core kernel takes. */
+static attention_case fitted(const attention_case *c) {
+    static const kv8_dtype dtypes[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_F16, KV8_E5M2};
+    static const int32_t dims[] = {64, 128, 64, 80, 256, 96};
+    attention_case f = *c;
+    const uint64_t n = c->seed;
+    f.k_dtype = f.v_dtype = dtypes[n % 5];
+    f.q_dtype = n % 3 == 0 && f.k_dtype != KV8_BF16 ? KV8_F16 : KV8_BF16;
+    f.head_dim =
+        f.k_dtype == KV8_E4M3 && c->page_size % 16 == 0 ? dims[n / 5 % 6] : dims[n / 5 % 2];
+    f.v_head_dim = 0;
+    f.layout = n % 2 ? LAYOUT_NHD : LAYOUT_HND;
+    f.batch_invariant = false;
+    f.score_shift = 0;
+    return f;
+}
+
+static void sweep_check(const attention_case *c, bool many_threads) {
+    (void)many_threads;
+    void *state = device;
+    const gpu *const g = gpu_get_with_kernels(&state);
+    (void)device_case_check(g, c);
+    const attention_case f = fitted(c);
+    if (!device_case_check(g, &f)) fail_msg("not on tensor cores: %s", case_text(&f, KV8_ISA_BEST));
+}
+
+/* dtypes x sink x window x cap x causal x mask x batch_invariant, head_dim 64 and whatever: each is
+ * right or refused. */
+static void every_combination_is_right_or_refused(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    uint64_t n = 0;
+    for (int pair = 0; pair < 49; pair++) {
+        for (int q = KV8_F32; q < KV8_DTYPE_COUNT; q++) {
+            for (unsigned bits = (unsigned)(n % 3); bits < 64; bits += 3) {
+                static const kv8_dtype o_dtypes[] = {KV8_F32, KV8_F32, KV8_BF16, KV8_F16};
+                n++;
+                attention_case c = {
+                    .seed = n,
+                    .group_size = 1 + (int32_t)(n % 9),
+                    .num_kv_heads = 1 + (int32_t)(n % 2),
+                    .head_dim = pair % 8 == 0 ? 64 : 5 + (int32_t)(n % 14),
+                    .q_dtype = KV8_F32,
+                    .k_dtype = (kv8_dtype)(KV8_F32 + pair % 7),
+                    .v_dtype = (kv8_dtype)(KV8_F32 + pair / 7),
+                    .o_dtype = o_dtypes[n / 3 % 4],
+                    .page_size = n % 2 ? 16 : 1 + (int32_t)(n % 5),
+                    .sink = bits & 1 ? SINK_FINITE : SINK_NONE,
+                    .window_left = bits & 2 ? 2 : -1,
+                    .soft_cap = bits & 4 ? 3.0f : 0.0f,
+                    .causal = bits & 8 ? 1 : 0,
+                    .mask = bits & 16 ? MASK_RANDOM : MASK_NONE,
+                    .batch_invariant = bits & 32,
+                    .scale = (scale_kind)(n / 5 % SCALE_KINDS),
+                    .layout = (layout_kind)(n / 7 % LAYOUTS),
+                    .dense_table = n / 11 % 2,
+                    .batch = 1,
+                    .qo_len = {1 + (int32_t)(n % 2)},
+                    .kv_len = {3 + (int32_t)(n % 40)},
+                };
+                if (q != KV8_E4M3FNUZ && q != KV8_E5M2 && q != KV8_INT8) {
+                    c.q_dtype = (kv8_dtype)q;
+                    (void)device_case_check(g, &c);
+                    continue;
+                }
+                static attention_inputs in;
+                case_make(&in, &c);
+                in.spec.q_dtype = (kv8_dtype)q;
+                kv8_attention_device_plan *plan = NULL;
+                assert_refused(kv8_attention_device_plan_create(&plan, g->device, &in.spec, NULL),
+                               KV8_ERR_UNSUPPORTED, "supported: f32, bf16, f16, e4m3");
+                assert_null(plan);
+                case_free(&in);
+            }
+        }
+    }
+}
+
+/* A captured run, replayed after other lengths, pages and queries were copied in. */
+static void a_graph_follows_the_lengths(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static attention_inputs in, other;
+    attention_case c = {.group_size = 8,
+                        .num_kv_heads = 4,
+                        .head_dim = 64,
+                        .q_dtype = KV8_BF16,
+                        .k_dtype = KV8_E4M3,
+                        .v_dtype = KV8_E4M3,
+                        .page_size = 16,
+                        .window_left = -1,
+                        .causal = 1,
+                        .sink = SINK_FINITE,
+                        .batch = 3,
+                        .qo_len = {1, 1, 1},
+                        .kv_len = {40, 2000, 7},
+                        .seed = 11};
+    attention_case c2 = c;
+    c2.kv_len[0] = 1900, c2.kv_len[1] = 100, c2.kv_len[2] = 47; /* the same number of pages */
+    case_make(&in, &c);
+    case_make(&other, &c2);
+    assert_int_equal(in.num_buffers, other.num_buffers);
+    memcpy(other.sinks, in.sinks, sizeof in.sinks); /* the plan's */
+    assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
+    assert_ok(kv8_attention_reference(&other.spec, &other.args, other.ref_o, other.ref_lse));
+    kv8_attention_device_plan *plan = NULL;
+    assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in.spec, NULL));
+    const size_t rows = (size_t)(in.total_q * in.num_qo_heads), dim = (size_t)in.v_head_dim;
+    const size_t o_bytes = rows * dim * sizeof(float), lse_bytes = rows * sizeof(float);
+    const device_inputs d =
+        device_inputs_make(g, &in, device_round(o_bytes) + device_round(lse_bytes));
+    kv8_attention_args args = device_case_args(&d);
+    args.o = d.ends;
+    args.o_stride_head = (int64_t)dim;
+    args.o_stride_row = in.num_qo_heads * args.o_stride_head;
+    args.lse = (float *)(void *)(d.ends + device_round(o_bytes));
+    void *const workspace = gpu_alloc(g, kv8_attention_device_workspace_size(plan));
+    assert_ok(kv8_attention_device_workspace_init(plan, g->stream, workspace));
+    kv8_graph *graph = NULL;
+    assert_ok(kv8_stream_capture_begin(g->stream));
+    assert_ok(kv8_attention_device_run(plan, g->stream, &args, workspace));
+    assert_ok(kv8_stream_capture_end(g->stream, &graph));
+    float *const o = malloc(o_bytes), *const lse = malloc(lse_bytes);
+    for (int replay = 0; replay < 6; replay++) {
+        const attention_inputs *const now = replay % 2 ? &other : &in;
+        for (int i = 0; i < now->num_buffers; i++) {
+            assert_true(buffer_bytes(&now->buffers[i]) <= buffer_bytes(&in.buffers[i]));
+            assert_ok(kv8_stream_copy(g->stream, d.memory + d.offsets[i], now->buffers[i].data,
+                                      buffer_bytes(&now->buffers[i])));
+        }
+        assert_ok(kv8_stream_fill(g->stream, args.o, 0xff, o_bytes));
+        assert_ok(kv8_graph_launch(graph, g->stream));
+        gpu_download(g, o, args.o, o_bytes);
+        gpu_download(g, lse, args.lse, lse_bytes);
+        case_compare_within(now, 1e-3, 1e-5, KV8_ISA_BEST, o, lse);
+    }
+    free(o);
+    free(lse);
+    kv8_graph_destroy(graph);
+    kv8_device_free(g->device, workspace);
+    kv8_device_free(g->device, d.memory);
+    kv8_attention_device_plan_destroy(plan);
+    case_free(&in);
+    case_free(&other);
+}
+
+static void wrong_inputs_are_refused(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static attention_inputs in;
+    const attention_case c = {.group_size = 2,
+                              .num_kv_heads = 1,
+                              .head_dim = 64,
+                              .q_dtype = KV8_BF16,
+                              .k_dtype = KV8_E4M3,
+                              .v_dtype = KV8_E4M3,
+                              .page_size = 16,
+                              .window_left = -1,
+                              .causal = 1,
+                              .batch = 1,
+                              .qo_len = {1},
+                              .kv_len = {40},
+                              .seed = 3};
+    case_make(&in, &c);
+    kv8_attention_device_plan *plan = NULL;
+    assert_refused(kv8_attention_device_plan_create(&plan, NULL, &in.spec, NULL), KV8_ERR_INVALID,
+                   "device is NULL");
+    kv8_attention_spec spec = in.spec;
+    spec.isa = KV8_ISA_SCALAR;
+    assert_refused(kv8_attention_device_plan_create(&plan, g->device, &spec, NULL),
+                   KV8_ERR_UNSUPPORTED, "isa is scalar");
+    spec = in.spec;
+    spec.head_dim = 577;
+    assert_refused(kv8_attention_device_plan_create(&plan, g->device, &spec, NULL),
+                   KV8_ERR_UNSUPPORTED, "head_dim is 577");
+    assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in.spec, NULL));
+    void *const memory = gpu_alloc(g, kv8_attention_device_workspace_size(plan) + 4096);
+    kv8_attention_args fine = in.args; /* never read */
+    fine.o = memory;
+#define ARGS_REFUSED(change, words)                                                 \
+    do {                                                                            \
+        kv8_attention_args args = fine;                                             \
+        void *workspace = memory;                                                   \
+        change;                                                                     \
+        assert_refused(kv8_attention_device_run(plan, g->stream, &args, workspace), \
+                       KV8_ERR_INVALID, words);                                     \
+    } while (0)
+    ARGS_REFUSED(args.struct_size = 8, "struct_size");
+    ARGS_REFUSED(args.batch = 2, "batch is 2");
+    ARGS_REFUSED(args.q = NULL, "q is NULL");
+    ARGS_REFUSED(args.o = NULL, "o is NULL");
+    ARGS_REFUSED(args.v.data = NULL, "v.data is NULL");
+    ARGS_REFUSED(args.pages.page_indptr = NULL, "exactly one");
+    ARGS_REFUSED(args.pages.last_page_len = NULL, "last_page_len is NULL");
+    ARGS_REFUSED(args.q_scale = memory, "e4m3 alone");
+    ARGS_REFUSED(args.k.row_scale = memory, "int8 alone");
+    ARGS_REFUSED(args.mask_bits = memory, "has_mask is 0");
+    ARGS_REFUSED(workspace = (uint8_t *)memory + 8, "aligned to 256");
+#undef ARGS_REFUSED
+    fine.batch = 0;
+    assert_ok(kv8_attention_device_run(plan, g->stream, &fine, memory));
+    kv8_device_free(g->device, memory);
+    kv8_attention_device_plan_destroy(plan);
+    kv8_attention_device_plan_destroy(NULL);
+    case_free(&in);
+}
+
+static int open_device(void **state) {
+    const int status = gpu_open(state);
+    device = *state;
+    return status;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        SWEEPS,
+        cmocka_unit_test(every_combination_is_right_or_refused),
+        cmocka_unit_test(a_graph_follows_the_lengths),
+        cmocka_unit_test(wrong_inputs_are_refused),
+    };
+    return cmocka_run_group_tests_name("attention_device", tests, open_device, gpu_close);
+}

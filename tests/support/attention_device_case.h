@@ -1,0 +1,120 @@
+/* attention_device_case.h - an attention_case on the GPU: its buffers copied, its pointers moved,
+ * the answer held against the same oracle.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_ATTENTION_DEVICE_CASE_H
+#define KV8_ATTENTION_DEVICE_CASE_H
+
+#include <kv8/attention_device.h>
+
+#include "attention_case.h"
+#include "gpu_testing.h"
+
+/* Copies of all of a case's buffers in one allocation, NaN between them. */
+typedef struct device_inputs {
+    const gpu *g;
+    const attention_inputs *in;
+    uint8_t *memory, *ends; /* o and lse lie at `ends` */
+    size_t offsets[24];
+} device_inputs;
+
+static inline size_t buffer_bytes(const guarded *buffer) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (size_t)((uint8_t *)buffer->base + buffer->mapped - page - (uint8_t *)buffer->data);
+}
+static inline size_t device_round(size_t bytes) {
+    return (bytes + 512) / 256 * 256; /* at least one byte of NaN behind each */
+}
+
+/* tail_bytes: room for what the run writes. */
+static inline device_inputs device_inputs_make(const gpu *g, const attention_inputs *in,
+                                               size_t tail_bytes) {
+    device_inputs d = {.g = g, .in = in};
+    size_t end = 0;
+    for (int i = 0; i < in->num_buffers; i++) {
+        d.offsets[i] = end;
+        end += device_round(buffer_bytes(&in->buffers[i]));
+    }
+    uint8_t *const host = malloc(end + tail_bytes + 1);
+    memset(host, 0xff, end + tail_bytes);
+    for (int i = 0; i < in->num_buffers; i++)
+        memcpy(host + d.offsets[i], in->buffers[i].data, buffer_bytes(&in->buffers[i]));
+    d.memory = gpu_upload(g, host, end + tail_bytes);
+    d.ends = d.memory + end;
+    free(host);
+    return d;
+}
+
+/* The device's address of a host pointer into one of the buffers. */
+static inline void *device_pointer(const device_inputs *d, const void *host) {
+    if (host == NULL) return NULL;
+    for (int i = 0; i < d->in->num_buffers; i++) {
+        const guarded *const b = &d->in->buffers[i];
+        const ptrdiff_t at = (const uint8_t *)host - (const uint8_t *)b->data;
+        if (at >= 0 && (size_t)at <= buffer_bytes(b)) return d->memory + d->offsets[i] + at;
+    }
+    fail_msg("a pointer of the case lies in none of its buffers");
+    return NULL;
+}
+
+static inline kv8_attention_args device_case_args(const device_inputs *d) {
+    kv8_attention_args a = d->in->args;
+#define MOVE(field) a.field = device_pointer(d, a.field)
+    MOVE(qo_indptr), MOVE(q), MOVE(q_scale), MOVE(k.data), MOVE(k.row_scale), MOVE(v.data);
+    MOVE(v.row_scale), MOVE(pages.page_indptr), MOVE(pages.page_indices);
+    MOVE(pages.last_page_len), MOVE(pages.block_table), MOVE(pages.seq_lens), MOVE(k_scale);
+    MOVE(v_scale), MOVE(mask_bits), MOVE(mask_indptr);
+#undef MOVE
+    return a;
+}
+
+/* Runs the case; o_out [total_q, num_qo_heads, v_head_dim] as f32, lse_out. True when a tensor core
+ * kernel did it. */
+static inline bool device_case_run(const gpu *g, attention_inputs *in, float *o_out,
+                                   float *lse_out) {
+    kv8_attention_device_plan *plan = NULL;
+    assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in->spec, NULL));
+    const int64_t stride_head = in->v_head_dim + 1; /* the gap must stay untouched */
+    const int64_t stride_row = in->num_qo_heads * stride_head;
+    const size_t o_bytes = (size_t)(in->total_q * stride_row) * kv8_dtype_size(in->spec.o_dtype);
+    const size_t lse_bytes = (size_t)(in->total_q * in->num_qo_heads) * sizeof(float);
+    const device_inputs d =
+        device_inputs_make(g, in, device_round(o_bytes) + device_round(lse_bytes));
+    kv8_attention_args args = device_case_args(&d);
+    args.o = d.ends;
+    args.o_stride_row = stride_row;
+    args.o_stride_head = stride_head;
+    args.lse = (float *)(void *)(d.ends + device_round(o_bytes));
+    void *const workspace = gpu_alloc(g, kv8_attention_device_workspace_size(plan));
+    assert_ok(kv8_attention_device_workspace_init(plan, g->stream, workspace));
+    assert_ok(kv8_attention_device_run(plan, g->stream, &args, workspace));
+    uint8_t *const o = malloc(o_bytes + 1);
+    gpu_download(g, o, args.o, o_bytes);
+    gpu_download(g, lse_out, args.lse, lse_bytes);
+    case_collect(in, o, stride_row, stride_head, o_out);
+    char text[256];
+    assert_ok(kv8_attention_device_describe(plan, text, sizeof text));
+    free(o);
+    kv8_device_free(g->device, workspace);
+    kv8_device_free(g->device, d.memory);
+    kv8_attention_device_plan_destroy(plan);
+    return strstr(text, "kv8_decode_any") == NULL;
+}
+
+/* Bounds: of exact arithmetic with P in f16 on tensor cores 1e-3, the general kernel f32's. */
+static inline bool device_case_check(const gpu *g, const attention_case *c) {
+    static attention_inputs in;
+    case_make(&in, c);
+    assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
+    const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
+    float *const o = calloc(rows * (size_t)in.v_head_dim + 1, sizeof *o);
+    float *const lse = calloc(rows + 1, sizeof *lse);
+    const bool tensor_cores = device_case_run(g, &in, o, lse);
+    case_compare_within(&in, tensor_cores ? 1e-3 : 1e-5, 1e-5, KV8_ISA_BEST, o, lse);
+    free(o);
+    free(lse);
+    case_free(&in);
+    return tensor_cores;
+}
+
+#endif
