@@ -32,7 +32,16 @@ typedef struct kv8_prefill_item {
     int32_t tile_begin, tile_end;
     int32_t slot;              /* of the rows' first piece; -1 = the rows are whole */
     int32_t split, num_splits; /* this piece, of so many */
+    /* Of the request, so that a block need not look: */
+    int32_t q_begin, qo_len, kv_len;
+    int32_t seen_from, seen_to; /* keys that some row of the block may see */
+    int32_t unused;
+    int64_t pages_at; /* of its first page in page_indices or block_table */
 } kv8_prefill_item;
+enum {
+    KV8_PREFILL_ITEM_BYTES = 64,
+    KV8_PREFILL_ITEM_SLOTS = 4
+}; /* of items under way in a block */
 
 typedef struct kv8_prefill_queue {
     int32_t num_items;
@@ -86,11 +95,12 @@ typedef struct kv8_prefill_args {
 } kv8_prefill_args;
 
 /* Bytes of shared memory of a kernel on sm_90: Q, the widened tiles of every stage, the codes under
- * way, int8's scales, the barriers and two items, and 16 bytes a row. */
+ * way, int8's scales, barriers, items, and 16 bytes a row. */
 #define KV8_PREFILL_SM90_SHARED(code_bytes, int8, head_dim, num_math, num_stages, num_ahead) \
     ((num_math)*128 * (head_dim) + (num_stages)*512 * (head_dim) +                           \
      ((code_bytes) == 1 ? ((num_ahead) + 1) * 256 * (head_dim) : 0) +                        \
-     ((int8) ? (num_stages)*256 : 0) + 8 * (4 * (num_stages) + 4) + 64 + (num_math)*1024)
+     ((int8) ? (num_stages)*256 : 0) + 8 * (4 * (num_stages) + 2 * KV8_PREFILL_ITEM_SLOTS) + \
+     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_BYTES + (num_math)*1024)
 
 /* n / d == (n * magic) >> (31 + shift) for every 0 <= n < 2^31: magic = ceil(2^(31+shift) / d) with
  * shift = ceil(log2 d) exceeds the exact quotient by less than 2^shift / d. */

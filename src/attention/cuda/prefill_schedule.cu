@@ -1,7 +1,7 @@
 /* prefill_schedule.cu - cuts a prefill launch into items, longest first, on the device, so that a
  * captured launch follows its lengths.
  *
- * Grid: one block of 1024 threads. Traffic: the index arrays in, 32 bytes an item out. Bound by
+ * Grid: one block of 1024 threads. Traffic: the index arrays in, 64 bytes an item out. Bound by
  * latency, a few microseconds.
  *
  * Items go to whichever block of the main kernel is free. Sorted by length they would still end up
@@ -39,6 +39,23 @@ __device__ static int scan(int value, int *warp_sums, int *total) {
     return before + sum - value;
 }
 
+__device__ static int32_t request_kv_len(const kv8_prefill_args &a, int32_t b) {
+    if (a.page_indptr == 0) return a.seq_lens[b];
+    const int32_t num_pages = a.page_indptr[b + 1] - a.page_indptr[b];
+    return num_pages == 0 ? 0 : (num_pages - 1) * a.page_size + a.last_page_len[b];
+}
+/* An item of a request's rows from row_begin on, but for its keys. */
+__device__ static kv8_prefill_item item_of(const kv8_prefill_args &a, int request, int row_begin) {
+    kv8_prefill_item item = {};
+    item.request = request;
+    item.row_begin = row_begin;
+    item.q_begin = a.qo_indptr[request];
+    item.qo_len = a.qo_indptr[request + 1] - item.q_begin;
+    item.kv_len = request_kv_len(a, request);
+    item.pages_at = a.page_indptr != 0 ? a.page_indptr[request] : request * a.block_table_stride;
+    return item;
+}
+
 /* Rows of the i-th block, in order of requests. */
 __device__ static kv8_prefill_block block_of(const kv8_prefill_args &a, int i) {
     int low = 0, high = a.batch - 1; /* the last request that begins at or before i */
@@ -49,10 +66,7 @@ __device__ static kv8_prefill_block block_of(const kv8_prefill_args &a, int i) {
         else
             high = middle - 1;
     }
-    kv8_prefill_item item = {};
-    item.request = low;
-    item.row_begin = (i - a.block_indptr[low]) * a.block_rows;
-    const item_view v = view_item(a, item);
+    const item_view v = view_item(a, item_of(a, low, (i - a.block_indptr[low]) * a.block_rows));
     const int last = v.row_begin + min(a.block_rows, v.num_rows) - 1;
     const int from = row_begin(a, v, query_of(a, v.row_begin)) / KV8_PREFILL_TILE_KEYS;
     const int to = row_end(a, v, query_of(a, last));
@@ -152,19 +166,22 @@ __device__ static void cut_items(const kv8_prefill_args &a, int num_blocks, int 
         int at = items_before + scan(i < num_blocks ? pieces * heads : 0, warp_sums, &total);
         items_before += total;
         if (i >= num_blocks) continue;
-        for (int split = 0; split < pieces; split++)
+        kv8_prefill_item item = item_of(a, block.request, block.row_begin);
+        const item_view v = view_item(a, item);
+        const int last = v.row_begin + min(a.block_rows, v.num_rows) - 1;
+        item.seen_from = row_begin(a, v, query_of(a, v.row_begin));
+        item.seen_to = row_end(a, v, query_of(a, last));
+        item.num_splits = pieces;
+        for (int split = 0; split < pieces; split++) {
+            item.split = split;
+            item.tile_begin = block.tile_begin + (int)((int64_t)length * split / pieces);
+            item.tile_end = block.tile_begin + (int)((int64_t)length * (split + 1) / pieces);
             for (int head = 0; head < heads; head++) {
-                kv8_prefill_item item;
-                item.request = block.request;
                 item.kv_head = head;
-                item.row_begin = block.row_begin;
-                item.tile_begin = block.tile_begin + (int)((int64_t)length * split / pieces);
-                item.tile_end = block.tile_begin + (int)((int64_t)length * (split + 1) / pieces);
                 item.slot = pieces > 1 ? slot + head * pieces : -1;
-                item.split = split;
-                item.num_splits = pieces;
                 a.items[at++] = item;
             }
+        }
     }
     if (threadIdx.x == 0) {
         a.queue->num_items = items_before;

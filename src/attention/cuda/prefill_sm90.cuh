@@ -31,7 +31,10 @@ struct prefill_shape {
     static const int NUM_STAGES = NUM_STAGES_;
     static const int NUM_AHEAD = NUM_AHEAD_; /* tiles whose codes are under way */
     static const int MATH_REGISTERS = MATH_REGISTERS_, PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
-    static const int LOADS = 4; /* 16 bytes of codes that a thread holds while widening */
+    static const int LOADS =
+        PRODUCER_REGISTERS < 64 ? 2 : 4; /* 16 bytes of codes that a thread holds while widening */
+    /* Of a warp at K's barriers: with int8 every lane hands over, its key's scale or its reads. */
+    static const int K_ARRIVALS = CODE == CODE_INT8 ? 32 : 1;
     static const int COLUMNS = HEAD_DIM / 64; /* tiles of 64 columns in a row */
     static const int THREADS = 128 * (NUM_MATH + 1);
     static const int Q_AT = 0;
@@ -44,9 +47,9 @@ struct prefill_shape {
     static const int K_SCALES_AT = RAW_AT + 4 * (NUM_AHEAD + 1) * RAW_TILE_BYTES;
     static const int BARRIERS_AT =
         K_SCALES_AT + (CODE == CODE_INT8 ? NUM_STAGES * TILE_KEYS * 2 : 0);
-    /* Barriers: K full, K empty, V full, V empty per stage; item full, empty of two. */
-    static const int ITEMS_AT = BARRIERS_AT + 8 * (4 * NUM_STAGES + 4);
-    static const int ROWS_AT = ITEMS_AT + 2 * (int)sizeof(kv8_prefill_item);
+    /* Barriers: K full, K empty, V full, V empty per stage; item full, empty. */
+    static const int ITEMS_AT = BARRIERS_AT + 8 * (4 * NUM_STAGES + 2 * KV8_PREFILL_ITEM_SLOTS);
+    static const int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * (int)sizeof(kv8_prefill_item);
     static const int SHARED_BYTES = ROWS_AT + NUM_MATH * 64 * 16;
     static_assert(SHARED_BYTES == KV8_PREFILL_SM90_SHARED(code_traits<CODE>::bytes,
                                                           CODE == CODE_INT8, HEAD_DIM, NUM_MATH,
@@ -65,18 +68,12 @@ struct ring {
     __device__ __forceinline__ void next() { steps++; }
 };
 
-__device__ __forceinline__ kv8_prefill_item read_item(uint32_t at) {
-    int4 low, high;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(low.x), "=r"(low.y), "=r"(low.z), "=r"(low.w)
-                 : "r"(at)
-                 : "memory");
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(high.x), "=r"(high.y), "=r"(high.z), "=r"(high.w)
-                 : "r"(at + 16)
-                 : "memory");
-    const kv8_prefill_item item = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    return item;
+static_assert(sizeof(kv8_prefill_item) == KV8_PREFILL_ITEM_BYTES, "64 bytes");
+/* The slots that items pass through. */
+template <class SHAPE>
+__device__ __forceinline__ const kv8_prefill_item *item_slot(int slot) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    return (const kv8_prefill_item *)(memory + SHAPE::ITEMS_AT) + slot;
 }
 
 /* --- producers --- */
@@ -91,7 +88,7 @@ struct producer {
     const kv8_prefill_args &a;
     uint32_t shared;
     int warp, lane;
-    /* The tile to fetch next. */
+    /* The tile to fetch next, and the page of this lane's key there. */
     int tile, tile_end, kv_head, page;
     const int32_t *pages;
     int seen_from, seen_to; /* keys that some row of the item may see */
@@ -105,12 +102,9 @@ struct producer {
           lane(threadIdx.x % 32) {}
 
     __device__ __forceinline__ void open_item(const kv8_prefill_item &item) {
-        const item_view v = view_item(a, item);
-        const int last = min(SHAPE::NUM_MATH * 64, v.num_rows) - 1;
-        seen_from = row_begin(a, v, query_of(a, v.row_begin));
-        seen_to = row_end(a, v, query_of(a, v.row_begin + last));
-        pages = a.page_indptr != 0 ? a.page_indices + a.page_indptr[v.request]
-                                   : a.block_table + v.request * a.block_table_stride;
+        seen_from = item.seen_from;
+        seen_to = item.seen_to;
+        pages = (a.page_indptr != 0 ? a.page_indices : a.block_table) + item.pages_at;
         kv_head = item.kv_head;
         tile = item.tile_begin;
         tile_end = item.tile_end;
@@ -138,6 +132,15 @@ struct producer {
         fence_stores_before_wgmma();
         __syncwarp();
         if (lane == 0) barrier_arrive(full);
+    }
+    /* K, with what int8's lanes stored for the math's lanes to read. */
+    __device__ __forceinline__ void publish_k(uint32_t full) const {
+        if (SHAPE::K_ARRIVALS == 1) {
+            publish(full);
+        } else {
+            fence_stores_before_wgmma();
+            barrier_arrive(full);
+        }
     }
     __device__ __forceinline__ uint32_t raw_address(uint32_t n, int piece) const {
         return shared + SHAPE::RAW_AT + (n % (NUM_AHEAD + 1) * 4 + warp) * SHAPE::RAW_TILE_BYTES +
@@ -229,7 +232,7 @@ struct producer {
             if (tile < tile_end) fetch_tile(stored.steps + NUM_AHEAD);
             copies_commit();
             piece_load(p, raw_address(stored.steps, SHAPE::COLUMNS), 0, lane);
-            publish(barrier(0, stored.stage()));
+            publish_k(barrier(0, stored.stage()));
             widen_half<true>(p);
             stored.next();
             shift_scales();
@@ -291,8 +294,7 @@ struct producer {
         }
     }
 
-    __device__ __forceinline__ void run(const kv8_prefill_item &item) {
-        open_item(item);
+    __device__ __forceinline__ void run() {
         if constexpr (WIDE)
             wide_item();
         else
@@ -359,7 +361,7 @@ struct math_warpgroup {
     __device__ __forceinline__ int row_of(int slot) const {
         return thread / 32 * 16 + lane / 4 + 8 * slot; /* of the warpgroup's 64 */
     }
-    /* Of a row: factor, unused, first key, end of keys. */
+    /* Of a row: factor, a word of join(), first key, end of keys. */
     __device__ __forceinline__ uint32_t row_address(int row) const {
         return shared + SHAPE::ROWS_AT + 16 * (64 * index + row);
     }
@@ -408,8 +410,10 @@ struct math_warpgroup {
         }
         if (half == 0) {
             const float f = sign == 0 ? 1.0f : fabsf(scale) / power;
-            store_shared(row_address(row), __float_as_uint(f), 0, (uint32_t)row_begin(a, v, query),
-                         (uint32_t)row_end(a, v, query));
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(row_address(row)), "f"(f) : "memory");
+            asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(row_address(row) + 8),
+                         "r"(row_begin(a, v, query)), "r"(row_end(a, v, query))
+                         : "memory");
         }
         power *= sign;
 #pragma unroll
@@ -474,8 +478,11 @@ struct math_warpgroup {
         return matrix_descriptor(shared + SHAPE::V_AT + stage * (SHAPE::COLUMNS * TILE_BYTES),
                                  TILE_BYTES);
     }
-    __device__ __forceinline__ void release(int kind, uint32_t stage) {
-        if (lane == 0) barrier_arrive(barrier(kind, stage));
+    __device__ __forceinline__ void release_k(uint32_t stage) {
+        if (SHAPE::K_ARRIVALS == 32 || lane == 0) barrier_arrive(barrier(1, stage));
+    }
+    __device__ __forceinline__ void release_v(uint32_t stage) {
+        if (lane == 0) barrier_arrive(barrier(3, stage));
     }
 
     /* int8: a key's scale is its column's. */
@@ -580,10 +587,9 @@ struct math_warpgroup {
         named_barrier_arrive(8 + (index + 1) % SHAPE::NUM_MATH, 256);
     }
 
-    __device__ __forceinline__ void run(uint32_t item_at) {
+    __device__ __forceinline__ void run(const kv8_prefill_item &item) {
         int tile, tile_end;
         {
-            const kv8_prefill_item item = read_item(item_at);
             start_item(view_item(a, item));
             tile = item.tile_begin;
             tile_end = item.tile_end;
@@ -603,7 +609,7 @@ struct math_warpgroup {
             wgmma_wait<0>();
             registers_pin(s);
             if (SHAPE::CODE == CODE_INT8) scale_scores(s, tiles.stage());
-            release(1, tiles.stage());
+            release_k(tiles.stage());
             softmax<true>(s, p, tile);
             for (;;) {
                 const ring<SHAPE::NUM_STAGES> v_tiles = tiles;
@@ -619,7 +625,7 @@ struct math_warpgroup {
                     pass_turn();
                     wgmma_wait<0>();
                     registers_pin(o);
-                    release(3, v_tiles.stage());
+                    release_v(v_tiles.stage());
                     break;
                 }
                 k = k_descriptor(tiles.stage());
@@ -635,12 +641,12 @@ struct math_warpgroup {
                 pass_turn();
                 wgmma_wait<1>();
                 registers_pin(o);
-                release(3, v_tiles.stage());
+                release_v(v_tiles.stage());
                 wgmma_wait<0>();
                 registers_pin(s);
                 registers_pin(p);
                 if (SHAPE::CODE == CODE_INT8) scale_scores(s, tiles.stage());
-                release(1, tiles.stage());
+                release_k(tiles.stage());
                 v_here = barrier_test(barrier(2, tiles.stage()), tiles.parity());
                 ring<SHAPE::NUM_STAGES> next_tiles = tiles;
                 next_tiles.next();
@@ -648,7 +654,6 @@ struct math_warpgroup {
                 softmax<false>(s, p, tile);
             }
         }
-        const kv8_prefill_item item = read_item(item_at);
         finish(item, view_item(a, item));
     }
 
@@ -665,7 +670,7 @@ struct math_warpgroup {
             my_sums[128 * slot] = make_float2(max_[slot], sum[slot]);
         __threadfence();
         named_barrier_sync(1 + index, 128);
-        const uint32_t flag = row_address(0);
+        const uint32_t flag = row_address(0) + 4;
         if (thread == 0) {
             uint32_t *const arrivals = a.arrivals + group;
             const uint32_t before = atomicAdd(arrivals, 1);
@@ -760,38 +765,40 @@ struct math_warpgroup {
 
 /* --- the block --- */
 
-/* Items pass from the first producer warp to everybody through two slots; returns the slot's
- * address, 0 when there is no more. */
+typedef ring<KV8_PREFILL_ITEM_SLOTS> item_ring;
+/* Items pass from the first producer warp to everybody through a few slots, so that producers may
+ * be an item ahead of the math; returns the slot's address, 0 when there is no more. */
 template <class SHAPE>
 __device__ __forceinline__ uint32_t item_barrier(uint32_t shared, int kind) {
-    return shared + SHAPE::BARRIERS_AT + 8 * (4 * SHAPE::NUM_STAGES + 2 * kind);
+    return shared + SHAPE::BARRIERS_AT +
+           8 * (4 * SHAPE::NUM_STAGES + KV8_PREFILL_ITEM_SLOTS * kind);
 }
 template <class SHAPE>
 __device__ __forceinline__ void fetch_item(const kv8_prefill_args &a, uint32_t shared,
-                                           const ring<2> &r) {
+                                           const item_ring &r) {
     barrier_wait(item_barrier<SHAPE>(shared, 1) + 8 * r.stage(), r.parity() ^ 1);
     if (threadIdx.x % 32 == 0) {
-        const int i = atomicAdd(&a.queue->next, 1);
-        int4 low = make_int4(-1, 0, 0, 0), high = low;
-        if (i < a.queue->num_items) {
-            low = ((const int4 *)(a.items + i))[0];
-            high = ((const int4 *)(a.items + i))[1];
+        const int n = atomicAdd(&a.queue->next, 1);
+        const bool more = n < a.queue->num_items;
+        const uint32_t at = shared + SHAPE::ITEMS_AT + KV8_PREFILL_ITEM_BYTES * r.stage();
+#pragma unroll
+        for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
+            uint4 words = make_uint4(~0u, 0, 0, 0); /* request -1: no more */
+            if (more) words = ((const uint4 *)(a.items + n))[i];
+            store_shared(at + 16 * i, words.x, words.y, words.z, words.w);
         }
-        const uint32_t at = shared + SHAPE::ITEMS_AT + 32 * r.stage();
-        store_shared(at, low.x, low.y, low.z, low.w);
-        store_shared(at + 16, high.x, high.y, high.z, high.w);
         barrier_arrive(item_barrier<SHAPE>(shared, 0) + 8 * r.stage());
     }
     __syncwarp();
 }
 template <class SHAPE>
-__device__ __forceinline__ uint32_t take_item(uint32_t shared, const ring<2> &r) {
+__device__ __forceinline__ const kv8_prefill_item *take_item(uint32_t shared, const item_ring &r) {
     barrier_wait(item_barrier<SHAPE>(shared, 0) + 8 * r.stage(), r.parity());
-    const uint32_t at = shared + SHAPE::ITEMS_AT + 32 * r.stage();
-    return read_item(at).request < 0 ? 0 : at;
+    const kv8_prefill_item *const item = item_slot<SHAPE>(r.stage());
+    return item->request < 0 ? 0 : item;
 }
 template <class SHAPE>
-__device__ __forceinline__ void leave_item(uint32_t shared, ring<2> &r) {
+__device__ __forceinline__ void leave_item(uint32_t shared, item_ring &r) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(item_barrier<SHAPE>(shared, 1) + 8 * r.stage());
     r.next();
@@ -804,38 +811,39 @@ __device__ __forceinline__ void prefill_block(const kv8_prefill_args &a) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < SHAPE::NUM_STAGES; i++)
             for (int kind = 0; kind < 4; kind++)
-                barrier_init(shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + i),
-                             kind % 2 == 0 ? 4 : 4 * SHAPE::NUM_MATH);
-        for (int i = 0; i < 2; i++) {
+                barrier_init(
+                    shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + i),
+                    (kind % 2 == 0 ? 4 : 4 * SHAPE::NUM_MATH) * (kind < 2 ? SHAPE::K_ARRIVALS : 1));
+        for (int i = 0; i < KV8_PREFILL_ITEM_SLOTS; i++) {
             barrier_init(item_barrier<SHAPE>(shared, 0) + 8 * i, 1);
             barrier_init(item_barrier<SHAPE>(shared, 1) + 8 * i, 4 * (SHAPE::NUM_MATH + 1));
         }
         barrier_init_fence();
     }
     __syncthreads();
-    ring<2> items;
+    item_ring items;
     if (threadIdx.x / 128 == SHAPE::NUM_MATH) {
         registers_give<SHAPE::PRODUCER_REGISTERS>();
         producer<SHAPE> p(a, shared);
-        ring<2> fetched;
+        item_ring fetched;
         if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched);
         for (;;) {
-            const uint32_t at = take_item<SHAPE>(shared, items);
-            if (at == 0) break;
-            const kv8_prefill_item item = read_item(at);
-            leave_item<SHAPE>(shared, items);
+            const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
+            if (item == 0) break;
             fetched.next();
             if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched);
-            p.run(item);
+            p.open_item(*item);
+            leave_item<SHAPE>(shared, items);
+            p.run();
         }
     } else {
         registers_take<SHAPE::MATH_REGISTERS>();
         math_warpgroup<SHAPE> m(a, shared);
         if (m.index == SHAPE::NUM_MATH - 1) m.pass_turn();
         for (;;) {
-            const uint32_t at = take_item<SHAPE>(shared, items);
-            if (at == 0) break;
-            m.run(at);
+            const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
+            if (item == 0) break;
+            m.run(*item);
             leave_item<SHAPE>(shared, items);
         }
     }

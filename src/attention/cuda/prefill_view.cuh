@@ -15,20 +15,15 @@ struct item_view {
     int32_t request, kv_head, row_begin, num_rows; /* num_rows: packed rows of the request left */
     int32_t q_begin, qo_len, kv_len;
 };
-__device__ __forceinline__ int32_t request_kv_len(const kv8_prefill_args &a, int32_t b) {
-    if (a.page_indptr == 0) return a.seq_lens[b];
-    const int32_t num_pages = a.page_indptr[b + 1] - a.page_indptr[b];
-    return num_pages == 0 ? 0 : (num_pages - 1) * a.page_size + a.last_page_len[b];
-}
 __device__ __forceinline__ item_view view_item(const kv8_prefill_args &a,
                                                const kv8_prefill_item &item) {
     item_view v;
     v.request = item.request;
     v.kv_head = item.kv_head;
     v.row_begin = item.row_begin;
-    v.q_begin = a.qo_indptr[v.request];
-    v.qo_len = a.qo_indptr[v.request + 1] - v.q_begin;
-    v.kv_len = request_kv_len(a, v.request);
+    v.q_begin = item.q_begin;
+    v.qo_len = item.qo_len;
+    v.kv_len = item.kv_len;
     v.num_rows = v.qo_len * a.group_size - v.row_begin;
     return v;
 }
