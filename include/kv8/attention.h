@@ -20,6 +20,14 @@
 extern "C" {
 #endif
 
+/* What the two products multiply. bf16 holds bf16, e4m3, e4m3fnuz, e5m2 and int8 exactly, so with
+ * Q, K and V of these only P is rounded. */
+typedef enum kv8_attention_math {
+    KV8_MATH_AUTO = 0, /* bf16 where Q, K and V enter exactly and it is the faster, else f32 */
+    KV8_MATH_F32,      /* f32 x f32, fused multiply-add */
+    KV8_MATH_BF16      /* pairs of bf16, products summed in f32; P is rounded to bf16 */
+} kv8_attention_math;
+
 /* What stays the same from run to run. */
 typedef struct kv8_attention_spec {
     size_t struct_size;
@@ -43,6 +51,7 @@ typedef struct kv8_attention_spec {
     int32_t max_batch;
     int32_t max_total_q;
     int32_t max_kv_len;
+    kv8_attention_math math; /* asked for and not possible here: KV8_ERR_UNSUPPORTED */
 } kv8_attention_spec;
 #define KV8_ATTENTION_SPEC_INIT KV8_SIZED(kv8_attention_spec)
 

@@ -78,6 +78,7 @@ kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec) {
     KV8_TRY(check_range("causal", spec->causal, 0, 1));
     KV8_TRY(check_range("has_mask", spec->has_mask, 0, 1));
     KV8_TRY(check_range("batch_invariant", spec->batch_invariant, 0, 1));
+    KV8_TRY(check_range("math", (int32_t)spec->math, KV8_MATH_AUTO, KV8_MATH_BF16));
     KV8_TRY(check_range("max_batch", spec->max_batch, 1, INT32_MAX - 1));
     KV8_TRY(check_range("max_total_q", spec->max_total_q, 1, INT32_MAX - 1));
     KV8_TRY(check_range("max_kv_len", spec->max_kv_len, 1, INT32_MAX - 1));

@@ -21,18 +21,29 @@ static bool fits_bf16(kv8_dtype dtype) {
            dtype == KV8_INT8;
 }
 
-/* bf16 math only where neither Q nor K nor V is rounded by it; else f32. The highest rung that the
- * spec allows. */
-static kv8_attention_choice choose(const kv8_attention_spec *spec) {
-    const bool bf16 =
+/* bf16 math only where neither Q nor K nor V is rounded by it, and, left to us, where it is faster
+ * than f32; else f32. The highest rung that the spec allows. */
+static kv8_status choose(kv8_attention_choice *out, const kv8_attention_spec *spec) {
+    const bool exact =
         spec->q_dtype == KV8_BF16 && fits_bf16(spec->k_dtype) && fits_bf16(spec->v_dtype);
-    kv8_attention_choice best = choices[0]; /* f32, scalar */
+    bool bf16 = spec->math != KV8_MATH_F32 && exact;
+    if (spec->math == KV8_MATH_AUTO && spec->isa == KV8_ISA_AVX512_BF16)
+        bf16 = bf16 && kv8_machine_bf16_dots_pay();
+    *out = choices[0]; /* f32, scalar */
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         if (choices[i].isa > spec->isa) continue;
         if (choices[i].math == KV8_MATH_BF16 && !bf16) continue;
-        best = choices[i];
+        *out = choices[i];
     }
-    return best;
+    if (spec->math != KV8_MATH_BF16 || out->math == KV8_MATH_BF16) return KV8_OK;
+    if (!exact)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "math is bf16, with q %s, k %s, v %s; supported: q bf16, k and v bf16 or 8 "
+                        "bits",
+                        kv8_dtype_name(spec->q_dtype), kv8_dtype_name(spec->k_dtype),
+                        kv8_dtype_name(spec->v_dtype));
+    return kv8_fail(KV8_ERR_UNSUPPORTED, "math is bf16, which %s has no products of",
+                    kv8_isa_name(spec->isa));
 }
 
 static kv8_status resolve(kv8_attention_plan *plan, const kv8_attention_spec *spec) {
@@ -126,7 +137,7 @@ kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attenti
     plan->num_threads = threads == NULL ? 1 : kv8_threads_count(threads);
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(resolve(plan, spec));
-    plan->choice = choose(&plan->spec);
+    KV8_TRY_GOTO(choose(&plan->choice, &plan->spec));
     /* Enough to hide the widening of a tile even from AMX, few enough that O stays in L2. */
     const int32_t block_rows = spec->head_dim + plan->spec.v_head_dim <= 256 ? 256 : 64;
     plan->group_size = spec->num_qo_heads / spec->num_kv_heads;

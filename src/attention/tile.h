@@ -26,12 +26,6 @@ enum { KV8_TILE_ROWS = 32 };
 /* Most heads of one item, and the lanes that their rows waste at most. */
 enum { KV8_ITEM_HEADS = 16, KV8_ITEM_SPARE_LANES = KV8_ITEM_HEADS * 16 };
 
-/* What the two products multiply. */
-typedef enum kv8_attention_math {
-    KV8_MATH_F32 = 0, /* f32 x f32, fused multiply-add */
-    KV8_MATH_BF16     /* pairs of bf16, products summed in f32; P is rounded to bf16 */
-} kv8_attention_math;
-
 /* One (request, range of kv heads, block of packed rows, range of keys). Rows of several heads
  * stand head by head: row `row` of the item's head `head` is at head * num_rows + row. */
 typedef struct kv8_attention_item {

@@ -136,6 +136,7 @@ static void batch_invariant_bits_know_no_batch_and_no_threads(void **state) {
         float *const o = calloc(2 * (floats + rows), sizeof *o);
         float *const lse = o + floats, *const o2 = lse + rows, *const lse2 = o2 + floats;
         for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);) {
+            in.spec.math = case_may_be_bf16(&c, isa) ? KV8_MATH_BF16 : KV8_MATH_F32;
             case_run(&in, isa, NULL, o, lse);
             case_compare(&in, isa, o, lse);
             for (int i = 0; i < 3; i++) {

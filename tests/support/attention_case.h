@@ -414,7 +414,7 @@ static inline bool case_bf16_exact(kv8_dtype dtype) {
 }
 /* Bounds of attention.h's contract: f32 math 1e-5 and 1e-5; bf16 math, which only bf16 Q with keys
  * and values that bf16 holds may get, 4e-3 and 2e-3. */
-static inline bool case_is_bf16(const attention_case *c, kv8_isa isa) {
+static inline bool case_may_be_bf16(const attention_case *c, kv8_isa isa) {
     return (isa == KV8_ISA_AVX512_BF16 || isa == KV8_ISA_AMX || isa == KV8_ISA_NEON_BF16) &&
            c->q_dtype == KV8_BF16 && case_bf16_exact(c->k_dtype) && case_bf16_exact(c->v_dtype);
 }
@@ -488,7 +488,8 @@ static inline void case_compare_within(const attention_inputs *in, double o_boun
 
 static inline void case_compare(const attention_inputs *in, kv8_isa isa, const float *o,
                                 const float *lse) {
-    const bool bf16 = case_is_bf16(in->c, isa);
+    const bool bf16 = in->spec.math == KV8_MATH_BF16 ||
+                      (in->spec.math == KV8_MATH_AUTO && case_may_be_bf16(in->c, isa));
     case_compare_within(in, bf16 ? 4e-3 : 1e-5, bf16 ? 2e-3 : 1e-5, isa, o, lse);
 }
 
@@ -501,7 +502,7 @@ static inline bool case_next_isa(kv8_isa *isa) {
     return false;
 }
 
-/* The case on every rung of this machine. */
+/* The case on every rung of this machine, in all the arithmetic that it has. */
 static inline void case_check(const attention_case *c, kv8_threads *threads) {
     static attention_inputs in;
     case_make(&in, c);
@@ -510,8 +511,12 @@ static inline void case_check(const attention_case *c, kv8_threads *threads) {
     float *const o = calloc(rows * (size_t)in.v_head_dim + 1, sizeof *o);
     float *const lse = calloc(rows + 1, sizeof *lse);
     for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);) {
-        case_run(&in, isa, threads, o, lse);
-        case_compare(&in, isa, o, lse);
+        for (int math = KV8_MATH_F32; math <= KV8_MATH_BF16; math++) {
+            if (math == KV8_MATH_BF16 && !case_may_be_bf16(c, isa)) continue;
+            in.spec.math = (kv8_attention_math)math;
+            case_run(&in, isa, threads, o, lse);
+            case_compare(&in, isa, o, lse);
+        }
     }
     free(o);
     free(lse);

@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attention_case.h"
+#include "base_impl.h"
 
 static kv8_attention_spec good_spec(void) {
     kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
@@ -144,7 +145,7 @@ static void describe_names_kernel_splits_and_bytes(void **state) {
     assert_non_null(strstr(text, "GB/s, measured now"));
 }
 
-/* bf16 math only where nothing but P is rounded by it. */
+/* bf16 math only where nothing but P is rounded by it; asked for elsewhere, it is refused. */
 static void kernels_are_chosen_by_dtype_and_rung(void **state) {
     (void)state;
     const kv8_attention_args args = one_request();
@@ -157,9 +158,21 @@ static void kernels_are_chosen_by_dtype_and_rung(void **state) {
                 c.q_dtype = spec.q_dtype = (kv8_dtype)q;
                 c.k_dtype = spec.k_dtype = (kv8_dtype)k;
                 c.v_dtype = spec.v_dtype;
-                const char *const text = describe(&spec, NULL, &args);
+                const bool possible = case_may_be_bf16(&c, isa);
+                const bool pays = isa != KV8_ISA_AVX512_BF16 || kv8_machine_bf16_dots_pay();
+                const char *text = describe(&spec, NULL, &args);
                 const bool bf16 = strstr(text, "kv8_attention_bf16_any") != NULL;
-                assert_int_equal(bf16, case_is_bf16(&c, isa));
+                assert_int_equal(bf16, possible && pays);
+                spec.math = KV8_MATH_F32;
+                assert_null(strstr(describe(&spec, NULL, &args), "kv8_attention_bf16_any"));
+                spec.math = KV8_MATH_BF16;
+                if (possible) {
+                    assert_non_null(strstr(describe(&spec, NULL, &args), "kv8_attention_bf16_any"));
+                } else {
+                    kv8_attention_plan *plan = NULL;
+                    assert_refused(kv8_attention_plan_create(&plan, &spec, NULL, NULL),
+                                   KV8_ERR_UNSUPPORTED, "math is bf16");
+                }
             }
         }
     }

@@ -46,15 +46,15 @@ static inline v_f32 t_zip_hi(v_f32 a, v_f32 b) {
 
 /* 64 codes of K, 64 codes of two rows of V; bf16 itself goes the template's way. */
 #define T_WIDEN_64(D)                                                                            \
-    static inline bool t_widen64_##D(const uint8_t *row, float *out) {                           \
+    V_INLINE bool t_widen64_##D(const uint8_t *row, float *out) {                                \
         __m512i pairs[2];                                                                        \
         v_widen64_bf16_##D(row, pairs);                                                          \
         v_store(out, _mm512_castsi512_ps(pairs[0]));                                             \
         v_store(out + V_LANES, _mm512_castsi512_ps(pairs[1]));                                   \
         return true;                                                                             \
     }                                                                                            \
-    static inline bool t_widen64_pairs_##D(const uint8_t *even, const uint8_t *odd, int32_t at,  \
-                                           float *out) {                                         \
+    V_INLINE bool t_widen64_pairs_##D(const uint8_t *even, const uint8_t *odd, int32_t at,       \
+                                      float *out) {                                              \
         __m512i pairs[4];                                                                        \
         v_widen64_pairs_bf16_##D(even == NULL ? NULL : even + at, odd == NULL ? NULL : odd + at, \
                                  pairs);                                                         \
@@ -67,13 +67,13 @@ T_WIDEN_64(e4m3fnuz)
 T_WIDEN_64(e5m2)
 T_WIDEN_64(int8)
 #undef T_WIDEN_64
-static inline bool t_widen64_bf16(const uint8_t *row, float *out) {
+V_INLINE bool t_widen64_bf16(const uint8_t *row, float *out) {
     (void)row;
     (void)out;
     return false;
 }
-static inline bool t_widen64_pairs_bf16(const uint8_t *even, const uint8_t *odd, int32_t at,
-                                        float *out) {
+V_INLINE bool t_widen64_pairs_bf16(const uint8_t *even, const uint8_t *odd, int32_t at,
+                                   float *out) {
     (void)even;
     (void)odd;
     (void)at;

@@ -114,12 +114,12 @@ typedef struct t_load {
         if (d < dim) v_store(out + d, v_widen_##D##_n(row + (int64_t)d * (size), dim - d));   \
     }
 
-#if T_PAIRS
-/* 64 codes at a time where the rung can, both of K and of two V rows. */
+/* 64 codes at a time where the rung can: of a row, and of two V rows as pairs. */
 #ifndef T_LOAD_64
 #define T_LOAD_64(D, row, dim, out, d)
 #define T_LOAD_V_64(D, even, odd, dim, out, d)
 #endif
+#if T_PAIRS
 #define T_LOAD_V_UNIT(D)                                                         \
     const uint8_t *const even = l.rows[2 * u], *const odd = l.rows[2 * u + 1];   \
     int32_t d = 0;                                                               \
@@ -130,9 +130,11 @@ typedef struct t_load {
         v_store(out + d + V_LANES, t_zip_hi(a, b));                              \
     }
 #else
-#define T_LOAD_64(D, row, dim, out, d)
-#define T_LOAD_V_UNIT(D) \
-    for (int32_t d = 0; d < dim; d += V_LANES) v_store(out + d, t_units_##D(l.rows[u], d, dim));
+#define T_LOAD_V_UNIT(D)                  \
+    const uint8_t *const row = l.rows[u]; \
+    int32_t d = 0;                        \
+    T_LOAD_64(D, row, dim, out, d)        \
+    for (; d < dim; d += V_LANES) v_store(out + d, t_units_##D(row, d, dim));
 #endif
 
 #if !T_PAIRS /* plan.c sends no f32 and no f16 to bf16 math, which would round them */
