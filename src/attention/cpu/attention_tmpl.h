@@ -317,8 +317,7 @@ static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const 
     for (int32_t i = 0; i < KV8_TILE_KEYS; i++) {
         rows->k[i] = i >= n || tile->k[i] == NULL ? NULL : tile->k[i] + k_head;
         rows->v[i] = i >= n || tile->v[i] == NULL ? NULL : tile->v[i] + v_head;
-        rows->k_ahead[i] = rows->k[i];
-        rows->v_ahead[i] = rows->v[i];
+        rows->k_ahead[i] = rows->v_ahead[i] = (const uint8_t *)job->k;
     }
     if (next != NULL && !job->spec->has_mask) {
         const kv8_paged *const k = &job->args->k, *const v = &job->args->v;

@@ -23,8 +23,8 @@
 typedef struct t_rows {
     const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
     float k_scale[KV8_TILE_KEYS], v_scale[KV8_TILE_KEYS]; /* of int8 rows; else not set */
-    /* What to ask memory for meanwhile: a row of the next tile for each row of this one, or, where
-     * there is none, a row of this one. */
+    /* What to ask memory for meanwhile: a row of the next tile for each row of this one; where
+     * there is none, scratch, which costs nothing. */
     const uint8_t *k_ahead[KV8_TILE_KEYS], *v_ahead[KV8_TILE_KEYS];
 } t_rows;
 
