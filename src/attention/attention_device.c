@@ -160,6 +160,10 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "isa is %s, which names a CPU's kernels; a GPU's plan takes the default",
                         kv8_isa_name(spec->isa));
+    if (spec->math != KV8_MATH_AUTO)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "math is %d, which chooses among a CPU's kernels; a GPU's plan takes %d",
+                        (int)spec->math, (int)KV8_MATH_AUTO);
     void *memory = NULL;
     KV8_TRY(kv8_alloc(allocator, 1, sizeof(kv8_attention_device_plan), "attention plan", &memory));
     kv8_attention_device_plan *const plan = memory;
