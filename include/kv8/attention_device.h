@@ -25,8 +25,11 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
  *
  * Kernels on tensor cores take K and V of one format out of e4m3, e5m2, int8, bf16, f16 and of one
  * head_dim out of 64, 128 (e4m3: also 80, 96, 256 where page_size is a multiple of 16), Q of bf16,
- * or f16 over all but bf16 pages. All else, and batch_invariant, goes to a general kernel: as
- * right, and about a hundred times slower. */
+ * or f16 over all but bf16 pages. On Hopper a plan whose bounds allow 64 or more packed rows
+ * (max_total_q * group_size / max_batch) takes a prefill kernel at head_dim 64 and 128,
+ * batch_invariant too, without a mask; rows of decode may be in its calls. All else, and
+ * batch_invariant elsewhere, goes to a general kernel: as right, and about a hundred times slower.
+ */
 KV8_API kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out,
                                                     kv8_device *device,
                                                     const kv8_attention_spec *spec,
@@ -42,9 +45,9 @@ KV8_API kv8_status kv8_attention_device_workspace_init(const kv8_attention_devic
  * terminating 0. */
 KV8_API kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan, char *text,
                                                  size_t size);
-/* One launch; allocates nothing, synchronises nothing, can be captured. The tensor core kernels
- * read 16 bytes at a time: where K's or V's data or byte strides are not multiples of 16, the
- * general kernel runs. */
+/* One launch, two of prefill; allocates nothing, synchronises nothing, can be captured. The tensor
+ * core kernels read 16 bytes at a time: where K's or V's data or byte strides are not multiples of
+ * 16, the general kernel runs. */
 KV8_API kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan,
                                             kv8_stream *stream, const kv8_attention_args *args,
                                             void *workspace);

@@ -10,7 +10,7 @@
 
 #include "cuda/decode_args.h"
 #include "device_impl.h"
-#include "problem.h"
+#include "prefill_device.h"
 
 /* One row of decode_kernels.inc. */
 typedef struct decode_choice {
@@ -47,6 +47,9 @@ struct kv8_attention_device_plan {
     kv8_allocator allocator_copy;
     float *sink_logit;
     const decode_choice *choice; /* NULL: the general kernel takes every run */
+    bool prefills;               /* the prefill kernels do, and choice is NULL */
+    kv8_prefill_plan prefill;
+    size_t prefill_at;
     kv8_kernel kernel, any;
     int32_t num_blocks, heads_per_block, min_units;
     size_t dynamic_bytes;
@@ -117,6 +120,21 @@ static kv8_status prepare_choice(kv8_attention_device_plan *plan) {
     return KV8_OK;
 }
 
+/* Many rows of a request share each widened tile of keys in a prefill kernel; with a few, a decode
+ * kernel reads the same bytes without computing for rows that are not there. By the bounds alone:
+ * a plan is one kernel. */
+static kv8_status prepare_prefill(kv8_attention_device_plan *plan, bool *taken_out) {
+    enum { LEAST_ROWS = 64 }; /* packed, of a request on average: one warpgroup's */
+    const kv8_attention_spec *const spec = &plan->spec;
+    const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
+    *taken_out = false;
+    if (packed < (int64_t)LEAST_ROWS * spec->max_batch) return KV8_OK;
+    if (!kv8_prefill_takes(plan->device, spec)) return KV8_OK;
+    KV8_TRY(kv8_prefill_plan_make(&plan->prefill, plan->device, spec));
+    *taken_out = true;
+    return KV8_OK;
+}
+
 static void lay_out_workspace(kv8_attention_device_plan *plan) {
     const kv8_attention_spec *const spec = &plan->spec;
     size_t end = kv8_round_up((size_t)spec->num_qo_heads * sizeof(float), DEVICE_ALIGNMENT);
@@ -131,6 +149,10 @@ static void lay_out_workspace(kv8_attention_device_plan *plan) {
         end = kv8_round_up(end + slots * rows * 2 * sizeof(float), DEVICE_ALIGNMENT);
         plan->partials_at = end;
         end += slots * rows * (size_t)spec->v_head_dim * sizeof(float);
+    }
+    if (plan->prefills) {
+        plan->prefill_at = end;
+        end += plan->prefill.workspace_size;
     }
     plan->workspace_size = kv8_round_up(end, DEVICE_ALIGNMENT);
 }
@@ -175,7 +197,8 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(resolve(plan, spec));
     KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_decode_args), 0));
-    KV8_TRY_GOTO(prepare_choice(plan));
+    KV8_TRY_GOTO(prepare_prefill(plan, &plan->prefills));
+    if (!plan->prefills) KV8_TRY_GOTO(prepare_choice(plan));
     lay_out_workspace(plan);
     *out = plan;
     return KV8_OK;
@@ -222,6 +245,14 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan, 
     if (plan == NULL || (text == NULL && size > 0))
         return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "text");
     const char *const gpu = kv8_device_get_info(plan->device)->name;
+    if (plan->prefills) {
+        snprintf(text, size,
+                 "%s on %s: %d blocks, items of %d packed rows, longest first, split over keys "
+                 "where one would outlast the rest, workspace %zu bytes",
+                 plan->prefill.main.name, gpu, plan->prefill.args.num_blocks,
+                 plan->prefill.args.block_rows, plan->workspace_size);
+        return KV8_OK;
+    }
     if (plan->choice == NULL) {
         snprintf(text, size, "%s on %s: a block per query row and head, workspace %zu bytes",
                  any_name, gpu, plan->workspace_size);
@@ -364,6 +395,9 @@ kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_s
     KV8_TRY(check_run(plan, stream, args, workspace));
     if (args->batch == 0) return KV8_OK;
     const kv8_decode_args a = device_args(plan, args, workspace);
+    if (plan->prefills && aligned(&a.k) && aligned(&a.v))
+        return kv8_prefill_run(&plan->prefill, stream, args, a.sink_logit,
+                               (uint8_t *)workspace + plan->prefill_at);
     if (plan->choice != NULL && aligned(&a.k) && aligned(&a.v)) {
         const kv8_launch launch = {.grid = {(uint32_t)plan->num_blocks},
                                    .block = {(uint32_t)plan->choice->num_warps * 32},

@@ -30,7 +30,14 @@ static const kv8_prefill_row rows[] = {
 #undef KV8_PREFILL
 enum { NUM_ROWS = sizeof rows / sizeof rows[0] };
 
-static kv8_status find_row(const kv8_attention_spec *spec, const kv8_prefill_row **row_out) {
+static const kv8_prefill_row *find_row(const kv8_attention_spec *spec) {
+    for (int i = 0; i < NUM_ROWS; i++) {
+        if (rows[i].code == spec->k_dtype && rows[i].head_dim == spec->head_dim) return &rows[i];
+    }
+    return NULL;
+}
+
+static kv8_status choose(const kv8_attention_spec *spec, const kv8_prefill_row **row_out) {
     const kv8_dtype q = spec->q_dtype;
     const int32_t v_head_dim = kv8_spec_v_head_dim(spec);
     if (q != KV8_BF16 && q != KV8_F16)
@@ -52,16 +59,17 @@ static kv8_status find_row(const kv8_attention_spec *spec, const kv8_prefill_row
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "prefill: head_dim is %d, v_head_dim %d; supported: both the same",
                         spec->head_dim, v_head_dim);
-    for (int i = 0; i < NUM_ROWS; i++) {
-        if (rows[i].code == spec->k_dtype && rows[i].head_dim == spec->head_dim) {
-            *row_out = &rows[i];
-            return KV8_OK;
-        }
-    }
+    *row_out = find_row(spec);
+    if (*row_out != NULL) return KV8_OK;
     return kv8_fail(KV8_ERR_UNSUPPORTED,
                     "prefill: pages of %s at head_dim %d; supported: e4m3, e5m2, int8, f16, bf16 "
                     "at 64 and 128",
                     kv8_dtype_name(spec->k_dtype), spec->head_dim);
+}
+
+bool kv8_prefill_takes(const kv8_device *device, const kv8_attention_spec *spec) {
+    const kv8_prefill_row *row = NULL;
+    return choose(spec, &row) == KV8_OK && kv8_kernel_exists(device, row->name);
 }
 
 /* --- plan --- */
@@ -96,7 +104,7 @@ kv8_status kv8_prefill_plan_make(kv8_prefill_plan *plan_out, kv8_device *device,
     enum { SLOTS_PER_SM = 4, SCHEDULE_THREADS = 1024 };
     KV8_TRY(kv8_attention_check_spec(spec));
     const kv8_prefill_row *row = NULL;
-    KV8_TRY(find_row(spec, &row));
+    KV8_TRY(choose(spec, &row));
     const int32_t num_sms = kv8_device_get_info(device)->num_sms;
     kv8_prefill_plan plan = {
         .code = row->code, .max_batch = spec->max_batch, .has_sink = spec->sink_logit != NULL};

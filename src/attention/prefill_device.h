@@ -26,6 +26,8 @@ typedef struct kv8_prefill_plan {
     bool has_sink;
 } kv8_prefill_plan;
 
+/* Whether kv8_prefill_plan_make would find a kernel for a checked spec on this device. */
+bool kv8_prefill_takes(const kv8_device *device, const kv8_attention_spec *spec);
 /* KV8_ERR_UNSUPPORTED, naming what is supported, where no prefill kernel does what the spec asks or
  * this GPU has none of them. */
 kv8_status kv8_prefill_plan_make(kv8_prefill_plan *plan_out, kv8_device *device,

@@ -3,6 +3,8 @@
  * that nobody may see is NaN; splits; graphs whose lengths change; refusals.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <kv8/attention_device.h>
+
 #include "attention_case.h"
 #include "gpu_testing.h"
 #include "prefill_device.h"
@@ -112,7 +114,7 @@ static void compare(const attention_inputs *in, const float *o, const float *lse
                      case_text(in->c, KV8_ISA_BEST));
         for (size_t i = first; i < first + rows; i++) {
             const double ref = in->ref_lse[i], got = (double)lse[i];
-            if (isinf(ref) && got == ref) continue;
+            if (isnan(ref) ? isnan(got) : isinf(ref) && got == ref) continue;
             if (!(fabs(got - ref) <= 2e-3))
                 fail_msg("request %d: lse[%zu] is %g, not %g: %s", b, i, got, ref,
                          case_text(in->c, KV8_ISA_BEST));
@@ -246,6 +248,44 @@ static void maxima_rise(void **state) {
         c.qo_len[0] = 70;
         check(g, &c, 0);
     }
+}
+
+/* NaN in K or V of the newest token, which the last row alone may see; infinities anywhere. */
+static void what_is_not_finite_stays_where_it_is_seen(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    for (int i = 0; i < NUM_CODES; i++) {
+        attention_case c = plain(codes[i], i % 2 == 0 ? 128 : 64);
+        c.nan_newest = true;
+        c.batch = 5;
+        c.qo_len[1] = 20, c.kv_len[1] = 150;
+        c.qo_len[2] = 2, c.kv_len[2] = 2;
+        c.qo_len[3] = 5, c.kv_len[3] = 2000;
+        c.qo_len[4] = 1, c.kv_len[4] = 1;
+        check(g, &c, 0);
+        c.nan_newest = false;
+        c.infinities = codes[i] == KV8_E5M2;
+        c.qo_len[0] = 17;
+        check(g, &c, 0);
+    }
+}
+
+/* The public plan takes these kernels where its bounds speak of many rows, and says so. */
+static void the_plan_chooses(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    attention_case c = plain(KV8_E4M3, 64);
+    static attention_inputs in;
+    case_make(&in, &c);
+    char text[256];
+    for (int many = 0; many < 2; many++) {
+        kv8_attention_spec spec = in.spec;
+        if (!many) spec.max_batch = spec.max_total_q;
+        kv8_attention_device_plan *plan = NULL;
+        assert_ok(kv8_attention_device_plan_create(&plan, g->device, &spec, NULL));
+        assert_ok(kv8_attention_device_describe(plan, text, sizeof text));
+        assert_int_equal(strstr(text, "kv8_prefill_e4m3_d64__sm90") != NULL, many);
+        kv8_attention_device_plan_destroy(plan);
+    }
+    case_free(&in);
 }
 
 static void a_graph_follows_the_lengths(void **state) {
@@ -399,10 +439,15 @@ static int open_hopper(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_edge_of_a_tile),        cmocka_unit_test(options_at_random),
-        cmocka_unit_test(few_rows_are_split),          cmocka_unit_test(maxima_rise),
-        cmocka_unit_test(a_graph_follows_the_lengths), cmocka_unit_test(company_changes_no_bit),
+        cmocka_unit_test(every_edge_of_a_tile),
+        cmocka_unit_test(options_at_random),
+        cmocka_unit_test(few_rows_are_split),
+        cmocka_unit_test(maxima_rise),
+        cmocka_unit_test(a_graph_follows_the_lengths),
+        cmocka_unit_test(company_changes_no_bit),
         cmocka_unit_test(wrong_inputs_are_refused),
+        cmocka_unit_test(what_is_not_finite_stays_where_it_is_seen),
+        cmocka_unit_test(the_plan_chooses),
     };
     return cmocka_run_group_tests_name("prefill_device", tests, open_hopper, gpu_close);
 }

@@ -1,0 +1,234 @@
+/* prefill_producer.cuh - a producer warp: fetches the tiles of an item, widens or copies them into
+ * the stages, and says when they are there. The bytes of a tile are prefill_widen.cuh's.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_PREFILL_PRODUCER_CUH
+#define KV8_PREFILL_PRODUCER_CUH
+
+#include "prefill_shape.cuh"
+
+template <class SHAPE>
+struct producer {
+    enum {
+        WIDE = code_traits<SHAPE::CODE>::wide,
+        NUM_AHEAD = SHAPE::NUM_AHEAD,
+        LOADS = SHAPE::LOADS /* of 16 bytes at a time */
+    };
+    const kv8_prefill_args &a;
+    uint32_t shared;
+    int warp, lane;
+    /* The tile to fetch next, and the page of this lane's key there. */
+    int tile, tile_end, kv_head, page;
+    const int32_t *pages;
+    int seen_from, seen_to; /* keys that some row of the item may see */
+    ring<SHAPE::NUM_STAGES> stored;
+    __half2 scales[NUM_AHEAD + 1]; /* int8: K's and V's scale of this lane's key, oldest first */
+
+    __device__ producer(const kv8_prefill_args &args, uint32_t base)
+        : a(args),
+          shared(base),
+          warp(__shfl_sync(~0u, threadIdx.x % 128 / 32, 0)), /* uniform */
+          lane(threadIdx.x % 32) {}
+
+    __device__ __forceinline__ void open_item(const kv8_prefill_item &item) {
+        seen_from = item.seen_from;
+        seen_to = item.seen_to;
+        pages = (a.page_indptr != 0 ? a.page_indices : a.block_table) + item.pages_at;
+        kv_head = item.kv_head;
+        tile = item.tile_begin;
+        tile_end = item.tile_end;
+        page = page_of(tile);
+    }
+    __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
+        return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
+    }
+    /* The page of this lane's key of the tile; -1 where nobody looks. */
+    __device__ __forceinline__ int page_of(int of_tile) const {
+        const int key = of_tile * TILE_KEYS + 32 * warp + lane;
+        if (of_tile >= tile_end || key < seen_from || key >= seen_to) return -1;
+        return pages[divide(key, a.page_magic, a.page_shift)];
+    }
+    __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p, int slot) const {
+        if (page < 0) return __ushort_as_half(0);
+        return __ushort_as_half(
+            p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
+                        kv_head * p.scale_stride_head]);
+    }
+    __device__ __forceinline__ uint32_t tile_address(int at, int stage, int column) const {
+        return shared + at + (stage * SHAPE::COLUMNS + column) * TILE_BYTES + warp * 32 * 128;
+    }
+    __device__ __forceinline__ void publish(uint32_t full) const {
+        fence_stores_before_wgmma();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(full);
+    }
+    /* K, with what int8's lanes stored for the math's lanes to read. */
+    __device__ __forceinline__ void publish_k(uint32_t full) const {
+        if (SHAPE::K_ARRIVALS == 1) {
+            publish(full);
+        } else {
+            fence_stores_before_wgmma();
+            barrier_arrive(full);
+        }
+    }
+    __device__ __forceinline__ uint32_t raw_address(uint32_t n, int piece) const {
+        return shared + SHAPE::RAW_AT + (n % (NUM_AHEAD + 1) * 4 + warp) * SHAPE::RAW_TILE_BYTES +
+               piece * RAW_PIECE_BYTES;
+    }
+
+    /* Where this lane's key lies; somewhere readable when nobody may see it. */
+    __device__ __forceinline__ const uint8_t *key_of(const kv8_prefill_pages &p, int slot) const {
+        const uint64_t offset = (uint64_t)(uint32_t)max(page, 0) * p.stride_page +
+                                (uint64_t)(uint32_t)slot * p.stride_slot +
+                                (uint64_t)(uint32_t)kv_head * p.stride_head;
+        return p.data + 16 * offset;
+    }
+    __device__ __forceinline__ int slot_of(int of_tile) const {
+        const int key = of_tile * TILE_KEYS + 32 * warp + lane;
+        return key - (int)divide(key, a.page_magic, a.page_shift) * a.page_size;
+    }
+    /* Copies of K or V; of V too, at the same distances from its pool as K, when `together`. */
+    __device__ __forceinline__ void fetch_half(uint32_t raw, const uint8_t *mine, uint32_t seen,
+                                               bool together) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int key = 8 * i + lane / 4;
+            const uint8_t *const from = pointer_of(mine, key) + 16 * (lane % 4);
+            const uint32_t size = (seen >> key & 1) * 16;
+#pragma unroll
+            for (int c = 0; c < SHAPE::COLUMNS; c++) {
+                copy_async(raw + c * RAW_PIECE_BYTES + 512 * i, from + 64 * c, size);
+                if (together)
+                    copy_async(raw + (SHAPE::COLUMNS + c) * RAW_PIECE_BYTES + 512 * i,
+                               from + (a.v.data - a.k.data) + 64 * c, size);
+            }
+        }
+    }
+    /* Starts the copies of the next tile's codes, the block's n-th. */
+    __device__ __forceinline__ void fetch_tile(uint32_t n) {
+        const int slot = slot_of(tile);
+        const uint32_t seen = __ballot_sync(~0u, page >= 0);
+        const uint32_t raw = raw_address(n, 0) + 16 * lane;
+        const bool together = LOADS == 4 && a.k.stride_page == a.v.stride_page &&
+                              a.k.stride_slot == a.v.stride_slot &&
+                              a.k.stride_head == a.v.stride_head;
+        fetch_half(raw, key_of(a.k, slot), seen, together);
+        if (!together)
+            fetch_half(raw + SHAPE::COLUMNS * RAW_PIECE_BYTES, key_of(a.v, slot), seen, false);
+        if (SHAPE::CODE == CODE_INT8)
+            scales[NUM_AHEAD] = __halves2half2(scale_of(a.k, slot), scale_of(a.v, slot));
+        page = page_of(++tile);
+    }
+    /* Widens K or V of the oldest tile; published when the next codes are on their way into
+     * registers, so that nobody waits for the stores. */
+    template <bool IS_V>
+    __device__ __forceinline__ void widen_half(piece<LOADS> p) {
+        const int stage = stored.stage();
+        const __half2 scale = IS_V ? __high2half2(scales[0]) : __low2half2(scales[0]);
+        const int at = IS_V ? SHAPE::V_AT : SHAPE::K_AT;
+        barrier_wait(barrier(2 * IS_V + 1, stage), stored.parity() ^ 1);
+        if (SHAPE::CODE == CODE_INT8 && !IS_V)
+            asm volatile(
+                "st.shared.u16 [%0], %1;" ::"r"(shared + SHAPE::K_SCALES_AT +
+                                                (stage * TILE_KEYS + 32 * warp + lane) * 2),
+                "h"(__half_as_ushort(__low2half(scale)))
+                : "memory");
+#pragma unroll
+        for (int i = 0; i < SHAPE::COLUMNS * 4; i += LOADS) {
+            if (i > 0)
+                piece_load(p, raw_address(stored.steps, IS_V * SHAPE::COLUMNS + i / 4), i % 4,
+                           lane);
+            piece_widen<SHAPE::CODE, IS_V>(p, tile_address(at, stage, i / 4), i % 4, scale, lane);
+        }
+    }
+    /* 8-bit codes: while one tile is widened, the next NUM_AHEAD are under way. An item's tiles are
+     * all stored before the next item is asked for: the math that frees its slot waits for them. */
+    __device__ __forceinline__ void narrow_item() {
+        const uint32_t begin = stored.steps, end = begin + (tile_end - tile);
+        if (begin == end) return;
+#pragma unroll
+        for (int i = 0; i < NUM_AHEAD; i++) {
+            if (tile < tile_end) fetch_tile(begin + i);
+            copies_commit();
+            shift_scales();
+        }
+        do {
+            copies_wait<SHAPE::NUM_AHEAD - 1>();
+            piece<LOADS> p;
+            piece_load(p, raw_address(stored.steps, 0), 0, lane);
+            if (stored.steps != begin) publish(barrier(2, last_stage()));
+            widen_half<false>(p);
+            if (tile < tile_end) fetch_tile(stored.steps + NUM_AHEAD);
+            copies_commit();
+            piece_load(p, raw_address(stored.steps, SHAPE::COLUMNS), 0, lane);
+            publish_k(barrier(0, stored.stage()));
+            widen_half<true>(p);
+            stored.next();
+            shift_scales();
+        } while (stored.steps != end);
+        publish(barrier(2, last_stage()));
+    }
+    __device__ __forceinline__ int last_stage() const {
+        return (stored.steps - 1) % SHAPE::NUM_STAGES;
+    }
+    __device__ __forceinline__ void shift_scales() {
+        if constexpr (SHAPE::CODE == CODE_INT8) {
+#pragma unroll
+            for (int j = 0; j < NUM_AHEAD; j++) scales[j] = scales[j + 1];
+        }
+    }
+
+    /* 16-bit values land where wgmma reads them; a tile's K or V is published once the next two are
+     * under way. */
+    template <bool IS_V>
+    __device__ __forceinline__ void copy_half(const uint8_t *mine) {
+        const int stage = stored.stage();
+        const uint32_t seen = __ballot_sync(~0u, page >= 0);
+        barrier_wait(barrier(2 * IS_V + 1, stage), stored.parity() ^ 1);
+        const uint32_t to = tile_address(IS_V ? SHAPE::V_AT : SHAPE::K_AT, stage, 0);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int key = 4 * i + lane / 8, chunk = lane % 8;
+            const uint8_t *const from = pointer_of(mine, key) + 16 * chunk;
+#pragma unroll
+            for (int c = 0; c < SHAPE::COLUMNS; c++)
+                copy_async(to + c * TILE_BYTES + 128 * key + ((chunk ^ (key % 8)) * 16),
+                           from + 128 * c, (seen >> key & 1) * 16);
+        }
+        copies_commit();
+        if (landing[0] != 0) {
+            copies_wait<2>();
+            publish(landing[0]);
+        }
+        landing[0] = landing[1];
+        landing[1] = barrier(2 * IS_V, stage);
+    }
+    uint32_t landing[2] = {0, 0}; /* barriers of what is under way, oldest first */
+    __device__ __forceinline__ void wide_item() {
+        while (tile < tile_end) {
+            const int slot = slot_of(tile);
+            const int next_page = page_of(tile + 1);
+            const uint8_t *const my_v = key_of(a.v, slot);
+            copy_half<false>(key_of(a.k, slot));
+            copy_half<true>(my_v);
+            stored.next();
+            page = next_page;
+            tile++;
+        }
+        copies_wait<0>();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (landing[i] != 0) publish(landing[i]);
+            landing[i] = 0;
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        if constexpr (WIDE)
+            wide_item();
+        else
+            narrow_item();
+    }
+};
+
+#endif
