@@ -154,6 +154,7 @@ static void t_values_tile(const kv8_attention_job *job, const float *p, float *o
 static void t_values(const kv8_attention_job *job, const t_lanes *at, float *o, bool changed,
                      int32_t padded) {
     (void)padded; /* the tile's keys are always filled up */
+    if (at->vecs > 1) T_KEEP_AWAKE();
     t_turn(job, at);
     for (int32_t row = 0; changed && row < at->num_rows; row++) {
         float *const sums = o + (int64_t)row * job->v_row;

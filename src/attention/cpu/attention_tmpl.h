@@ -13,7 +13,7 @@
  *     T_LOAD_64, T_LOAD_V_64     optional: see widen_tmpl.h
  *   T_OWN_PRODUCTS   the file brings its own t_lanes_of, t_q_at, t_order_units, t_scores, t_values
  *                    (and t_begin, t_end around an item)
- *   T_KEEP_AWAKE()   optional: what must happen every few hundred cycles of widening
+ *   T_KEEP_AWAKE()   optional: what must happen every few hundred cycles
  *
  * Per tile of 64 keys and head: widen K and V; then for at most two vectors of rows at a time
  * S^T = K Q^T, weigh, O = keep O + P V. Rows lie in lanes and keys follow one another, so neither

@@ -180,6 +180,7 @@ static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
         const int64_t lane = lanes + v * V_LANES;
         const v_f32 scale =
             plain ? v_mul(v_load(job->lane_scale + lane), v_set1(t_log2e)) : v_set1(1.0f);
+        if (v > 0) T_KEEP_AWAKE();
         v_store(keep + v * V_LANES, t_weigh_vector(job, at, v, count, scale, v_scale,
                                                    job->lane_max + lane, job->lane_sum + lane));
     }
