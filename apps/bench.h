@@ -11,6 +11,21 @@
 int bench_attention(int argc, char **argv);
 int bench_model(int argc, char **argv);
 
+/* bench attention --device cuda (bench_attention_device.c): every format, batch and context is a
+ * row. */
+typedef struct bench_device_args {
+    const char *shape;
+    int32_t num_qo_heads, num_kv_heads, head_dim, window, page_size, pool_mib, qo_len;
+    int32_t longest; /* keys of the first request; 0 = as the others */
+    kv8_dtype q;
+    const kv8_dtype *kv;
+    const int32_t *batch, *context;
+    int32_t num_kv, num_batch, num_context;
+    float seconds;
+    bool no_sink, hnd, batch_invariant, json, csv;
+} bench_device_args;
+int bench_attention_device(const bench_device_args *args);
+
 /* Reads "1,16,64", every number in [min, max]. */
 int bench_list(const char *option, const char *text, int32_t min, int32_t max, int32_t *values_out,
                int32_t capacity, int32_t *num_out);

@@ -22,8 +22,8 @@ static const shape shapes[] = {
     {"gpt-oss", 64, 8, 64}, {"llama", 32, 8, 128}, {"mha", 16, 16, 64}, {"tiny", 8, 2, 64}};
 
 typedef struct bench_args {
-    const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *plot;
-    int32_t qo_len, window, page_size, pool_mib;
+    const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *plot, *device;
+    int32_t qo_len, window, page_size, pool_mib, longest;
     float seconds;
     bool no_sink, hnd, json, csv, batch_invariant;
 } bench_args;
@@ -654,6 +654,10 @@ static int parse(bench_args *args, int argc, char **argv) {
         {"batch-invariant", NULL, "with the batch_invariant option", CLI_FLAG,
          &args->batch_invariant},
         {"threads", "LIST", "thread counts; 0 = all processors (0)", CLI_TEXT, &args->threads},
+        {"device", "NAME", "cpu, or cuda: decode on the first GPU, in captured graphs (cpu)",
+         CLI_TEXT, &args->device},
+        {"longest", "N", "on cuda: the first request has N keys, the others --context (0: no)",
+         CLI_INT, &args->longest, 0, 1 << 24},
         {"isa", "LIST", "rungs (the best of this machine)", CLI_TEXT, &args->isa},
         {"pool", "MIB", "other caches read before one is read again (512)", CLI_INT,
          &args->pool_mib, 0, 1 << 20},
@@ -680,6 +684,38 @@ static int parse(bench_args *args, int argc, char **argv) {
     return operand == NULL ? -1 : cli_fail("\"%s\" is left over", operand);
 }
 
+/* --device cuda: decode rows on the GPU. What only the CPU's walk honours is refused. */
+static int bench_on_device(const walk *w, const bench_args *args) {
+    if (!w->decode) return cli_fail("--phase is %s; --device cuda times decode", args->phase);
+    if (args->isa != NULL || strcmp(args->threads, "0") != 0 || args->plot != NULL)
+        return cli_fail("--isa, --threads and --plot go with --device cpu");
+    const bench_device_args device = {
+        .shape = w->shape.name,
+        .num_qo_heads = w->shape.num_qo_heads,
+        .num_kv_heads = w->shape.num_kv_heads,
+        .head_dim = w->shape.head_dim,
+        .window = args->window,
+        .page_size = args->page_size,
+        .pool_mib = args->pool_mib,
+        .qo_len = 1,
+        .longest = args->longest,
+        .q = w->q,
+        .kv = w->kv,
+        .batch = w->batch,
+        .context = w->context,
+        .num_kv = w->num_kv,
+        .num_batch = w->num_batch,
+        .num_context = w->num_context,
+        .seconds = args->seconds,
+        .no_sink = args->no_sink,
+        .hnd = args->hnd,
+        .batch_invariant = args->batch_invariant,
+        .json = args->json,
+        .csv = args->csv,
+    };
+    return bench_attention_device(&device);
+}
+
 int bench_attention(int argc, char **argv) {
     bench_args args = {.shape = "gpt-oss",
                        .phase = "decode,prefill",
@@ -688,6 +724,7 @@ int bench_attention(int argc, char **argv) {
                        .batch = "1",
                        .context = "8192",
                        .threads = "0",
+                       .device = "cpu",
                        .qo_len = 512,
                        .window = -1,
                        .page_size = 16,
@@ -699,6 +736,10 @@ int bench_attention(int argc, char **argv) {
     status = parse_walk(&args, &w);
     if (status != CLI_OK) return status;
     cli_catch_interrupt();
+    if (strcmp(args.device, "cuda") == 0) return bench_on_device(&w, &args);
+    if (strcmp(args.device, "cpu") != 0)
+        return cli_fail("--device is \"%s\", must be cpu or cuda", args.device);
+    if (args.longest > 0) return cli_fail("--longest goes with --device cuda");
     cli_output plot = {0};
     status = open_plot(&w, &args, &plot);
     for (int32_t t = 0; status == CLI_OK && t < w.num_threads; t++) {

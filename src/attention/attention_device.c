@@ -74,14 +74,14 @@ static const decode_choice *choose(const kv8_attention_spec *spec, const kv8_dev
     return NULL;
 }
 
-/* KV heads that one block walks at once: so many that their rows of a token are 256 bytes in NHD,
- * of which DRAM serves all at once; fewer where a small batch would leave too few streams to join
- * its results in parallel. */
+/* KV heads that one block walks at once: four, whose rows of a token are at least 256 bytes in NHD,
+ * which DRAM serves at once; fewer where a small batch would leave too few streams to join their
+ * pieces in parallel. */
 static int32_t heads_per_block(const kv8_attention_spec *spec, int32_t num_warps) {
-    const int32_t row_bytes = spec->head_dim * (int32_t)kv8_dtype_size(spec->k_dtype);
-    int32_t heads = 1, most = 256 / row_bytes;
-    if (spec->max_batch <= 4) most = 128 / row_bytes;
-    if (spec->max_batch == 1 && spec->max_kv_len <= 16384) most = 1;
+    const int32_t most = spec->max_batch > 4                               ? 4
+                         : spec->max_batch > 1 || spec->max_kv_len > 16384 ? 2
+                                                                           : 1;
+    int32_t heads = 1;
     while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
            num_warps % (heads * 2) == 0)
         heads *= 2;
@@ -194,6 +194,7 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
         plan->allocator = &plan->allocator_copy;
     }
     plan->device = device;
+    plan->heads_per_block = plan->min_units = 1; /* the general kernel asks neither */
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(resolve(plan, spec));
     KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_decode_args), 0));
@@ -326,9 +327,26 @@ static kv8_decode_pages device_pages(const kv8_paged *paged, kv8_dtype dtype) {
     };
 }
 
-static bool aligned(const kv8_decode_pages *p) {
+/* What copies of 16 bytes, offsets of a granule in 32 bits and "no page" as a negative offset ask.
+ */
+static bool fits_copies(const kv8_decode_pages *p) {
     const int64_t strides = p->stride_page | p->stride_slot | p->stride_head;
-    return (((uintptr_t)p->data | (uintptr_t)strides) & 15) == 0;
+    const int64_t scales = p->scale_stride_page | p->scale_stride_slot | p->scale_stride_head;
+    enum { MAX_SLOT = 1 << 27 };
+    return (((uintptr_t)p->data | (uintptr_t)strides) & 15) == 0 && strides >= 0 && scales >= 0 &&
+           p->stride_slot < MAX_SLOT && p->scale_stride_slot < MAX_SLOT;
+}
+
+/* n / d = high half of n * factor, shifted, for n below 2^31: with 2^(s-1) < d <= 2^s and factor =
+ * ceil(2^(31+s) / d), factor * d exceeds 2^(31+s) by less than 2^s, and n times that by less than
+ * 2^(31+s). */
+static kv8_decode_divisor divisor(int32_t d) {
+    if (d == 1) return (kv8_decode_divisor){0};
+    uint32_t s = 1;
+    while ((int64_t)1 << s < d) s++;
+    const uint64_t whole = (uint64_t)1 << (31 + s);
+    return (kv8_decode_divisor){.factor = (uint32_t)((whole + (uint64_t)d - 1) / (uint64_t)d),
+                                .shift = s - 1};
 }
 
 static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
@@ -385,6 +403,10 @@ static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
         .window_left = spec->window_left,
         .heads_per_block = plan->heads_per_block,
         .min_units = plan->min_units,
+        .by_group = divisor(spec->num_qo_heads / spec->num_kv_heads),
+        .by_page = divisor(spec->page_size),
+        .by_min_units = divisor(plan->min_units),
+        .by_head_blocks = divisor(spec->num_kv_heads / plan->heads_per_block),
         .score_scale = spec->sm_scale * log2_e,
         .soft_cap = spec->logits_soft_cap * log2_e,
     };
@@ -395,10 +417,10 @@ kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_s
     KV8_TRY(check_run(plan, stream, args, workspace));
     if (args->batch == 0) return KV8_OK;
     const kv8_decode_args a = device_args(plan, args, workspace);
-    if (plan->prefills && aligned(&a.k) && aligned(&a.v))
+    if (plan->prefills && fits_copies(&a.k) && fits_copies(&a.v))
         return kv8_prefill_run(&plan->prefill, stream, args, a.sink_logit,
                                (uint8_t *)workspace + plan->prefill_at);
-    if (plan->choice != NULL && aligned(&a.k) && aligned(&a.v)) {
+    if (plan->choice != NULL && fits_copies(&a.k) && fits_copies(&a.v)) {
         const kv8_launch launch = {.grid = {(uint32_t)plan->num_blocks},
                                    .block = {(uint32_t)plan->choice->num_warps * 32},
                                    .dynamic_bytes = plan->dynamic_bytes};

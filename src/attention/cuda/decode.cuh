@@ -20,7 +20,7 @@
 
 namespace kv8 {
 
-template <Format F_, int DIM_, int NT_, int WARPS_, int STAGES_, int DEPTH_, bool GRANULE_PAGES_>
+template <Format F_, int DIM_, int NT_, int WARPS_, int STAGES_, bool GRANULE_PAGES_>
 struct DecodeConfig {
     static constexpr Format F = F_;
     static constexpr int DIM = DIM_;
@@ -28,7 +28,6 @@ struct DecodeConfig {
     static constexpr int ROWS = NT * 8;
     static constexpr int WARPS = WARPS_, THREADS = WARPS * 32;
     static constexpr int STAGES = STAGES_;
-    static constexpr int DEPTH = DEPTH_;  // granules of a stage
     // Pages hold whole granules: one table entry for each. Otherwise one for every token.
     static constexpr bool GRANULE_PAGES = GRANULE_PAGES_;
     static constexpr bool IS_BF16 = F == BF16;
@@ -36,7 +35,10 @@ struct DecodeConfig {
     using K = KeyTile<F, DIM>;
     using V = ValueTile<F, DIM>;
     using R = Row<F, DIM>;
-    static constexpr int STAGE_BYTES = DEPTH * 2 * R::TILE_BYTES;
+    // A stage: a granule of K, of V, and of int8 for each of their rows the word that has its scale
+    // and how far to shift it.
+    static constexpr int SCALES = 2 * R::TILE_BYTES, SCALE_BYTES = F == INT8 ? 2 * TOKENS * 8 : 0;
+    static constexpr int STAGE_BYTES = SCALES + SCALE_BYTES;
     // A warp's result: float4 [FRAGMENTS][32 lanes] as the MMA leaves it, then maxima, then sums.
     static constexpr int FRAGMENTS = DIM / 16 * NT;
     static constexpr int RESULT_BYTES = FRAGMENTS * 512 + 2 * ROWS * 4;
@@ -46,6 +48,10 @@ struct DecodeConfig {
     // After the rings: one Record per request and one more.
     static constexpr int smem_bytes(int max_batch) { return RING_BYTES + (max_batch + 1) * 32; }
 };
+
+__device__ inline int divide(int n, const kv8_decode_divisor &d) {
+    return d.factor == 0 ? n : int(__umulhi(uint32_t(n), d.factor) >> d.shift);
+}
 
 struct KeyRange {
     int begin, end;
@@ -116,9 +122,9 @@ class Walker {
           first(piece_in.granule_begin + slice),
           step(num_slices) {
         const Request &r = piece.request;
-        const KeyRange top = visible_keys(a, r, piece.row_begin / a.group_size);
+        const KeyRange top = visible_keys(a, r, divide(piece.row_begin, a.by_group));
         const KeyRange low =
-            visible_keys(a, r, (piece.row_begin + piece.num_rows - 1) / a.group_size);
+            visible_keys(a, r, divide(piece.row_begin + piece.num_rows - 1, a.by_group));
         any = {min(top.begin, low.begin), low.end};
         all = {low.begin, top.end};
         if (a.mask_bits != nullptr) all = {0, 0};
@@ -128,32 +134,29 @@ class Walker {
 
     template <class MEANWHILE>
     __device__ void run(State<C> &state, MEANWHILE &&meanwhile) {
-        look_up(0, page_now, slot_now);
-        look_up(1, page_next, slot_next);
-        k_lane = lane_base(a.k), v_lane = lane_base(a.v);
+        look_up(0, now);
+        look_up(1, next);
+        prepare_copies(a.k, k_lane, k_row), prepare_copies(a.v, v_lane, v_row);
+        prepare_scales();
         float scale[C::NT];
         load_q(scale);
-        const int num_tiles = (count + C::DEPTH - 1) / C::DEPTH;
 #pragma unroll 1
         for (int s = 0; s < C::STAGES - 1; s++) {
-            if (s < num_tiles) fetch(s, s);
+            if (s < count) fetch(s, s);
             copy_commit();
         }
         narrow_q(scale);  // while the first copies are on their way
         meanwhile();
-        load_row_scales(0);
-        int at = 0, next = C::STAGES - 1;  // stages of the ring
+        int at = 0, to = C::STAGES - 1;  // stages of the ring
 #pragma unroll 1
-        for (int t = 0; t < num_tiles; t++) {
+        for (int t = 0; t < count; t++) {
             copy_wait<C::STAGES - 2>();
             __syncwarp();
-            if (t + C::STAGES - 1 < num_tiles) fetch(t + C::STAGES - 1, next);
+            if (t + C::STAGES - 1 < count) fetch(t + C::STAGES - 1, to);
             copy_commit();
-            const float k_row = next_k_row, v_row = next_v_row;
-            if (C::F == INT8 && t + 1 < num_tiles) load_row_scales(t + 1);
-            compute(t, at, k_row, v_row, state);
+            compute(t, at, state);
             at = at + 1 == C::STAGES ? 0 : at + 1;
-            next = next + 1 == C::STAGES ? 0 : next + 1;
+            to = to + 1 == C::STAGES ? 0 : to + 1;
         }
         copy_wait<0>();
         __syncwarp();
@@ -169,44 +172,44 @@ class Walker {
     KeyRange any, all;  // keys that some row, that all rows see
     uint32_t q[1][C::NT][C::DIM / 16][2];
     float factor[C::NT][2];  // of columns 2c, 2c + 1: score in base 2 = sum * factor
+    // Where a granule, or a token, lies: byte offsets of its first row of head 0; -1: nobody sees
+    // it.
+    struct Place {
+        int64_t k, v;
+        int page, slot;  // int8: its scales
+    };
+    Place now, next;
+    // A lane's copies: its first address in page 0, and how much further each pass goes.
+    static constexpr int PASSES = (C::R::CHUNKS * TOKENS + 31) / 32;
     const uint8_t *k_lane, *v_lane;
-    int page_now, slot_now, page_next, slot_next;
-    float next_k_row, next_v_row;
+    uint32_t k_row[PASSES], v_row[PASSES];
+    const uint16_t *scale_lane;  // int8: lane t has K's token t, lane 16 + t V's
+    int64_t scale_page;
+    int32_t scale_slot;
 
     __device__ int granule(int i) const {
         return first + i * step;
     }
 
-    // Table entries of 32 granules, or of the 16 * DEPTH tokens of one tile, one per lane; always
-    // one batch ahead of its use. A page that no row of the tile may see is -1, and never read.
-    __device__ void look_up(int batch, int &page, int &slot) const {
+    // Table entries of 32 granules, or of the 16 tokens of one, one per lane; always one batch
+    // ahead of its use. A page that no row of the tile may see is never read.
+    __device__ void look_up(int batch, Place &place) const {
         constexpr int SPAN = C::GRANULE_PAGES ? TOKENS : 1;  // tokens of an entry
-        int token;
-        bool wanted;
-        if constexpr (C::GRANULE_PAGES) {
-            const int i = batch * 32 + lane;
-            token = granule(i) * TOKENS;
-            wanted = i < count;
-        } else {
-            const int i = batch * C::DEPTH + lane / TOKENS;
-            token = granule(i) * TOKENS + lane % TOKENS;
-            wanted = lane < C::DEPTH * TOKENS && i < count;
-        }
-        wanted = wanted && token < any.end && token + SPAN > any.begin;
-        if (wanted && a.mask_bits != nullptr) wanted = mask_shows(token, SPAN);
-        page = -1, slot = 0;
-        if (!wanted) return;
-        const int index = token / a.page_size;
-        slot = token - index * a.page_size;
-        page = __ldg(piece.request.pages + index);
-    }
-    __device__ bool mask_shows_or_none(int key) const {
-        return a.mask_bits == nullptr || mask_shows(key, 1);
+        const int i = C::GRANULE_PAGES ? batch * 32 + lane : batch;
+        const int token = granule(i) * TOKENS + (C::GRANULE_PAGES ? 0 : lane % TOKENS);
+        place = {-1, -1, 0, 0};
+        if (i >= count || token >= any.end || token + SPAN <= any.begin) return;
+        if (a.mask_bits != nullptr && !mask_shows(token, SPAN)) return;
+        const int index = divide(token, a.by_page);
+        place.slot = token - index * a.page_size;
+        place.page = __ldg(piece.request.pages + index);
+        place.k = place.page * a.k.stride_page + place.slot * a.k.stride_slot;
+        place.v = place.page * a.v.stride_page + place.slot * a.v.stride_slot;
     }
     // Does some row of the tile see one of these keys?
     __device__ bool mask_shows(int key, int num_keys) const {
-        const int first = piece.row_begin / a.group_size;
-        const int last = (piece.row_begin + piece.num_rows - 1) / a.group_size;
+        const int first = divide(piece.row_begin, a.by_group);
+        const int last = divide(piece.row_begin + piece.num_rows - 1, a.by_group);
         for (int q_token = first; q_token <= last; q_token++) {
             const KeyRange seen = visible_keys(a, piece.request, q_token);
             for (int k = max(key, seen.begin); k < min(key + num_keys, seen.end); k++)
@@ -215,83 +218,94 @@ class Walker {
         return false;
     }
 
-    // Starts the copies of tile t (DEPTH granules) into a stage.
-    __device__ void fetch(int t, int stage) {
+    // Starts the copies of granule i into a stage.
+    __device__ void fetch(int i, int stage) {
+        if (C::GRANULE_PAGES ? i > 0 && i % 32 == 0 : i > 0) {
+            now = next;
+            look_up(C::GRANULE_PAGES ? i / 32 + 1 : i + 1, next);
+        }
         const uint32_t to = ring + stage * C::STAGE_BYTES;
-        if (!C::GRANULE_PAGES && t > 0) {
-            page_now = page_next, slot_now = slot_next;
-            look_up(t + 1, page_next, slot_next);
-        }
-#pragma unroll
-        for (int j = 0; j < C::DEPTH; j++) {
-            const int i = t * C::DEPTH + j;
-            if (i >= count) break;
-            if (C::GRANULE_PAGES && i > 0 && i % 32 == 0) {
-                page_now = page_next, slot_now = slot_next;
-                look_up(i / 32 + 1, page_next, slot_next);
-            }
-            const int token = granule(i) * TOKENS;
-            const bool whole = token >= any.begin && token + TOKENS <= any.end;
-            copy_tile(a.k, k_lane, token, whole, i, j, to + j * C::R::TILE_BYTES);
-            copy_tile(a.v, v_lane, token, whole, i, j, to + (C::DEPTH + j) * C::R::TILE_BYTES);
-        }
+        const int token = granule(i) * TOKENS;
+        copy_tile(now.k, k_lane, k_row, token, i, to);
+        copy_tile(now.v, v_lane, v_row, token, i, to + C::R::TILE_BYTES);
+        if constexpr (C::F == INT8) copy_scales(token, i, to + C::SCALES);
     }
-    // lane_base: this lane's place in the head's first row of page 0.
-    __device__ void copy_tile(const kv8_decode_pages &p, const uint8_t *lane_base, int token,
-                              bool whole, int i, int j, uint32_t to) const {
+    __device__ void copy_tile(int64_t offset, const uint8_t *lane_from,
+                              const uint32_t (&row_from)[PASSES], int token, int i,
+                              uint32_t to) const {
         using R = typename C::R;
-        constexpr bool EVEN = 32 % R::CHUNKS == 0;  // every pass moves on by whole rows
-        const uint8_t *base = lane_base;
         if constexpr (C::GRANULE_PAGES) {
-            const int page = __shfl_sync(~0u, page_now, i % 32);
-            if (page < 0) whole = false, token = any.end;  // nothing is inside
-            base += page * p.stride_page + __shfl_sync(~0u, slot_now, i % 32) * p.stride_slot;
+            offset = __shfl_sync(~0u, offset, i % 32);
+            if (offset >= 0 && token >= any.begin && token + TOKENS <= any.end) {
+#pragma unroll
+                for (int n = 0; n < PASSES; n++) {
+                    const int index = n * 32 + lane, row = index / R::CHUNKS;
+                    if (R::CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
+                        copy16(to + R::at(row, index % R::CHUNKS),
+                               lane_from + offset + row_from[n]);
+                }
+                return;
+            }
         }
 #pragma unroll
-        for (int n = 0; n < (R::CHUNKS * TOKENS + 31) / 32; n++) {
-            const int index = n * 32 + lane;
-            const int row = index / R::CHUNKS, chunk = index % R::CHUNKS;
-            const uint8_t *from = base;
-            bool inside = whole || (token + row >= any.begin && token + row < any.end);
-            if constexpr (!EVEN) from = base + chunk * 16;
-            if constexpr (C::GRANULE_PAGES) {
-                from += EVEN ? n * (32 / R::CHUNKS) * p.stride_slot : row * p.stride_slot;
-            } else {
-                const int holder = j * TOKENS + (row & (TOKENS - 1));
-                const int page = __shfl_sync(~0u, page_now, holder);
-                from += page * p.stride_page + __shfl_sync(~0u, slot_now, holder) * p.stride_slot;
-                inside = page >= 0;
-            }
+        for (int n = 0; n < PASSES; n++) {
+            const int index = n * 32 + lane, row = index / R::CHUNKS;
+            const int64_t at = C::GRANULE_PAGES ? offset : __shfl_sync(~0u, offset, row % TOKENS);
+            bool inside = at >= 0;  // an entry of its own says it all
+            if constexpr (C::GRANULE_PAGES)
+                inside = inside && token + row >= any.begin && token + row < any.end;
             if (R::CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
-                copy16(to + R::at(row, chunk), from, inside ? 16 : 0);
+                copy16_or_zero(to + R::at(row, index % R::CHUNKS),
+                               lane_from + (inside ? at + row_from[n] : 0), inside);
         }
     }
-    __device__ const uint8_t *lane_base(const kv8_decode_pages &p) const {
+    __device__ void prepare_copies(const kv8_decode_pages &p, const uint8_t *&lane_from,
+                                   uint32_t (&row_from)[PASSES]) const {
         using R = typename C::R;
-        const uint8_t *base = p.data + head * p.stride_head;
-        if (32 % R::CHUNKS != 0) return base;
-        base += lane % R::CHUNKS * 16;
-        return C::GRANULE_PAGES ? base + lane / R::CHUNKS * p.stride_slot : base;
+        lane_from = p.data + head * p.stride_head;
+#pragma unroll
+        for (int n = 0; n < PASSES; n++) {
+            const int index = n * 32 + lane;
+            row_from[n] = index % R::CHUNKS * 16;
+            if constexpr (C::GRANULE_PAGES)
+                row_from[n] += index / R::CHUNKS * uint32_t(p.stride_slot);
+        }
     }
 
-    // int8: lane l loads the scales of token l of tile t.
-    __device__ void load_row_scales(int t) {
+    // int8: lane t copies the word that holds the scale of K's token t, lane 16 + t of V's.
+    __device__ void prepare_scales() {
         if constexpr (C::F == INT8) {
-            const int i = t * C::DEPTH + lane / TOKENS;
-            const int token = granule(i) * TOKENS + lane % TOKENS;
-            next_k_row = next_v_row = 0;
-            if (lane >= C::DEPTH * TOKENS || i >= count || token < any.begin || token >= any.end)
-                return;
-            const int index = token / a.page_size, slot = token - index * a.page_size;
-            if (!mask_shows_or_none(token)) return;
-            const int64_t page = __ldg(piece.request.pages + index);
-            next_k_row = __half2float(__ushort_as_half(
-                __ldg(a.k.row_scale + page * a.k.scale_stride_page + slot * a.k.scale_stride_slot +
-                      head * a.k.scale_stride_head)));
-            next_v_row = __half2float(__ushort_as_half(
-                __ldg(a.v.row_scale + page * a.v.scale_stride_page + slot * a.v.scale_stride_slot +
-                      head * a.v.scale_stride_head)));
+            const kv8_decode_pages &p = lane < TOKENS ? a.k : a.v;
+            scale_lane = p.row_scale + head * p.scale_stride_head;
+            scale_page = p.scale_stride_page, scale_slot = int32_t(p.scale_stride_slot);
         }
+    }
+    __device__ void copy_scales(int token, int i, uint32_t to) const {
+        const int t = lane % TOKENS, holder = C::GRANULE_PAGES ? i % 32 : t;
+        const int page = __shfl_sync(~0u, now.page, holder);
+        const int slot = __shfl_sync(~0u, now.slot, holder) + (C::GRANULE_PAGES ? t : 0);
+        const bool inside =
+            __shfl_sync(~0u, now.k, holder) >= 0 && token + t >= any.begin && token + t < any.end;
+        const uintptr_t at =
+            reinterpret_cast<uintptr_t>(scale_lane + page * scale_page + slot * scale_slot);
+        copy4_or_zero(to + lane * 8, reinterpret_cast<const void *>(at & ~uintptr_t(3)), inside);
+        store_shared(to + lane * 8 + 4, uint32_t(at & 2) * 8);
+    }
+    // Scales of tokens g and g + 8 of a stage: of K, or of V.
+    struct RowScales {
+        float of[2];
+    };
+    __device__ RowScales row_scales(int stage, bool of_v) const {
+        RowScales r = {{1, 1}};
+        if constexpr (C::F == INT8)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const auto word = load_shared<8>(ring + stage * C::STAGE_BYTES + C::SCALES +
+                                                 (of_v * TOKENS + half * 8 + g) * 8);
+                r.of[half] = __half2float(
+                    __ushort_as_half(static_cast<unsigned short>(word.w[0] >> word.w[1])));
+            }
+        return r;
     }
 
     __device__ static uint32_t load_pair(const uint16_t *from) {
@@ -308,7 +322,7 @@ class Walker {
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++) {
             const int n = nt * 8 + g;
-            const int row = piece.row_begin + n, token = row / a.group_size;
+            const int row = piece.row_begin + n, token = divide(row, a.by_group);
             const uint16_t *from = static_cast<const uint16_t *>(a.q);
             if (n < piece.num_rows)
                 from += (r.qo_begin + token) * a.q_stride_row +
@@ -362,11 +376,10 @@ class Walker {
         return __int_as_float((127 - shift) << 23);
     }
 
-    // Every row sees every token of tile t, and the tile is full.
-    __device__ bool is_open(int t) const {
-        const int last = t * C::DEPTH + C::DEPTH - 1;
-        return last < count && granule(t * C::DEPTH) * TOKENS >= all.begin &&
-               (granule(last) + 1) * TOKENS <= all.end;
+    // Every row sees every token of granule i.
+    __device__ bool is_open(int i) const {
+        const int token = granule(i) * TOKENS;
+        return token >= all.begin && token + TOKENS <= all.end;
     }
     __device__ bool mask_bit(int q_token, int key) const {
         if (a.mask_bits == nullptr) return true;
@@ -374,54 +387,39 @@ class Walker {
         return a.mask_bits[a.mask_indptr[piece.request.index] + bit / 8] >> (bit % 8) & 1;
     }
 
-    __device__ void compute(int t, int stage, float k_row, float v_row, State<C> &state) {
-        const uint32_t keys = ring + stage * C::STAGE_BYTES;
-        const uint32_t values = keys + C::DEPTH * C::R::TILE_BYTES;
-        float s[C::DEPTH][C::NT][4];
+    __device__ void compute(int i, int stage, State<C> &state) {
+        const uint32_t keys = ring + stage * C::STAGE_BYTES, values = keys + C::R::TILE_BYTES;
+        float s[C::NT][4];
 #pragma unroll
-        for (int j = 0; j < C::DEPTH; j++) {
+        for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
-            for (int nt = 0; nt < C::NT; nt++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) s[j][nt][i] = 0;
-            C::K::template multiply<C::NT, C::IS_BF16, 1>(keys + j * C::R::TILE_BYTES, g, c, q,
-                                                          s[j]);
-        }
-        const bool masked = !is_open(t);
-        scale_scores(k_row, s);
-        if (masked) mask_scores(t, s);
-        raise_max(v_row, s, state);
-#pragma unroll
-        for (int j = 0; j < C::DEPTH; j++) {
-            if (masked && t * C::DEPTH + j >= count) break;  // the stage holds old bytes there
-            uint32_t p[C::P_PARTS][C::NT][2];
-            weigh(j, v_row, s[j], p, state);
-            const uint32_t tile = values + j * C::R::TILE_BYTES;
-            if (masked && has_non_finite(tile))
-                add_one_by_one(granule(t * C::DEPTH + j) * TOKENS, tile, p, state);
-            else
-                add_values(tile, p, state);
-        }
+            for (int x = 0; x < 4; x++) s[nt][x] = 0;
+        C::K::template multiply<C::NT, C::IS_BF16, 1>(keys, g, c, q, s);
+        const bool masked = !is_open(i);
+        scale_scores(row_scales(stage, false), s);
+        if (masked) mask_scores(granule(i) * TOKENS, s);
+        const RowScales v_rows = row_scales(stage, true);
+        raise_max(v_rows, s, state);
+        uint32_t p[C::P_PARTS][C::NT][2];
+        weigh(v_rows, s, p, state);
+        if (masked && has_non_finite(values))
+            add_one_by_one(granule(i) * TOKENS, values, p, state);
+        else
+            add_values(values, p, state);
     }
 
     // Sums of products -> scores in base 2.
-    __device__ void scale_scores(float k_row, float (&s)[C::DEPTH][C::NT][4]) const {
+    __device__ void scale_scores(const RowScales &rows, float (&s)[C::NT][4]) const {
 #pragma unroll
-        for (int j = 0; j < C::DEPTH; j++)
+        for (int half = 0; half < 2; half++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float row_scale = 1;
-                if constexpr (C::F == INT8)
-                    row_scale = __shfl_sync(~0u, k_row, j * TOKENS + half * 8 + g);
+            for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
-                for (int nt = 0; nt < C::NT; nt++)
-#pragma unroll
-                    for (int col = 0; col < 2; col++) {
-                        float &x = s[j][nt][half * 2 + col];
-                        x *= C::F == INT8 ? factor[nt][col] * row_scale : factor[nt][col];
-                        if (a.soft_cap > 0) x = cap(x);
-                    }
-            }
+                for (int col = 0; col < 2; col++) {
+                    float &x = s[nt][half * 2 + col];
+                    x *= C::F == INT8 ? factor[nt][col] * rows.of[half] : factor[nt][col];
+                    if (a.soft_cap > 0) x = cap(x);
+                }
     }
     // cap * tanh(x / cap), by tanh(y) = 1 - 2 / (1 + e^2y).
     __device__ float cap(float x) const {
@@ -433,58 +431,43 @@ class Walker {
     __device__ static void keep_here() {
         asm volatile("" ::: "memory");
     }
-    // -inf where a row may not see a key.
-    __device__ void mask_scores(int t, float (&s)[C::DEPTH][C::NT][4]) const {
+    // -inf where a row may not see a key; those of a granule begin at `first_key`.
+    __device__ void mask_scores(int first_key, float (&s)[C::NT][4]) const {
         keep_here();
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
             for (int col = 0; col < 2; col++) {
                 const int n = nt * 8 + 2 * c + col;
-                const int q_token = (piece.row_begin + n) / a.group_size;
+                const int q_token = divide(piece.row_begin + n, a.by_group);
                 KeyRange seen = visible_keys(a, piece.request, q_token);
                 if (n >= piece.num_rows) seen.end = 0;
 #pragma unroll
-                for (int j = 0; j < C::DEPTH; j++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const int i = t * C::DEPTH + j, key = granule(i) * TOKENS + half * 8 + g;
-                        const bool sees = i < count && key >= seen.begin && key < seen.end &&
-                                          mask_bit(q_token, key);
-                        if (!sees) s[j][nt][half * 2 + col] = -INFINITY;
-                    }
+                for (int half = 0; half < 2; half++) {
+                    const int key = first_key + half * 8 + g;
+                    if (key < seen.begin || key >= seen.end || !mask_bit(q_token, key))
+                        s[nt][half * 2 + col] = -INFINITY;
+                }
             }
     }
 
-    // log2 of the factor that joins p on its way to V; int8 alone.
-    __device__ static float log_of(float v_row) {
-        return __log2f(fmaxf(v_row, 0x1p-24f));
-    }
-
-    __device__ void raise_max(float v_row, const float (&s)[C::DEPTH][C::NT][4],
+    __device__ void raise_max(const RowScales &v_rows, const float (&s)[C::NT][4],
                               State<C> &state) const {
         float top[C::NT][2];
-#pragma unroll
-        for (int nt = 0; nt < C::NT; nt++) top[nt][0] = top[nt][1] = NO_KEY;
-#pragma unroll
-        for (int j = 0; j < C::DEPTH; j++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float more = 0;
-                if constexpr (C::F == INT8)
-                    more = log_of(__shfl_sync(~0u, v_row, j * TOKENS + half * 8 + g));
-#pragma unroll
-                for (int nt = 0; nt < C::NT; nt++)
-#pragma unroll
-                    for (int col = 0; col < 2; col++)
-                        top[nt][col] = fmaxf(top[nt][col], s[j][nt][half * 2 + col] + more);
-            }
         bool raise = false;
+        // log2 of the factor that joins p on its way to V; int8 alone.
+        float more[2] = {0, 0};
+        if constexpr (C::F == INT8)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                more[half] = __log2f(fmaxf(v_rows.of[half], 0x1p-24f));
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
-            for (int col = 0; col < 2; col++)
+            for (int col = 0; col < 2; col++) {
+                top[nt][col] = fmaxf(s[nt][col] + more[0], s[nt][2 + col] + more[1]);
                 raise |= top[nt][col] > state.max[nt][col] + LAZY_RAISE;
+            }
         if (!__any_sync(~0u, raise)) return;
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
@@ -505,12 +488,10 @@ class Walker {
     }
 
     // Scores of one granule -> probabilities as the second MMA's B fragment.
-    __device__ void weigh(int j, float v_row, const float (&s)[C::NT][4],
+    __device__ void weigh(const RowScales &v_rows, const float (&s)[C::NT][4],
                           uint32_t (&p)[C::P_PARTS][C::NT][2], State<C> &state) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float more = 1;
-            if constexpr (C::F == INT8) more = __shfl_sync(~0u, v_row, j * TOKENS + half * 8 + g);
 #pragma unroll
             for (int nt = 0; nt < C::NT; nt++) {
                 float x[2];
@@ -520,7 +501,8 @@ class Walker {
                     state.sum[nt][col] += x[col];
                     // What a row may not see has weight 0, whatever its scale.
                     if constexpr (C::F == INT8)
-                        x[col] = s[nt][half * 2 + col] == -INFINITY ? 0.0f : x[col] * more;
+                        x[col] =
+                            s[nt][half * 2 + col] == -INFINITY ? 0.0f : x[col] * v_rows.of[half];
                 }
                 if constexpr (C::IS_BF16) {
                     const uint32_t high = pack_bf16(x[0], x[1]);
@@ -560,8 +542,8 @@ class Walker {
                                    const uint32_t (&p)[C::P_PARTS][C::NT][2],
                                    State<C> &state) const {
         keep_here();
-        const int begin = piece.row_begin / a.group_size;
-        const int end = (piece.row_begin + piece.num_rows - 1) / a.group_size;
+        const int begin = divide(piece.row_begin, a.by_group);
+        const int end = divide(piece.row_begin + piece.num_rows - 1, a.by_group);
 #pragma unroll 1
         for (int q_token = begin; q_token <= end; q_token++) {
             const KeyRange keys = visible_keys(a, piece.request, q_token);
@@ -587,7 +569,7 @@ class Walker {
                         mma<C::IS_BF16>(sum, seen, p[part][nt]);
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        if ((piece.row_begin + nt * 8 + 2 * c + i % 2) / a.group_size == q_token)
+                        if (divide(piece.row_begin + nt * 8 + 2 * c + i % 2, a.by_group) == q_token)
                             state.o[d][nt][i] += sum[i];
                 }
             });

@@ -16,6 +16,11 @@ typedef struct kv8_decode_pages {
     int64_t scale_stride_page, scale_stride_slot, scale_stride_head;
 } kv8_decode_pages;
 
+/* n / d for 0 <= n < 2^31: the high half of n * factor, shifted; factor 0 is d = 1. */
+typedef struct kv8_decode_divisor {
+    uint32_t factor, shift;
+} kv8_decode_divisor;
+
 typedef struct kv8_decode_args {
     const void *q;
     int64_t q_stride_row, q_stride_head;
@@ -46,9 +51,10 @@ typedef struct kv8_decode_args {
     int32_t q_dtype, k_dtype, v_dtype, o_dtype; /* kv8_dtype */
     int32_t causal, window_left;
     int32_t heads_per_block; /* KV heads that one block walks at once: 1, 2, 4.. up to its warps */
-    int32_t min_units;       /* granules below which no block is put to work */
-    float score_scale;       /* sm_scale * log2(e) */
-    float soft_cap;          /* logits_soft_cap * log2(e); 0 = off */
+    kv8_decode_divisor by_group, by_page, by_min_units, by_head_blocks;
+    int32_t min_units; /* granules below which no block is put to work */
+    float score_scale; /* sm_scale * log2(e) */
+    float soft_cap;    /* logits_soft_cap * log2(e); 0 = off */
 } kv8_decode_args;
 
 /* Of a launch: packed query rows of a tile, tokens of a granule, bytes of shared memory behind the
@@ -56,9 +62,9 @@ typedef struct kv8_decode_args {
 enum { KV8_DECODE_ROWS = 8, KV8_DECODE_TOKENS = 16, KV8_DECODE_RECORD_BYTES = 32 };
 
 #ifdef __cplusplus
-static_assert(sizeof(kv8_decode_args) == 448, "layout");
+static_assert(sizeof(kv8_decode_args) == 480, "layout");
 #else
-_Static_assert(sizeof(kv8_decode_args) == 448, "layout");
+_Static_assert(sizeof(kv8_decode_args) == 480, "layout");
 #endif
 
 #endif

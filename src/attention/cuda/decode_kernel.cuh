@@ -95,7 +95,7 @@ __device__ int lay_line(const kv8_decode_args &a, Record *records) {
 // How many blocks take part: no more than there is work for, and where streams are few a multiple
 // of them, so that even streams are cut evenly.
 __device__ inline int blocks_for(const kv8_decode_args &a, int total, int streams) {
-    const int blocks = min(int(gridDim.x), max((total + a.min_units - 1) / a.min_units, 1));
+    const int blocks = min(int(gridDim.x), max(divide(total + a.min_units - 1, a.by_min_units), 1));
     if (streams > blocks) return blocks;
     const int even = blocks / streams * streams;
     return even * 8 >= blocks * 7 ? even : blocks;
@@ -118,7 +118,7 @@ __device__ Piece find_piece(const kv8_decode_args &a, const Line &line, int unit
     const int granules = granules_of(keys), begin = keys.begin / TOKENS;
     const int head_blocks = a.num_kv_heads / a.heads_per_block;
     const int index = (unit - start) / granules;
-    const int tile = index / head_blocks;
+    const int tile = divide(index, a.by_head_blocks);
     p.head_begin = (index - tile * head_blocks) * a.heads_per_block;
     p.row_begin = tile * C::ROWS;
     p.num_rows = min(C::ROWS, p.request.qo_len * a.group_size - p.row_begin);
@@ -168,7 +168,7 @@ struct RowEnd {
 __device__ inline RowEnd load_row_end(const kv8_decode_args &a, const Request &r, int head,
                                       int row) {
     constexpr float LOG2E = 1.4426950408889634f;
-    const int qo_head = head * a.group_size + row % a.group_size;
+    const int qo_head = head * a.group_size + row - divide(row, a.by_group) * a.group_size;
     return {a.sink_logit == nullptr ? -INFINITY : __ldg(a.sink_logit + qo_head) * LOG2E,
             a.v_scale == nullptr ? 1.0f
                                  : __ldg(a.v_scale + r.index * a.v_scale_stride_batch +
@@ -190,7 +190,7 @@ __device__ inline void store2(const kv8_decode_args &a, int64_t at, float x, flo
 __device__ inline void finish(const kv8_decode_args &a, const Request &r, int head, int row,
                               int dim, const RowEnd &end, float x, float y, float max, float sum) {
     constexpr float LN2 = 0.6931471805599453f;
-    const int token = row / a.group_size,
+    const int token = divide(row, a.by_group),
               qo_head = head * a.group_size + row - token * a.group_size;
     const int64_t q_row = r.qo_begin + token;
     const float top = fmaxf(max, end.sink);
@@ -225,7 +225,7 @@ __device__ inline float widen_one(const uint8_t *row, int d) {
 template <class C>
 __device__ __noinline__ float look_again(const kv8_decode_args &a, const Request &r, int head,
                                          int row, int dim) {
-    const int token = row / a.group_size;
+    const int token = divide(row, a.by_group);
     const KeyRange keys = visible_keys(a, r, token);
     const uint16_t *const q = static_cast<const uint16_t *>(a.q) +
                               (r.qo_begin + token) * a.q_stride_row +
@@ -342,84 +342,69 @@ struct Pieces {
     bool first_is_second;  // the first piece is its block's second partial
 };
 
-template <class C>
-__device__ void end_stream(const kv8_decode_args &a, const Piece &p, const Item<C> &item,
-                           const RowEnd *ends, const float *row_max, const float *row_sum,
-                           Part &part) {
-    part.max = *reinterpret_cast<const float2 *>(row_max + item.slot_row);
-    part.sum = *reinterpret_cast<const float2 *>(row_sum + item.slot_row);
-    finish_item(a, p, item, ends, part);
+// Sets `into` to the join of all.
+template <int N>
+__device__ inline void join_parts(Part &into, const Part (&parts)[N]) {
+    float2 top = into.max;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        top.x = fmaxf(top.x, parts[n].max.x), top.y = fmaxf(top.y, parts[n].max.y);
+    Part all = {{0, 0, 0, 0}, top, {0, 0}};
+#pragma unroll
+    for (int n = -1; n < N; n++) {
+        const Part &part = n < 0 ? into : parts[n];
+        const float2 w = {exp2_fast(part.max.x - top.x), exp2_fast(part.max.y - top.y)};
+        all.sum.x += part.sum.x * w.x, all.sum.y += part.sum.y * w.y;
+        add_weighted(all.o, part.o, w);
+    }
+    into = all;
 }
 
-// Joins the partials of a stream. `scratch` holds a weight per (piece, row of the block).
+// Joins the partials of a stream, in key order. Where there are threads to spare, groups of them
+// share the pieces, and `scratch` takes what they come to.
 template <class C>
 __device__ void join_pieces(const kv8_decode_args &a, const Piece &p, const Pieces &pieces,
-                            const RowEnd *ends, float *scratch) {
-    constexpr int HEAD_ITEMS = C::FRAGMENTS * 32, BATCH = 4;  // loads to wait for at once
-    const int slot_rows = a.heads_per_block * C::ROWS, items = a.heads_per_block * HEAD_ITEMS;
-    const auto slot_of = [&](int n) {
-        return int64_t(pieces.first + n) * 2 + (n == 0 && pieces.first_is_second);
-    };
-    float *const row_max = scratch + pieces.count * slot_rows, *const row_sum = row_max + slot_rows;
-    // A quarter warp for every row: weights, and the row's maximum and sum.
-    const int member = threadIdx.x % 8;
-    for (int row = threadIdx.x / 8; row < (slot_rows + 3) / 4 * 4; row += C::THREADS / 8) {
-        float top = NO_KEY, sum = 0;
-        for (int n = member; n < pieces.count && row < slot_rows; n += 8)
-            top = fmaxf(top, __ldcg(a.partial_sums + (slot_of(n) * slot_rows + row) * 2));
-#pragma unroll
-        for (int lanes = 1; lanes < 8; lanes *= 2)
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, lanes));
-        for (int n = member; n < pieces.count && row < slot_rows; n += 8) {
-            const float2 m = __ldcg(reinterpret_cast<const float2 *>(
-                a.partial_sums + (slot_of(n) * slot_rows + row) * 2));
-            const float w = exp2_fast(m.x - top);
-            scratch[n * slot_rows + row] = w;
-            sum += m.y * w;
-        }
-#pragma unroll
-        for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-        if (member == 0 && row < slot_rows) row_max[row] = top, row_sum[row] = sum;
-    }
-    __syncthreads();
-    // Where there are threads to spare, groups of them share the pieces.
+                            const RowEnd *ends, Part *scratch) {
+    constexpr int BATCH = 4;  // loads to wait for at once
+    const int slot_rows = a.heads_per_block * C::ROWS,
+              items = a.heads_per_block * C::FRAGMENTS * 32;
     const int groups = max(C::THREADS / items, 1), group = groups == 1 ? 0 : threadIdx.x / items;
-    float4 *const sums = reinterpret_cast<float4 *>(row_sum + slot_rows);
-    for (int i = threadIdx.x - group * items; i < items && group < groups; i += C::THREADS) {
+    const int share = (pieces.count + groups - 1) / groups;  // pieces of a group
+    const int begin = group * share, end = min(begin + share, pieces.count);
+    for (int i = threadIdx.x - group * items; i < items; i += C::THREADS) {
         const Item<C> item(i);
         Part part = no_part();
-        for (int first = group; first < pieces.count; first += BATCH * groups) {
-            float4 others[BATCH];
+        for (int first = begin; first < end; first += BATCH) {
+            Part parts[BATCH];
 #pragma unroll
             for (int k = 0; k < BATCH; k++) {
-                const int n = first + k * groups;
-                if (n < pieces.count)
-                    others[k] = __ldcg(reinterpret_cast<const float4 *>(a.partials) +
-                                       slot_of(n) * items + i);
+                const int n = first + k;
+                parts[k] = no_part();
+                if (n >= end) continue;
+                const int64_t slot =
+                    int64_t(pieces.first + n) * 2 + (n == 0 && pieces.first_is_second);
+                parts[k].o =
+                    __ldcg(reinterpret_cast<const float4 *>(a.partials) + slot * items + i);
+                const float4 m = __ldcg(reinterpret_cast<const float4 *>(
+                    a.partial_sums + (slot * slot_rows + item.slot_row) * 2));
+                parts[k].max = {m.x, m.z}, parts[k].sum = {m.y, m.w};
             }
-#pragma unroll
-            for (int k = 0; k < BATCH; k++) {
-                const int n = first + k * groups;
-                if (n < pieces.count)
-                    add_weighted(
-                        part.o, others[k],
-                        *reinterpret_cast<const float2 *>(scratch + n * slot_rows + item.slot_row));
-            }
+            join_parts(part, parts);
         }
-        if (groups > 1) {
-            sums[group * items + i] = part.o;
-            break;
-        }
-        end_stream<C>(a, p, item, ends, row_max, row_sum, part);
+        if (groups == 1)
+            finish_item(a, p, item, ends, part);
+        else if (group < groups)
+            scratch[group * items + i] = part;
     }
     if (groups == 1) return;
     __syncthreads();
     if (threadIdx.x >= items) return;
-    const Item<C> item(threadIdx.x);
-    Part part = no_part();
-    for (int n = 0; n < groups; n++)
-        add_weighted(part.o, sums[n * items + threadIdx.x], make_float2(1, 1));
-    end_stream<C>(a, p, item, ends, row_max, row_sum, part);
+    Part part = scratch[threadIdx.x];
+    for (int n = 1; n < groups; n++) {
+        const Part parts[1] = {scratch[n * items + threadIdx.x]};
+        join_parts(part, parts);
+    }
+    finish_item(a, p, Item<C>(threadIdx.x), ends, part);
 }
 
 // After the walkers of a piece: joins the slices, then finishes the stream or leaves a partial and,
@@ -457,7 +442,7 @@ __device__ void close_piece(const kv8_decode_args &a, const Piece &p, const Piec
         if (is_last) a.arrivals[p.stream] = 0;  // ready for the next launch
     }
     __syncthreads();
-    if (is_last) join_pieces<C>(a, p, pieces, ends, reinterpret_cast<float *>(rings));
+    if (is_last) join_pieces<C>(a, p, pieces, ends, reinterpret_cast<Part *>(rings));
     __syncthreads();  // shared memory is free again
 }
 
@@ -529,10 +514,10 @@ __device__ __forceinline__ void decode_body(const kv8_decode_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_DEFINE(name, format, head_dim, warps, stages, whole, ring_bytes)     \
-    extern "C" __global__ void __launch_bounds__(warps * 32, 1)                         \
-        name(const __grid_constant__ kv8_decode_args a) {                               \
-        using config = kv8::DecodeConfig<format, head_dim, 1, warps, stages, 1, whole>; \
-        static_assert(config::RING_BYTES == ring_bytes);                                \
-        kv8::decode_body<config>(a);                                                    \
+#define KV8_DECODE_DEFINE(name, format, head_dim, warps, stages, whole, ring_bytes)  \
+    extern "C" __global__ void __launch_bounds__(warps * 32, 1)                      \
+        name(const __grid_constant__ kv8_decode_args a) {                            \
+        using config = kv8::DecodeConfig<format, head_dim, 1, warps, stages, whole>; \
+        static_assert(config::RING_BYTES == ring_bytes);                             \
+        kv8::decode_body<config>(a);                                                 \
     }

@@ -21,11 +21,21 @@ __device__ inline uint32_t smem_address(const void *p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// 16 bytes, of which `bytes` (16 or 0) are read and the rest are zero. The hint is what makes short
-// rows fast: without it DRAM serves 64 bytes of a line at the cost of all of it.
-__device__ inline void copy16(uint32_t to, const void *from, int bytes) {
+// 16 bytes. The hint is what makes short rows fast: without it DRAM serves 64 bytes of a line at
+// the cost of all of it.
+__device__ inline void copy16(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                 : "memory");
+}
+// Zeros unless `inside`; then nothing is read.
+__device__ inline void copy16_or_zero(uint32_t to, const void *from, bool inside) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(bytes)
+                 "r"(inside ? 16 : 0)
+                 : "memory");
+}
+__device__ inline void copy4_or_zero(uint32_t to, const void *from, bool inside) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(inside ? 4 : 0)
                  : "memory");
 }
 __device__ inline void copy_commit() {
@@ -60,6 +70,10 @@ __device__ inline Words<BYTES> load_shared(uint32_t at) {
     return r;
 }
 
+__device__ inline void store_shared(uint32_t at, uint32_t x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x));
+}
+
 __device__ inline uint32_t e4m3_pair(uint32_t codes) {  // low two bytes -> f16x2
     uint32_t r;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, l; }"
@@ -88,9 +102,10 @@ __device__ inline uint32_t e5m2_pair_high(uint32_t codes) {
         : "r"(codes));
     return r;
 }
-// Bytes 128 + code beside 0x64 are the f16 number 1024 + 128 + code: exact, and so is the rest.
-__device__ inline uint32_t int8_pair(uint32_t biased, uint32_t select) {
-    const uint32_t raised = __byte_perm(biased, 0x64646464u, select);
+// Two's complement codes at bytes 0 and 2: with the sign bit turned, beside 0x64, they are the f16
+// numbers 1024 + 128 + code: exact, and so is the rest.
+__device__ inline uint32_t int8_pair(uint32_t codes) {
+    const uint32_t raised = (codes & 0x00ff00ffu) ^ 0x64806480u;
     const __half2 r = __hsub2(*reinterpret_cast<const __half2 *>(&raised),
                               __half2half2(__ushort_as_half(0x6480)));
     return *reinterpret_cast<const uint32_t *>(&r);
@@ -105,8 +120,8 @@ __device__ inline void widen4(uint32_t codes, uint32_t &lo, uint32_t &hi) {
         lo = e5m2_pair(codes), hi = e5m2_pair_high(codes);
     } else {
         static_assert(F == INT8);
-        codes ^= 0x80808080u;
-        lo = int8_pair(codes, 0x4140), hi = int8_pair(codes, 0x4342);
+        lo = int8_pair(__byte_perm(codes, 0, 0x4140)),
+        hi = int8_pair(__byte_perm(codes, 0, 0x4342));
     }
 }
 
