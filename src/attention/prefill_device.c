@@ -45,9 +45,6 @@ static kv8_status choose(const kv8_attention_spec *spec, const kv8_prefill_row *
                         kv8_dtype_name(q));
     if (spec->has_mask)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "prefill: has_mask is 1; supported: 0");
-    if (spec->math != KV8_MATH_AUTO)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "prefill: math is %d; supported: %d (auto)",
-                        (int)spec->math, (int)KV8_MATH_AUTO);
     if (spec->k_dtype != spec->v_dtype)
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "prefill: k_dtype is %s, v_dtype %s; supported: both the same",
