@@ -4,9 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <kv8/attention_device.h>
 
-#include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "cuda/decode_args.h"
 #include "device_impl.h"
@@ -157,21 +155,6 @@ static void lay_out_workspace(kv8_attention_device_plan *plan) {
     plan->workspace_size = kv8_round_up(end, DEVICE_ALIGNMENT);
 }
 
-static kv8_status resolve(kv8_attention_device_plan *plan, const kv8_attention_spec *spec) {
-    plan->spec = *spec;
-    plan->spec.v_head_dim = kv8_spec_v_head_dim(spec);
-    plan->spec.o_dtype = kv8_spec_o_dtype(spec);
-    if (spec->sm_scale == 0) plan->spec.sm_scale = (float)(1 / sqrt((double)spec->head_dim));
-    plan->spec.sink_logit = NULL;
-    if (spec->sink_logit == NULL) return KV8_OK;
-    void *sinks = NULL;
-    KV8_TRY(kv8_alloc(plan->allocator, (size_t)spec->num_qo_heads, sizeof(float), "sink logits",
-                      &sinks));
-    memcpy(sinks, spec->sink_logit, (size_t)spec->num_qo_heads * sizeof(float));
-    plan->spec.sink_logit = plan->sink_logit = sinks;
-    return KV8_OK;
-}
-
 kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8_device *device,
                                             const kv8_attention_spec *spec,
                                             const kv8_allocator *allocator) {
@@ -196,7 +179,7 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
     plan->device = device;
     plan->heads_per_block = plan->min_units = 1; /* the general kernel asks neither */
     kv8_status status = KV8_OK;
-    KV8_TRY_GOTO(resolve(plan, spec));
+    KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
     KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_decode_args), 0));
     KV8_TRY_GOTO(prepare_prefill(plan, &plan->prefills));
     if (!plan->prefills) KV8_TRY_GOTO(prepare_choice(plan));

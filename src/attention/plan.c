@@ -6,9 +6,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "plan.h"
 
-#include <math.h>
-#include <string.h>
-
 static const kv8_attention_choice choices[] = {
 #define X(kernel, isa, math) {#kernel, isa, math, kernel},
 #include "attention_kernels.inc"
@@ -44,22 +41,6 @@ static kv8_status choose(kv8_attention_choice *out, const kv8_attention_spec *sp
                         kv8_dtype_name(spec->v_dtype));
     return kv8_fail(KV8_ERR_UNSUPPORTED, "math is bf16, which %s has no products of",
                     kv8_isa_name(spec->isa));
-}
-
-static kv8_status resolve(kv8_attention_plan *plan, const kv8_attention_spec *spec) {
-    plan->spec = *spec;
-    KV8_TRY(kv8_machine_resolve_isa(spec->isa, &plan->spec.isa));
-    plan->spec.v_head_dim = kv8_spec_v_head_dim(spec);
-    plan->spec.o_dtype = kv8_spec_o_dtype(spec);
-    if (spec->sm_scale == 0) plan->spec.sm_scale = (float)(1 / sqrt((double)spec->head_dim));
-    plan->spec.sink_logit = NULL;
-    if (spec->sink_logit == NULL) return KV8_OK;
-    void *sinks = NULL;
-    KV8_TRY(kv8_alloc(plan->allocator, (size_t)spec->num_qo_heads, sizeof(float), "sink logits",
-                      &sinks));
-    memcpy(sinks, spec->sink_logit, (size_t)spec->num_qo_heads * sizeof(float));
-    plan->spec.sink_logit = plan->sink_logit = sinks;
-    return KV8_OK;
 }
 
 /* Places count floats at a 64-byte boundary. */
@@ -136,7 +117,8 @@ kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attenti
     plan->threads = threads;
     plan->num_threads = threads == NULL ? 1 : kv8_threads_count(threads);
     kv8_status status = KV8_OK;
-    KV8_TRY_GOTO(resolve(plan, spec));
+    KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
+    KV8_TRY_GOTO(kv8_machine_resolve_isa(spec->isa, &plan->spec.isa));
     KV8_TRY_GOTO(choose(&plan->choice, &plan->spec));
     /* Enough to hide the widening of a tile even from AMX, few enough that O stays in L2. */
     const int32_t block_rows = spec->head_dim + plan->spec.v_head_dim <= 256 ? 256 : 64;

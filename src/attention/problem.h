@@ -44,6 +44,11 @@ static inline const int32_t *kv8_request_pages(const kv8_page_table *table, int3
     return table->page_indices == NULL ? NULL : table->page_indices + table->page_indptr[b];
 }
 
+/* A plan's own spec: defaults filled in, sink_logit a copy of num_qo_heads floats from `allocator`,
+ * which sinks_out gives too, to be released with kv8_release (NULL without sinks). */
+kv8_status kv8_attention_own_spec(kv8_attention_spec *out, float **sinks_out,
+                                  const kv8_attention_spec *spec, const kv8_allocator *allocator);
+
 /* The keys that causal and window leave to one query row: [begin, end), empty as begin == end. */
 typedef struct kv8_key_range {
     int32_t begin, end;

@@ -1,0 +1,91 @@
+/* cli_testing.h - a directory for a test of the program to write in, the program run there, and
+ * what a refusal looks like.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_TEST_CLI_TESTING_H
+#define KV8_TEST_CLI_TESTING_H
+
+#include <dirent.h>
+#include <limits.h>
+
+#include "program.h"
+
+#define MODEL "models/tiny-gpt-oss"
+
+static char dir[64];                    /* holds everything these tests write */
+static char out_path[96], err_path[96]; /* of the last run */
+
+static inline const char *in_dir(const char *name) {
+    static char paths[8][PATH_MAX];
+    static int next;
+    char *const path = paths[next++ % 8];
+    snprintf(path, PATH_MAX, "%s/%s", dir, name);
+    return path;
+}
+
+static inline program_result run(const char *const args[]) {
+    return program_run(args, out_path, err_path, 0);
+}
+#define RUN(...) run((const char *const[]){__VA_ARGS__, NULL})
+/* Work for the model, on one thread: test programs already run side by side. */
+#define WORK(...) RUN(__VA_ARGS__, "--threads", "1")
+
+static inline void write_text(const char *name, const char *text) {
+    spill(in_dir(name), text, strlen(text));
+}
+
+static inline int count_files(const char *directory) {
+    DIR *const opened = opendir(directory);
+    assert_non_null(opened);
+    int num = 0;
+    while (readdir(opened) != NULL) num++;
+    closedir(opened);
+    return num - 2;
+}
+
+/* Refused: status 2, nothing on stdout, one line on stderr that begins with the program's name and
+ * holds `part`. */
+static inline void assert_refusal(program_result *result, const char *part) {
+    if (result->status != 2)
+        fail_msg("status %d, wanted 2 naming \"%s\": %s", result->status, part, result->err);
+    if (result->out != NULL) assert_string_equal(result->out, "");
+    const char *const newline = strchr(result->err, '\n');
+    if (strncmp(result->err, "kv8", 3) != 0 || newline == NULL || newline[1] != '\0')
+        fail_msg("not one line of kv8's: \"%s\"", result->err);
+    if (strstr(result->err, part) == NULL)
+        fail_msg("\"%s\" does not name \"%s\"", result->err, part);
+    program_free(result);
+}
+#define ASSERT_REFUSED(part, ...)                   \
+    do {                                            \
+        program_result refused_ = RUN(__VA_ARGS__); \
+        assert_refusal(&refused_, (part));          \
+    } while (0)
+
+static inline void write_ids(const char *name, const int32_t *ids, size_t num) {
+    json_t *const list = json_array();
+    for (size_t i = 0; i < num; i++) json_array_append_new(list, json_integer(ids[i]));
+    assert_int_equal(json_dump_file(list, in_dir(name), 0), 0);
+    json_decref(list);
+}
+
+static inline int set_up(void **state) {
+    (void)state;
+    snprintf(dir, sizeof dir, "/tmp/kv8-cli-XXXXXX");
+    if (mkdtemp(dir) == NULL) return -1;
+    snprintf(out_path, sizeof out_path, "%s/stdout", dir);
+    snprintf(err_path, sizeof err_path, "%s/stderr", dir);
+    unsetenv("TERM");
+    spill(out_path, "", 0); /* so that counting files always counts these two */
+    spill(err_path, "", 0);
+    return 0;
+}
+
+static inline int tear_down(void **state) {
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", dir);
+    return system(command);
+}
+
+#endif
