@@ -11,8 +11,8 @@
 int bench_attention(int argc, char **argv);
 int bench_model(int argc, char **argv);
 
-/* bench attention --device cuda (bench_attention_device.c): every format, batch and context is a
- * row. */
+/* bench attention --device cuda (bench_attention_device.c): every format, batch, context and phase
+ * is a row. */
 typedef struct bench_device_args {
     const char *shape;
     int32_t num_qo_heads, num_kv_heads, head_dim, window, page_size, pool_mib, qo_len;
@@ -22,7 +22,7 @@ typedef struct bench_device_args {
     const int32_t *batch, *context;
     int32_t num_kv, num_batch, num_context;
     float seconds;
-    bool no_sink, hnd, batch_invariant, json, csv;
+    bool decode, prefill, check, no_sink, hnd, batch_invariant, json, csv;
 } bench_device_args;
 int bench_attention_device(const bench_device_args *args);
 

@@ -25,7 +25,7 @@ typedef struct bench_args {
     const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *plot, *device;
     int32_t qo_len, window, page_size, pool_mib, longest;
     float seconds;
-    bool no_sink, hnd, json, csv, batch_invariant;
+    bool no_sink, hnd, json, csv, batch_invariant, check;
 } bench_args;
 
 /* One line of the result. */
@@ -654,10 +654,12 @@ static int parse(bench_args *args, int argc, char **argv) {
         {"batch-invariant", NULL, "with the batch_invariant option", CLI_FLAG,
          &args->batch_invariant},
         {"threads", "LIST", "thread counts; 0 = all processors (0)", CLI_TEXT, &args->threads},
-        {"device", "NAME", "cpu, or cuda: decode on the first GPU, in captured graphs (cpu)",
-         CLI_TEXT, &args->device},
+        {"device", "NAME", "cpu, or cuda: on the first GPU, in captured graphs (cpu)", CLI_TEXT,
+         &args->device},
         {"longest", "N", "on cuda: the first request has N keys, the others --context (0: no)",
          CLI_INT, &args->longest, 0, 1 << 24},
+        {"check", NULL, "on cuda: the error of six query rows of each run against f64", CLI_FLAG,
+         &args->check},
         {"isa", "LIST", "rungs (the best of this machine)", CLI_TEXT, &args->isa},
         {"pool", "MIB", "other caches read before one is read again (512)", CLI_INT,
          &args->pool_mib, 0, 1 << 20},
@@ -684,9 +686,8 @@ static int parse(bench_args *args, int argc, char **argv) {
     return operand == NULL ? -1 : cli_fail("\"%s\" is left over", operand);
 }
 
-/* --device cuda: decode rows on the GPU. What only the CPU's walk honours is refused. */
+/* --device cuda: the rows on the GPU. What only the CPU's walk honours is refused. */
 static int bench_on_device(const walk *w, const bench_args *args) {
-    if (!w->decode) return cli_fail("--phase is %s; --device cuda times decode", args->phase);
     if (args->isa != NULL || strcmp(args->threads, "0") != 0 || args->plot != NULL)
         return cli_fail("--isa, --threads and --plot go with --device cpu");
     const bench_device_args device = {
@@ -697,7 +698,10 @@ static int bench_on_device(const walk *w, const bench_args *args) {
         .window = args->window,
         .page_size = args->page_size,
         .pool_mib = args->pool_mib,
-        .qo_len = 1,
+        .qo_len = args->qo_len,
+        .decode = w->decode,
+        .prefill = w->prefill,
+        .check = args->check,
         .longest = args->longest,
         .q = w->q,
         .kv = w->kv,
@@ -739,7 +743,8 @@ int bench_attention(int argc, char **argv) {
     if (strcmp(args.device, "cuda") == 0) return bench_on_device(&w, &args);
     if (strcmp(args.device, "cpu") != 0)
         return cli_fail("--device is \"%s\", must be cpu or cuda", args.device);
-    if (args.longest > 0) return cli_fail("--longest goes with --device cuda");
+    if (args.longest > 0 || args.check)
+        return cli_fail("--%s goes with --device cuda", args.check ? "check" : "longest");
     cli_output plot = {0};
     status = open_plot(&w, &args, &plot);
     for (int32_t t = 0; status == CLI_OK && t < w.num_threads; t++) {

@@ -1,5 +1,6 @@
 /* bench_attention_device.c - kv8 bench attention --device cuda: the same rows on a GPU, beside a
- * plain streaming read of as many bytes measured in the same process.
+ * plain streaming read of as many bytes measured in the same process; with --check, a few query
+ * rows of each against the f64 oracle on the device's own bytes.
  *
  * Cold: every run of a captured graph takes the next of several sets of pages, in random order, and
  * a set returns only after --pool MiB of others. A time is that of a graph's replay over its runs,
@@ -14,11 +15,13 @@
 enum { MAX_SAMPLES = 1024, MAX_ROWS = 512, MAX_CEILINGS = 32 };
 
 typedef struct device_row {
+    const char *phase;
     kv8_dtype kv;
     int32_t batch, context, qo_len;
     char kernel[96];
     bench_times us;
-    double kv_bytes, read_gb_s;
+    double kv_bytes, flops, read_gb_s;
+    double error; /* relative, of the rows that --check samples; else NaN */
 } device_row;
 
 /* Streaming reads of the sizes that rows had so far. */
@@ -72,6 +75,8 @@ static void close_run(device_run *r) {
 
 /* --- the data --- */
 
+enum { PIECE_BYTES = 16 << 20 }; /* random data of a buffer, before it repeats */
+
 /* `num` codes of normal values; row scales near 1/32, int8 codes anything. */
 static kv8_status random_codes(kv8_dtype dtype, size_t num, uint8_t *out) {
     uint64_t state = num;
@@ -112,13 +117,12 @@ static kv8_status make_pages(device_run *r, const bench_device *b, const device_
     const int64_t heads = a->num_kv_heads, slots = a->page_size;
     const size_t bytes = (size_t)(r->num_sets * r->pages_per_set * slots * heads * dim * size);
     const size_t num_scales = (size_t)(r->num_sets * r->pages_per_set * slots * heads);
-    enum { PIECE = 16 << 20 };
-    uint8_t *const piece = malloc(PIECE);
+    uint8_t *const piece = malloc(PIECE_BYTES);
     if (piece == NULL) return KV8_ERR_NO_MEMORY;
-    kv8_status status = random_codes(row->kv, PIECE / (size_t)size, piece);
+    kv8_status status = random_codes(row->kv, PIECE_BYTES / (size_t)size, piece);
     kv8_paged *const both[2] = {&r->args.k, &r->args.v};
     for (int i = 0; status == KV8_OK && i < 2; i++) {
-        status = fill_pool(r, b->stream, piece, PIECE, bytes, &both[i]->data);
+        status = fill_pool(r, b->stream, piece, PIECE_BYTES, bytes, &both[i]->data);
         both[i]->stride_page = slots * heads * dim;
         both[i]->stride_slot = a->hnd ? dim : heads * dim;
         both[i]->stride_head = a->hnd ? slots * dim : dim;
@@ -126,11 +130,11 @@ static kv8_status make_pages(device_run *r, const bench_device *b, const device_
     if (status == KV8_OK && row->kv == KV8_INT8) {
         kv8_f16 *const scales = (kv8_f16 *)(void *)piece;
         uint64_t state = 1;
-        for (size_t i = 0; i < PIECE / sizeof *scales; i++)
+        for (size_t i = 0; i < PIECE_BYTES / sizeof *scales; i++)
             scales[i] = kv8_f16_from_f32(0.02f + (float)(bench_random(&state) % 1024) * 2e-5f);
         for (int i = 0; status == KV8_OK && i < 2; i++) {
             const void *to = NULL;
-            status = fill_pool(r, b->stream, piece, PIECE, num_scales * sizeof *scales, &to);
+            status = fill_pool(r, b->stream, piece, PIECE_BYTES, num_scales * sizeof *scales, &to);
             both[i]->row_scale = to;
             both[i]->row_scale_stride_page = slots * heads;
             both[i]->row_scale_stride_slot = a->hnd ? 1 : heads;
@@ -189,24 +193,33 @@ static kv8_status make_tables(device_run *r, const bench_device *b, const device
 
 static kv8_status make_queries(device_run *r, const bench_device *b, const device_row *row) {
     const bench_device_args *const a = b->args;
+    const size_t size = kv8_dtype_size(a->q);
     const size_t num =
         (size_t)row->batch * (size_t)row->qo_len * (size_t)a->num_qo_heads * (size_t)a->head_dim;
-    uint8_t *const q = malloc(num * sizeof(float));
-    if (q == NULL) return KV8_ERR_NO_MEMORY;
-    kv8_status status = random_codes(a->q, num, q);
-    if (status == KV8_OK) status = upload(r, b->stream, q, num * kv8_dtype_size(a->q), &r->args.q);
-    free(q);
+    const size_t piece_num = num < PIECE_BYTES / size ? num : PIECE_BYTES / size;
+    uint8_t *const piece = malloc(piece_num * size);
+    if (piece == NULL) return KV8_ERR_NO_MEMORY;
+    static const float one = 1;
+    kv8_status status = random_codes(a->q, piece_num, piece);
+    if (status == KV8_OK)
+        status = fill_pool(r, b->stream, piece, piece_num * size, num * size, &r->args.q);
+    free(piece);
+    const void *scale = NULL;
+    if (status == KV8_OK && a->q == KV8_E4M3)
+        status = upload(r, b->stream, &one, sizeof one, &scale);
     if (status == KV8_OK) status = take_memory(r, num * sizeof(float), &r->args.o);
+    r->args.q_scale = scale;
     r->args.batch = row->batch;
     r->args.q_stride_head = r->args.o_stride_head = a->head_dim;
     r->args.q_stride_row = r->args.o_stride_row = (int64_t)a->num_qo_heads * a->head_dim;
     return status;
 }
 
-static kv8_status make_plan(device_run *r, const bench_device *b, device_row *row) {
+enum { MAX_SINKS = 1024 };
+/* sinks [MAX_SINKS] is borrowed. */
+static kv8_attention_spec make_spec(const bench_device *b, const device_row *row, float *sinks) {
     const bench_device_args *const a = b->args;
-    float sinks[1024];
-    for (int32_t h = 0; h < 1024; h++) sinks[h] = 0.5f;
+    for (int32_t h = 0; h < MAX_SINKS; h++) sinks[h] = 0.5f;
     kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
     spec.num_qo_heads = a->num_qo_heads;
     spec.num_kv_heads = a->num_kv_heads;
@@ -216,11 +229,17 @@ static kv8_status make_plan(device_run *r, const bench_device *b, device_row *ro
     spec.page_size = a->page_size;
     spec.window_left = a->window;
     spec.causal = 1;
-    spec.sink_logit = a->no_sink || a->num_qo_heads > 1024 ? NULL : sinks;
+    spec.sink_logit = a->no_sink || a->num_qo_heads > MAX_SINKS ? NULL : sinks;
     spec.batch_invariant = a->batch_invariant;
     spec.max_batch = row->batch;
     spec.max_total_q = row->batch * row->qo_len;
     spec.max_kv_len = row->context > a->longest ? row->context : a->longest;
+    return spec;
+}
+
+static kv8_status make_plan(device_run *r, const bench_device *b, device_row *row) {
+    float sinks[MAX_SINKS];
+    const kv8_attention_spec spec = make_spec(b, row, sinks);
     kv8_status status = kv8_attention_device_plan_create(&r->plan, r->device, &spec, NULL);
     if (status == KV8_OK)
         status = take_memory(r, kv8_attention_device_workspace_size(r->plan), &r->workspace);
@@ -230,6 +249,128 @@ static kv8_status make_plan(device_run *r, const bench_device *b, device_row *ro
     if (status == KV8_OK) status = kv8_attention_device_describe(r->plan, text, sizeof text);
     if (status == KV8_OK)
         snprintf(row->kernel, sizeof row->kernel, "%.*s", (int)strcspn(text, " "), text);
+    return status;
+}
+
+/* --- the check --- */
+
+/* Host copies of one request's pages, side by side, each as the pool has it. */
+typedef struct host_pages {
+    uint8_t *data;
+    kv8_f16 *scales;
+} host_pages;
+
+static kv8_status download_pages(kv8_stream *stream, const kv8_paged *from, kv8_dtype dtype,
+                                 const int32_t *ids, int32_t num_pages, host_pages *out) {
+    const size_t bytes = (size_t)from->stride_page * kv8_dtype_size(dtype);
+    const size_t num_scales = from->row_scale == NULL ? 0 : (size_t)from->row_scale_stride_page;
+    out->data = malloc((size_t)num_pages * bytes);
+    out->scales = malloc((size_t)num_pages * num_scales * sizeof(kv8_f16) + 1);
+    if (out->data == NULL || out->scales == NULL) return KV8_ERR_NO_MEMORY;
+    kv8_status status = KV8_OK;
+    for (int32_t i = 0; status == KV8_OK && i < num_pages; i++) {
+        status = kv8_stream_copy(stream, out->data + (size_t)i * bytes,
+                                 (const uint8_t *)from->data + (size_t)ids[i] * bytes, bytes);
+        if (status == KV8_OK && num_scales > 0)
+            status = kv8_stream_copy(stream, out->scales + (size_t)i * num_scales,
+                                     from->row_scale + (size_t)ids[i] * num_scales,
+                                     num_scales * sizeof(kv8_f16));
+    }
+    return status == KV8_OK ? kv8_stream_synchronize(stream) : status;
+}
+
+/* The oracle's problem: the heads of one KV head, one query row and the keys up to its own. */
+typedef struct sample {
+    kv8_attention_spec spec;
+    kv8_attention_args args;
+    int32_t qo_indptr[2], kv_len;
+    float q_scale;
+} sample;
+
+/* Squares of what row `query` of request 0 is off by, and of what it should be. */
+static kv8_status check_row(const device_run *r, const bench_device *b, sample *s, int32_t query,
+                            int32_t kv_head, double sums[2]) {
+    const int64_t dim = s->spec.head_dim, num = dim * s->spec.num_qo_heads;
+    const int64_t at = query * r->args.q_stride_row + kv_head * num;
+    const kv8_dtype o_dtype = s->spec.o_dtype;
+    const size_t q_size = kv8_dtype_size(s->spec.q_dtype), o_size = kv8_dtype_size(o_dtype);
+    void *const q = malloc((size_t)num * q_size), *const codes = malloc((size_t)num * o_size);
+    float *const o = malloc((size_t)num * sizeof *o);
+    double *const want = malloc((size_t)num * sizeof *want);
+    kv8_status status = KV8_ERR_NO_MEMORY;
+    if (q == NULL || codes == NULL || o == NULL || want == NULL) goto done;
+    status = kv8_stream_copy(b->stream, q, (const uint8_t *)r->args.q + (size_t)at * q_size,
+                             (size_t)num * q_size);
+    if (status == KV8_OK)
+        status = kv8_stream_copy(b->stream, codes, (uint8_t *)r->args.o + (size_t)at * o_size,
+                                 (size_t)num * o_size);
+    if (status == KV8_OK) status = kv8_stream_synchronize(b->stream);
+    if (status == KV8_OK) status = kv8_widen(KV8_ISA_BEST, o_dtype, codes, (size_t)num, o);
+    s->args.q = q;
+    if (status == KV8_OK) status = kv8_attention_reference(&s->spec, &s->args, want, NULL);
+    for (int64_t i = 0; status == KV8_OK && i < num; i++) {
+        const double off = (double)o[i] - want[i];
+        sums[0] += off * off;
+        sums[1] += want[i] * want[i];
+    }
+done:
+    free(q);
+    free(codes);
+    free(o);
+    free(want);
+    return status;
+}
+
+/* Runs set 0 and holds rows of request 0, first to last, each of another KV head, against f64. */
+static kv8_status check(device_run *r, const bench_device *b, device_row *row) {
+    enum { SAMPLES = 6 };
+    const bench_device_args *const a = b->args;
+    const int32_t keys = request_keys(b, row, 0), qo_len = row->qo_len;
+    const int32_t num_pages = (keys + a->page_size - 1) / a->page_size;
+    float sinks[MAX_SINKS];
+    sample s = {.spec = make_spec(b, row, sinks), .args = r->args, .q_scale = 1};
+    s.spec.o_dtype = a->q == KV8_E4M3 ? KV8_F32 : a->q;
+    s.spec.num_qo_heads /= a->num_kv_heads;
+    s.spec.num_kv_heads = 1;
+    s.spec.max_batch = s.spec.max_total_q = s.args.batch = s.qo_indptr[1] = 1;
+    int32_t *const ids = malloc((size_t)num_pages * sizeof *ids);
+    host_pages k = {0}, v = {0};
+    double sums[2] = {0, 0};
+    r->args.pages.page_indices = r->page_indices;
+    kv8_status status = ids == NULL ? KV8_ERR_NO_MEMORY : KV8_OK;
+    if (status == KV8_OK)
+        status = kv8_attention_device_run(r->plan, b->stream, &r->args, r->workspace);
+    if (status == KV8_OK)
+        status = kv8_stream_copy(b->stream, ids, r->page_indices, (size_t)num_pages * sizeof *ids);
+    if (status == KV8_OK) status = kv8_stream_synchronize(b->stream);
+    if (status == KV8_OK)
+        status = download_pages(b->stream, &r->args.k, row->kv, ids, num_pages, &k);
+    if (status == KV8_OK)
+        status = download_pages(b->stream, &r->args.v, row->kv, ids, num_pages, &v);
+    for (int32_t i = 0; status == KV8_OK && i < num_pages; i++) ids[i] = i;
+    for (int32_t i = 0; status == KV8_OK && i < SAMPLES && i < qo_len; i++) {
+        const int32_t query = (int32_t)((int64_t)(qo_len - 1) * i / (SAMPLES - 1));
+        const int32_t kv_head = i % a->num_kv_heads;
+        s.kv_len = keys - qo_len + query + 1;
+        s.args.qo_indptr = s.qo_indptr;
+        s.args.q_scale = a->q == KV8_E4M3 ? &s.q_scale : NULL;
+        s.args.pages = (kv8_page_table){
+            .block_table = ids, .block_table_stride = num_pages, .seq_lens = &s.kv_len};
+        const int64_t size = (int64_t)kv8_dtype_size(row->kv);
+        s.args.k.data = k.data + kv_head * s.args.k.stride_head * size;
+        s.args.v.data = v.data + kv_head * s.args.v.stride_head * size;
+        if (row->kv == KV8_INT8) {
+            s.args.k.row_scale = k.scales + kv_head * s.args.k.row_scale_stride_head;
+            s.args.v.row_scale = v.scales + kv_head * s.args.v.row_scale_stride_head;
+        }
+        status = check_row(r, b, &s, query, kv_head, sums);
+    }
+    row->error = sqrt(sums[0] / sums[1]);
+    free(ids);
+    free(k.data);
+    free(k.scales);
+    free(v.data);
+    free(v.scales);
     return status;
 }
 
@@ -302,17 +443,42 @@ static double visible_bytes(const bench_device *b, const device_row *row) {
     return 2.0 * keys * a->num_kv_heads * (a->head_dim * element + (row->kv == KV8_INT8 ? 2 : 0));
 }
 
+/* Operations of both products over the keys that each query sees. */
+static double visible_flops(const bench_device *b, const device_row *row) {
+    const bench_device_args *const a = b->args;
+    double pairs = 0;
+    for (int32_t i = 0; i < row->batch; i++) {
+        for (int32_t q = 0; q < row->qo_len; q++) {
+            const double seen = request_keys(b, row, i) - row->qo_len + q + 1.0;
+            pairs += a->window < 0 ? seen : fmin(seen, a->window + 1.0);
+        }
+    }
+    return 4 * pairs * a->num_qo_heads * a->head_dim;
+}
+
+/* Sets of pages that runs take in turn, and runs of a graph: so many that a set is cold when it
+ * returns; of prefill, which reads each key many times, a few. */
+static int32_t choose_runs(const bench_device *b, const device_row *row, device_run *run) {
+    const bench_device_args *const a = b->args;
+    enum { MOST_SETS = 64, MOST_PREFILLS = 4, LEAST_DECODES = 32 };
+    const double set_bytes = 2.0 * (double)run->pages_per_set * a->page_size * a->num_kv_heads *
+                             a->head_dim * (double)kv8_dtype_size(row->kv);
+    const double sets = 2 + floor(a->pool_mib * 1048576.0 / set_bytes);
+    const bool decodes = row->qo_len == 1;
+    run->num_sets = (int32_t)fmin(sets, decodes ? MOST_SETS : MOST_PREFILLS);
+    if (!decodes || run->num_sets >= LEAST_DECODES) return run->num_sets;
+    return run->num_sets * (LEAST_DECODES / run->num_sets);
+}
+
 static int measure_row(bench_device *b, device_row *row) {
     const bench_device_args *const a = b->args;
     device_run run = {.device = b->device};
     for (int32_t i = 0; i < row->batch; i++)
         run.pages_per_set += (request_keys(b, row, i) + a->page_size - 1) / a->page_size;
     row->kv_bytes = visible_bytes(b, row);
-    const double set_bytes = 2.0 * (double)run.pages_per_set * a->page_size * a->num_kv_heads *
-                             a->head_dim * (double)kv8_dtype_size(row->kv);
-    run.num_sets = 2 + (int32_t)(a->pool_mib * 1048576.0 / set_bytes);
-    if (run.num_sets > 64) run.num_sets = 64;
-    const int32_t num_runs = run.num_sets * (run.num_sets < 32 ? 32 / run.num_sets : 1);
+    row->flops = visible_flops(b, row);
+    row->error = (double)NAN;
+    const int32_t num_runs = choose_runs(b, row, &run);
     run.args = (kv8_attention_args)KV8_ATTENTION_ARGS_INIT;
     kv8_graph *graph = NULL;
     kv8_status status = read_ceiling(b, row->kv_bytes, &row->read_gb_s);
@@ -320,6 +486,7 @@ static int measure_row(bench_device *b, device_row *row) {
     if (status == KV8_OK) status = make_tables(&run, b, row);
     if (status == KV8_OK) status = make_queries(&run, b, row);
     if (status == KV8_OK) status = make_plan(&run, b, row);
+    if (status == KV8_OK && a->check) status = check(&run, b, row);
     if (status == KV8_OK) status = capture(&run, b, num_runs, &graph);
     if (status == KV8_OK) status = time_graph(b, graph, num_runs, &row->us);
     kv8_graph_destroy(graph);
@@ -333,48 +500,80 @@ static int measure_row(bench_device *b, device_row *row) {
 static double row_gb_s(const device_row *r) {
     return r->kv_bytes / r->us.median * 1e-3;
 }
+static double row_tflop_s(const device_row *r) {
+    return r->flops / r->us.median * 1e-6;
+}
 
 static void print_rows(const bench_device *b) {
-    printf("%-8s %-8s %5s %8s %6s %10s %20s %8s %8s %6s  %s\n", "shape", "kv", "batch", "context",
-           "qo_len", "us", "min .. max", "GB/s", "read", "share", "kernel");
+    printf("%-8s %-7s %-5s %-5s %5s %8s %6s %10s %22s %8s %8s %6s %8s %9s  %s\n", "shape", "phase",
+           "q", "kv", "batch", "context", "qo_len", "us", "min .. max", "GB/s", "read", "share",
+           "TFLOP/s", "error", "kernel");
     for (int32_t i = 0; i < b->num_rows; i++) {
         const device_row *const r = &b->rows[i];
-        printf("%-8s %-8s %5d %8d %6d %10.2f %9.2f ..%9.2f %8.0f %8.0f %5.1f%%  %s\n",
-               b->args->shape, kv8_dtype_name(r->kv), r->batch, r->context, r->qo_len, r->us.median,
-               r->us.least, r->us.most, row_gb_s(r), r->read_gb_s, 100 * row_gb_s(r) / r->read_gb_s,
-               r->kernel);
+        char error[16] = "-";
+        if (!isnan(r->error)) snprintf(error, sizeof error, "%.2e", r->error);
+        printf(
+            "%-8s %-7s %-5s %-5s %5d %8d %6d %10.2f %10.2f ..%10.2f %8.0f %8.0f %5.1f%% %8.1f %9s  "
+            "%s\n",
+            b->args->shape, r->phase, kv8_dtype_name(b->args->q), kv8_dtype_name(r->kv), r->batch,
+            r->context, r->qo_len, r->us.median, r->us.least, r->us.most, row_gb_s(r), r->read_gb_s,
+            100 * row_gb_s(r) / r->read_gb_s, row_tflop_s(r), error, r->kernel);
     }
     printf(
         "GB/s counts every visible byte of K and V once; read is a plain streaming read of as "
-        "many bytes.\n");
+        "many bytes; TFLOP/s counts both products over visible keys.\n");
 }
 
 static void print_csv(const bench_device *b) {
-    printf("shape,kv,kernel,batch,context,qo_len,us,us_min,us_max,gb_s,read_ceiling_gb_s,share\n");
+    printf(
+        "shape,phase,q,kv,kernel,batch,context,qo_len,us,us_min,us_max,gb_s,read_ceiling_gb_s,"
+        "share,tflop_s,error\n");
     for (int32_t i = 0; i < b->num_rows; i++) {
         const device_row *const r = &b->rows[i];
-        printf("%s,%s,%s,%d,%d,%d,%.3f,%.3f,%.3f,%.1f,%.1f,%.4f\n", b->args->shape,
-               kv8_dtype_name(r->kv), r->kernel, r->batch, r->context, r->qo_len, r->us.median,
-               r->us.least, r->us.most, row_gb_s(r), r->read_gb_s, row_gb_s(r) / r->read_gb_s);
+        printf("%s,%s,%s,%s,%s,%d,%d,%d,%.3f,%.3f,%.3f,%.1f,%.1f,%.4f,%.2f,", b->args->shape,
+               r->phase, kv8_dtype_name(b->args->q), kv8_dtype_name(r->kv), r->kernel, r->batch,
+               r->context, r->qo_len, r->us.median, r->us.least, r->us.most, row_gb_s(r),
+               r->read_gb_s, row_gb_s(r) / r->read_gb_s, row_tflop_s(r));
+        if (!isnan(r->error)) printf("%.3e", r->error);
+        printf("\n");
     }
+}
+
+static json_t *row_json(const bench_device *b, const device_row *r) {
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:f, s:f, s:f, s:f, s:o}",
+        "shape", b->args->shape, "phase", r->phase, "q", kv8_dtype_name(b->args->q), "kv",
+        kv8_dtype_name(r->kv), "kernel", r->kernel, "batch", r->batch, "context", r->context,
+        "qo_len", r->qo_len, "us", r->us.median, "us_min", r->us.least, "us_max", r->us.most,
+        "samples", r->us.num, "gb_s", row_gb_s(r), "read_ceiling_gb_s", r->read_gb_s, "share",
+        row_gb_s(r) / r->read_gb_s, "tflop_s", row_tflop_s(r), "error",
+        isnan(r->error) ? json_null() : json_real(r->error));
 }
 
 static int print_json(const bench_device *b) {
     json_t *const list = json_array();
-    for (int32_t i = 0; i < b->num_rows; i++) {
-        const device_row *const r = &b->rows[i];
-        json_array_append_new(
-            list,
-            json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:f, s:f, s:f}", "shape",
-                      b->args->shape, "kv", kv8_dtype_name(r->kv), "kernel", r->kernel, "batch",
-                      r->batch, "context", r->context, "qo_len", r->qo_len, "us", r->us.median,
-                      "us_min", r->us.least, "us_max", r->us.most, "samples", r->us.num, "gb_s",
-                      row_gb_s(r), "read_ceiling_gb_s", r->read_gb_s, "share",
-                      row_gb_s(r) / r->read_gb_s));
-    }
+    for (int32_t i = 0; i < b->num_rows; i++) json_array_append_new(list, row_json(b, &b->rows[i]));
     return cli_write_json(json_pack("{s:s, s:s, s:o}", "version", kv8_version(), "device",
                                     kv8_device_get_info(b->device)->name, "rows", list),
                           stdout, "stdout");
+}
+
+/* Both phases of one format, batch and context. */
+static int walk_phases(bench_device *b, const device_row *of) {
+    const bench_device_args *const a = b->args;
+    for (int phase = 0; phase < 2; phase++) {
+        if (phase == 0 ? !a->decode : !a->prefill) continue;
+        if (b->num_rows == MAX_ROWS) return cli_fail("more than %d rows", (int)MAX_ROWS);
+        device_row *const row = &b->rows[b->num_rows];
+        *row = *of;
+        row->phase = phase == 0 ? "decode" : "prefill";
+        row->qo_len = phase == 0 ? 1 : a->qo_len;
+        if (row->qo_len > row->context) row->qo_len = row->context;
+        const int status = measure_row(b, row);
+        if (status != CLI_OK) return status;
+        b->num_rows++;
+    }
+    return CLI_OK;
 }
 
 static int walk(bench_device *b) {
@@ -382,16 +581,10 @@ static int walk(bench_device *b) {
     for (int32_t k = 0; k < a->num_kv; k++) {
         for (int32_t i = 0; i < a->num_batch; i++) {
             for (int32_t c = 0; c < a->num_context; c++) {
-                if (b->num_rows == MAX_ROWS) return cli_fail("more than %d rows", (int)MAX_ROWS);
-                device_row *const row = &b->rows[b->num_rows];
-                *row =
-                    (device_row){.kv = a->kv[k],
-                                 .batch = a->batch[i],
-                                 .context = a->context[c],
-                                 .qo_len = a->qo_len < a->context[c] ? a->qo_len : a->context[c]};
-                const int status = measure_row(b, row);
+                const device_row row = {
+                    .kv = a->kv[k], .batch = a->batch[i], .context = a->context[c]};
+                const int status = walk_phases(b, &row);
                 if (status != CLI_OK) return status;
-                b->num_rows++;
             }
         }
     }

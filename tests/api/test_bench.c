@@ -215,6 +215,7 @@ static void mistakes_are_one_line(void **state) {
         {{"bench", "attention", "--isa", "sse9", NULL}, "sse9"},
         {{"bench", "attention", "--phase", "train", NULL}, "train"},
         {{"bench", "attention", "extra", NULL}, "extra"},
+        {{"bench", "attention", "--check", NULL}, "--check goes with --device cuda"},
         {{"bench", "attention", "--plot", "x.gif", NULL}, "must end in .svg or .png"},
         {{"bench", "attention", "--plot", "/nonexistent/x.svg", NULL}, "/nonexistent/x.svg"},
         {{"bench", "model", NULL}, "which model"},
