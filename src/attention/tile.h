@@ -100,6 +100,12 @@ static inline const kv8_f16 *kv8_row_scale_at(const kv8_paged *paged, int32_t pa
             kv_head * paged->row_scale_stride_head);
 }
 
+/* rows[i] = first + i * step: a loop for vectors. */
+static inline void kv8_tile_rows(const uint8_t *first, int64_t step, int32_t n,
+                                 const uint8_t **restrict rows) {
+    for (int32_t i = 0; i < n; i++) rows[i] = first + i * step;
+}
+
 /* Addresses of keys [begin, end), at most KV8_TILE_KEYS, page by page; false when a mask hides all
  * of them. */
 static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, int32_t end,
@@ -108,7 +114,6 @@ static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, 
     const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
     const int32_t kv_head = job->item->kv_head, last_row = job->item->num_rows - 1;
     const int64_t k_slot = k->stride_slot * job->k_size, v_slot = v->stride_slot * job->v_size;
-    bool any = false;
     tile->begin = begin;
     tile->end = end;
     tile->mixed = spec->has_mask || job->seen_from[last_row] > begin || job->seen_to[0] < end;
@@ -124,21 +129,26 @@ static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, 
             (const uint8_t *)v->data +
             (page * v->stride_page + slot * v->stride_slot + kv_head * v->stride_head) *
                 job->v_size;
-        for (int32_t i = 0; i < n; i++, key++) {
-            const bool seen = !spec->has_mask || kv8_job_any_sees(job, key);
-            any |= seen;
-            tile->k[key - begin] = seen ? k_row + i * k_slot : NULL;
-            tile->v[key - begin] = seen ? v_row + i * v_slot : NULL;
-            if (!seen) continue;
-            if (spec->k_dtype == KV8_INT8) {
-                tile->k_scale[key - begin] = kv8_row_scale_at(k, page, slot + i, kv_head);
-                V_PREFETCH(tile->k_scale[key - begin]);
-            }
-            if (spec->v_dtype == KV8_INT8) {
-                tile->v_scale[key - begin] = kv8_row_scale_at(v, page, slot + i, kv_head);
-                V_PREFETCH(tile->v_scale[key - begin]);
-            }
+        const int32_t at = key - begin;
+        kv8_tile_rows(k_row, k_slot, n, tile->k + at);
+        kv8_tile_rows(v_row, v_slot, n, tile->v + at);
+        for (int32_t i = 0; spec->k_dtype == KV8_INT8 && i < n; i++) {
+            tile->k_scale[at + i] = kv8_row_scale_at(k, page, slot + i, kv_head);
+            V_PREFETCH(tile->k_scale[at + i]);
         }
+        for (int32_t i = 0; spec->v_dtype == KV8_INT8 && i < n; i++) {
+            tile->v_scale[at + i] = kv8_row_scale_at(v, page, slot + i, kv_head);
+            V_PREFETCH(tile->v_scale[at + i]);
+        }
+        key += n;
+    }
+    if (!spec->has_mask) return true;
+    bool any = false;
+    for (int32_t key = begin; key < end; key++) {
+        if (kv8_job_any_sees(job, key))
+            any = true;
+        else
+            tile->k[key - begin] = tile->v[key - begin] = NULL;
     }
     return any;
 }

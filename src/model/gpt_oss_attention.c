@@ -63,6 +63,15 @@ static bool fits(const kv8_model *model, const kv8_cache *cache, const kv8_cache
 
 /* --- building --- */
 
+/* Rounding Q to bf16 (2^-9) disappears beside K in 8 bits (e4m3 2^-4, int8 about 2^-7 of a row's
+ * largest) and lets the plan take bf16 products; beside wider K it would be the larger error.
+ * Figures: docs/design/evaluation.md. */
+static kv8_dtype q_dtype_for(const kv8_cache_layer *stored) {
+    const bool in_8_bits =
+        kv8_dtype_size(stored->k_dtype) == 1 && kv8_dtype_size(stored->v_dtype) == 1;
+    return in_8_bits ? KV8_BF16 : KV8_F32;
+}
+
 static kv8_status create_plan(kv8_model *model, int32_t layer) {
     const kv8_gpt_oss_config *const c = &model->config;
     kv8_attention_set *const set = &model->attention;
@@ -71,7 +80,7 @@ static kv8_status create_plan(kv8_model *model, int32_t layer) {
     spec.num_qo_heads = c->num_qo_heads;
     spec.num_kv_heads = c->num_kv_heads;
     spec.head_dim = c->head_dim;
-    spec.q_dtype = KV8_F32;
+    spec.q_dtype = entry->q_dtype;
     spec.k_dtype = entry->stored.k_dtype;
     spec.v_dtype = entry->stored.v_dtype;
     spec.o_dtype = KV8_F32;
@@ -137,6 +146,7 @@ static kv8_status create_layers(kv8_model *model, const kv8_cache *cache) {
         KV8_TRY(check_window(model, i, stored.window_left));
         stored.k_scale = stored.v_scale = NULL;
         set->layers[i].stored = stored;
+        set->layers[i].q_dtype = q_dtype_for(&stored);
         KV8_TRY(create_plan(model, i));
         const size_t needs = kv8_attention_workspace_size(set->layers[i].plan);
         if (needs > workspace) workspace = needs;
@@ -213,12 +223,16 @@ kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t lay
     const int64_t width = (int64_t)c->num_qo_heads * c->head_dim;
     KV8_TRY(append(model, cache, layer, step));
     KV8_TRY(kv8_cache_scales(cache, layer, step->seqs, step->num_seqs, set->k_scale, set->v_scale));
-    kv8_rope_apply(model->rope, model->act.cos_sin, (size_t)step->indptr[step->num_seqs],
-                   model->act.q, c->num_qo_heads, width, c->head_dim);
+    const size_t num_rows = (size_t)step->indptr[step->num_seqs];
+    kv8_rope_apply(model->rope, model->act.cos_sin, num_rows, model->act.q, c->num_qo_heads, width,
+                   c->head_dim);
+    if (entry->q_dtype == KV8_BF16)
+        KV8_TRY(kv8_narrow(model->options.isa, KV8_BF16, model->act.q, num_rows * (size_t)width, 1,
+                           model->act.q_rounded, NULL));
     kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
     args.batch = step->num_seqs;
     args.qo_indptr = step->indptr;
-    args.q = model->act.q;
+    args.q = entry->q_dtype == KV8_BF16 ? (const void *)model->act.q_rounded : model->act.q;
     args.q_stride_row = width;
     args.q_stride_head = c->head_dim;
     KV8_TRY(kv8_cache_layer_kv(cache, layer, &args.k, &args.v));

@@ -69,6 +69,9 @@ static kv8_status create_activations(kv8_model *model) {
     KV8_TRY(take_ints(model, (int64_t)c->num_experts + 1, &a->expert_first));
     KV8_TRY(take_ints(model, model->options.max_step_seqs, &a->old_lengths));
     void *memory = NULL;
+    KV8_TRY(kv8_buffers_take(&model->buffers, n * q_width, sizeof *a->q_rounded, "step activations",
+                             &memory));
+    a->q_rounded = memory;
     KV8_TRY(kv8_buffers_take(&model->buffers, kv8_max_i64(c->num_experts, 3), sizeof *a->jobs,
                              "matrix jobs", &memory));
     a->jobs = memory;

@@ -28,6 +28,7 @@ void kv8_buffers_release(kv8_buffers *buffers);
 typedef struct kv8_activations {
     float *residual, *normed, *projected; /* [n, hidden] */
     float *q, *attended;                  /* [n, num_qo_heads * head_dim] */
+    kv8_bf16 *q_rounded;                  /* the same shape: q for layers with FP8 KV */
     float *k, *v;                         /* [n, num_kv_heads * head_dim] */
     float *cos_sin;                       /* [n, head_dim] */
     int32_t *positions;                   /* [n] */
@@ -49,6 +50,7 @@ typedef struct kv8_activations {
 typedef struct kv8_layer_attention {
     kv8_attention_plan *plan;
     kv8_cache_layer stored; /* dtypes and window the plan was made for; scales unset */
+    kv8_dtype q_dtype;      /* what the plan takes */
     int32_t group;          /* which table */
     kv8_layer_kind kind;
 } kv8_layer_attention;

@@ -309,17 +309,29 @@ static void t_add_aside(const kv8_attention_job *job, const t_lanes *at, const k
 
 /* --- the tile, the item --- */
 
+/* The first n rows of a head that lies `bytes` behind the item's first; NULL for the others, and
+ * where a mask has taken a key out. */
+static void t_rows_at(const uint8_t *const *first, int32_t n, int64_t bytes, bool has_mask,
+                      const uint8_t **restrict rows) {
+    if (has_mask) {
+        for (int32_t i = 0; i < n; i++) rows[i] = first[i] == NULL ? NULL : first[i] + bytes;
+    } else {
+        for (int32_t i = 0; i < n; i++) rows[i] = first[i] + bytes;
+    }
+    for (int32_t i = n; i < KV8_TILE_KEYS; i++) rows[i] = NULL;
+}
+
 /* The tile's rows of the item's head number `head`; and what to read ahead. */
 static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                       int32_t head, t_rows *rows) {
     const int32_t n = tile->end - tile->begin, num_heads = job->item->num_heads;
     const int64_t k_head = head * job->k_head, v_head = head * job->v_head;
-    for (int32_t i = 0; i < KV8_TILE_KEYS; i++) {
-        rows->k[i] = i >= n || tile->k[i] == NULL ? NULL : tile->k[i] + k_head;
-        rows->v[i] = i >= n || tile->v[i] == NULL ? NULL : tile->v[i] + v_head;
+    t_rows_at(tile->k, n, k_head, job->spec->has_mask, rows->k);
+    t_rows_at(tile->v, n, v_head, job->spec->has_mask, rows->v);
+    const bool ask = next != NULL && !job->spec->has_mask;
+    for (int32_t i = ask ? next->end - next->begin : 0; i < KV8_TILE_KEYS; i++)
         rows->k_ahead[i] = rows->v_ahead[i] = (const uint8_t *)job->k;
-    }
-    if (next != NULL && !job->spec->has_mask) {
+    if (ask) {
         const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
         const int32_t count = next->end - next->begin;
         t_ask_rows(next->k, count, num_heads, head, job->k_head, k->stride_head < k->stride_slot,

@@ -28,12 +28,30 @@ typedef struct t_rows {
     const uint8_t *k_ahead[KV8_TILE_KEYS], *v_ahead[KV8_TILE_KEYS];
 } t_rows;
 
+/* KV8_TILE_KEYS rows, all heads of a token, then of the next. num_heads is a constant. */
+V_INLINE void t_ask_heads(const uint8_t *const *rows, const int32_t num_heads, int64_t head_bytes,
+                          const uint8_t **restrict ahead) {
+    for (int32_t key = 0; key < KV8_TILE_KEYS / num_heads; key++) {
+        const uint8_t *const row = rows[key];
+        V_UNROLL
+        for (int32_t head = 0; head < num_heads; head++)
+            ahead[key * num_heads + head] = row + head * head_bytes;
+    }
+}
+
 /* The `part`th of num_heads equal parts of a tile's rows of all heads, in the order of their
  * addresses: token by token where a token's heads are neighbours (NHD), else head by head. */
 static void t_ask_rows(const uint8_t *const *rows, int32_t n, int32_t num_heads, int32_t part,
-                       int64_t head_bytes, bool heads_inside, const uint8_t **ahead) {
+                       int64_t head_bytes, bool heads_inside, const uint8_t **restrict ahead) {
     if (!heads_inside) {
         for (int32_t i = 0; i < n; i++) ahead[i] = rows[i] + part * head_bytes;
+        return;
+    }
+    if (n == KV8_TILE_KEYS && (num_heads == 2 || num_heads == 8)) {
+        if (num_heads == 2)
+            t_ask_heads(rows + part * (KV8_TILE_KEYS / 2), 2, head_bytes, ahead);
+        else
+            t_ask_heads(rows + part * (KV8_TILE_KEYS / 8), 8, head_bytes, ahead);
         return;
     }
     int32_t key = part * n / num_heads, head = part * n % num_heads;
