@@ -45,7 +45,8 @@ typedef struct kv8_attention_spec {
     int32_t has_mask;        /* args.mask_bits is given to every run */
     const float *sink_logit; /* [num_qo_heads], natural-log space; NULL = none. Copied; a NaN is
                               * KV8_ERR_INVALID. -inf = absent for that head, +inf = output 0. */
-    int32_t batch_invariant; /* a request's output bits do not depend on the batch or on threads */
+    int32_t batch_invariant; /* a request's output bits do not depend on the batch or on threads;
+                              * keys that requests share are then read by each of them */
     kv8_isa isa;
     /* Bounds of every run. */
     int32_t max_batch;
@@ -91,12 +92,14 @@ KV8_API kv8_status kv8_attention_plan_create(kv8_attention_plan **out,
 KV8_API void kv8_attention_plan_destroy(kv8_attention_plan *plan);
 /* Bytes of scratch that run needs, aligned to 64. */
 KV8_API size_t kv8_attention_workspace_size(const kv8_attention_plan *plan);
-/* Kernel name, splits, bytes to move, floor time: one line of text for a run with these page
- * tables and lengths (args' data pointers may be NULL). Writes at most size bytes with the
- * terminating 0. */
+/* Kernel name, splits, shared keys, bytes to move, floor time: one line of text for a run with
+ * these page tables and lengths (args' data pointers may be NULL). Writes at most size bytes with
+ * the terminating 0. */
 KV8_API kv8_status kv8_attention_describe(const kv8_attention_plan *plan,
                                           const kv8_attention_args *args, char *text, size_t size);
-/* Computes. Allocates nothing. Lengths beyond the plan's bounds, a table entry of KV8_NO_PAGE that
+/* Computes. Allocates nothing. Requests whose page tables begin with the same pages (forks) are
+ * computed together over them where that pays, anywhere in the batch; describe says so. Not with
+ * batch_invariant or a mask. Lengths beyond the plan's bounds, a table entry of KV8_NO_PAGE that
  * a query can see and inconsistent arguments are KV8_ERR_INVALID before anything is written. */
 KV8_API kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention_args *args,
                                      void *workspace);

@@ -44,12 +44,13 @@ static kv8_status measure_read(const kv8_attention_plan *plan, double *gb_s_out)
 }
 
 /* What a run has to read and write once, and the products it has to form. A mask is not looked
- * into: masked keys count as read. */
+ * into: masked keys count as read. Keys that a cascade shares count once. */
 typedef struct cost {
     double bytes, products;
 } cost;
 
-static cost cost_of(const kv8_attention_plan *plan, const kv8_attention_args *args) {
+static cost cost_of(const kv8_attention_plan *plan, const kv8_attention_args *args,
+                    const kv8_attention_cascade *cascade) {
     const kv8_attention_spec *const spec = &plan->spec;
     const double row_scale = (double)sizeof(kv8_f16);
     const double key_bytes = (double)spec->head_dim * (double)kv8_dtype_size(spec->k_dtype) +
@@ -65,7 +66,8 @@ static cost cost_of(const kv8_attention_plan *plan, const kv8_attention_args *ar
         const int32_t kv_len = kv8_request_kv_len(&args->pages, spec->page_size, b);
         if (qo_len == 0) continue;
         const kv8_key_range seen = kv8_rows_keys(spec, qo_len, kv_len, 0, qo_len - 1);
-        c.bytes += (double)(seen.end - seen.begin) * spec->num_kv_heads * key_bytes +
+        const int32_t shared = cascade->num_shares > 0 ? cascade->members[b].num_keys : 0;
+        c.bytes += (double)(seen.end - seen.begin - shared) * spec->num_kv_heads * key_bytes +
                    (double)qo_len * spec->num_qo_heads * row_bytes;
         for (int32_t row = 0; row < qo_len; row++) {
             const kv8_key_range keys = kv8_row_keys(spec, qo_len, kv_len, row);
@@ -73,7 +75,23 @@ static cost cost_of(const kv8_attention_plan *plan, const kv8_attention_args *ar
                           (spec->head_dim + spec->v_head_dim);
         }
     }
+    for (int32_t i = 0; i < cascade->num_shares; i++)
+        c.bytes += (double)cascade->shares[i].num_keys * spec->num_kv_heads * key_bytes;
     return c;
+}
+
+/* ", cascade: ..." or nothing. */
+static void cascade_text(const kv8_attention_args *args, const kv8_attention_cascade *cascade,
+                         char *text, size_t size) {
+    text[0] = '\0';
+    if (cascade->num_shares == 0) return;
+    int32_t num_requests = 0;
+    int64_t num_keys = 0;
+    for (int32_t b = 0; b < args->batch; b++) num_requests += cascade->members[b].num_keys > 0;
+    for (int32_t i = 0; i < cascade->num_shares; i++) num_keys += cascade->shares[i].num_keys;
+    (void)snprintf(text, size, ", cascade: %d requests in %d %s read %" PRId64 " shared keys once",
+                   num_requests, cascade->num_shares, cascade->num_shares == 1 ? "group" : "groups",
+                   num_keys);
 }
 
 kv8_status kv8_attention_describe(const kv8_attention_plan *plan, const kv8_attention_args *args,
@@ -84,15 +102,22 @@ kv8_status kv8_attention_describe(const kv8_attention_plan *plan, const kv8_atte
     KV8_TRY(kv8_attention_check_args(&plan->spec, args, false));
     double gb_s = 0;
     KV8_TRY(measure_read(plan, &gb_s));
-    const kv8_attention_schedule cut = kv8_attention_cut(plan, args, NULL, NULL);
-    const cost c = cost_of(plan, args);
+    void *memory = NULL;
+    if (plan->cascade_size > 0)
+        KV8_TRY(kv8_alloc(plan->allocator, plan->cascade_size, 1, "cascade", &memory));
+    const kv8_attention_cascade cascade = kv8_attention_cascade_find(plan, args, memory);
+    const kv8_attention_schedule cut = kv8_attention_cut(plan, args, &cascade, NULL, NULL);
+    const cost c = cost_of(plan, args, &cascade);
+    char shared[128];
+    cascade_text(args, &cascade, shared, sizeof shared);
+    kv8_release(plan->allocator, memory, plan->cascade_size, 1);
     (void)snprintf(text, size,
                    "%s, %d threads, %" PRId64
-                   " items, at most %d splits%s, %.3f MB to move, "
+                   " items, at most %d splits%s%s, %.3f MB to move, "
                    "%.3f M products, floor %.1f us (reading at %.1f GB/s, measured now over %d "
                    "MiB)",
                    plan->choice.name, plan->num_threads, cut.num_items, cut.max_splits,
-                   plan->spec.batch_invariant ? " (batch invariant)" : "", c.bytes / 1e6,
+                   plan->spec.batch_invariant ? " (batch invariant)" : "", shared, c.bytes / 1e6,
                    c.products / 1e6, c.bytes / (gb_s * 1e3), gb_s, READ_BYTES >> 20);
     return KV8_OK;
 }

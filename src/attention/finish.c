@@ -21,14 +21,19 @@ static float part_weight(float max, float shift) {
     return max == -INFINITY ? 0.0f : expf(max - shift);
 }
 
-static row_total total_of(int32_t num_partials, int64_t stride, const float *max, const float *sum,
-                          float sink) {
+static row_total total_of(const kv8_attention_partials *partials, int32_t num, float sink) {
     row_total t = {.max = -INFINITY};
-    for (int32_t i = 0; i < num_partials; i++) t.max = fmaxf(t.max, max[i * stride]);
-    for (int32_t i = 0; i < num_partials; i++) {
-        /* NaN scores without any other leave max at -inf and sum at NaN, which must stay. */
-        const float part = sum[i * stride];
-        t.sum += isnan(part) ? part : part * part_weight(max[i * stride], t.max);
+    for (int32_t n = 0; n < num; n++) {
+        const kv8_attention_partials *const p = &partials[n];
+        for (int32_t i = 0; i < p->num; i++) t.max = fmaxf(t.max, p->max[i * p->stride]);
+    }
+    for (int32_t n = 0; n < num; n++) {
+        const kv8_attention_partials *const p = &partials[n];
+        for (int32_t i = 0; i < p->num; i++) {
+            /* NaN scores without any other leave max at -inf and sum at NaN, which must stay. */
+            const float sum = p->sum[i * p->stride];
+            t.sum += isnan(sum) ? sum : sum * part_weight(p->max[i * p->stride], t.max);
+        }
     }
     t.empty = t.sum == 0 || sink == INFINITY;
     t.lse = t.sum == 0 ? -INFINITY : t.max + logf(t.sum);
@@ -51,34 +56,32 @@ static void store(kv8_dtype dtype, void *out, int64_t at, float value) {
     }
 }
 
-void kv8_attention_finish(const kv8_attention_plan *plan, const kv8_attention_args *args,
-                          const kv8_attention_item *item, int32_t num_partials, int64_t stride,
-                          const float *o, const float *max, const float *sum) {
+void kv8_attention_finish_row(const kv8_attention_plan *plan, const kv8_attention_args *args,
+                              int32_t request, int32_t q_row, int32_t head,
+                              const kv8_attention_partials *partials, int32_t num) {
     const kv8_attention_spec *const spec = &plan->spec;
-    for (int32_t row = 0; row < item->num_heads * item->num_rows; row++) {
-        const int32_t packed = item->row_begin + row % item->num_rows;
-        const int32_t kv_head = item->kv_head + row / item->num_rows;
-        const int64_t q_row = args->qo_indptr[item->request] + packed / plan->group_size;
-        const int64_t head = kv_head * plan->group_size + packed % plan->group_size;
-        const float v_scale = args->v_scale == NULL
-                                  ? 1.0f
-                                  : args->v_scale[item->request * args->v_scale_stride_batch +
-                                                  kv_head * args->v_scale_stride_head];
-        const float sink = spec->sink_logit == NULL ? -INFINITY : spec->sink_logit[head];
-        const row_total t = total_of(num_partials, stride, max + row, sum + row, sink);
-        const int64_t out = q_row * args->o_stride_row + head * args->o_stride_head;
-        float numerator[KV8_MAX_HEAD_DIM];
-        for (int32_t d = 0; d < spec->v_head_dim; d++) numerator[d] = 0;
-        for (int32_t i = 0; i < num_partials; i++) {
-            const float weight = part_weight(max[i * stride + row], t.max);
-            const float *const part = o + i * stride + (int64_t)row * plan->v_row;
+    const int32_t kv_head = head / plan->group_size;
+    const float v_scale = args->v_scale == NULL
+                              ? 1.0f
+                              : args->v_scale[request * args->v_scale_stride_batch +
+                                              kv_head * args->v_scale_stride_head];
+    const float sink = spec->sink_logit == NULL ? -INFINITY : spec->sink_logit[head];
+    const row_total t = total_of(partials, num, sink);
+    const int64_t out = q_row * args->o_stride_row + head * args->o_stride_head;
+    float numerator[KV8_MAX_HEAD_DIM];
+    for (int32_t d = 0; d < spec->v_head_dim; d++) numerator[d] = 0;
+    for (int32_t n = 0; n < num; n++) {
+        const kv8_attention_partials *const p = &partials[n];
+        for (int32_t i = 0; i < p->num; i++) {
+            const float weight = part_weight(p->max[i * p->stride], t.max);
+            const float *const part = p->o + i * p->stride;
             for (int32_t d = 0; d < spec->v_head_dim; d++) numerator[d] += part[d] * weight;
         }
-        /* Divided first: equal weights over equal values give the value exactly. */
-        for (int32_t d = 0; d < spec->v_head_dim; d++) {
-            const float value = numerator[d] * t.factor / t.denominator * v_scale;
-            store(spec->o_dtype, args->o, out + d, t.empty ? 0.0f : value);
-        }
-        if (args->lse != NULL) args->lse[q_row * spec->num_qo_heads + head] = t.lse;
     }
+    /* Divided first: equal weights over equal values give the value exactly. */
+    for (int32_t d = 0; d < spec->v_head_dim; d++) {
+        const float value = numerator[d] * t.factor / t.denominator * v_scale;
+        store(spec->o_dtype, args->o, out + d, t.empty ? 0.0f : value);
+    }
+    if (args->lse != NULL) args->lse[(int64_t)q_row * spec->num_qo_heads + head] = t.lse;
 }

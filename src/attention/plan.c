@@ -90,10 +90,12 @@ static bool append(size_t *end, int64_t count, size_t size, size_t *at) {
 static kv8_status lay_out_workspace(kv8_attention_plan *plan) {
     size_t end = 0;
     int64_t scratch_floats = 0;
+    kv8_attention_cascade_bounds(plan);
     kv8_attention_cut_bounds(plan);
     if (__builtin_mul_overflow(plan->scratch.size, (int64_t)plan->num_threads, &scratch_floats) ||
         !append(&end, plan->max_items, sizeof(kv8_attention_item), &plan->items_at) ||
         !append(&end, plan->max_joins, sizeof(kv8_attention_join), &plan->joins_at) ||
+        !append(&end, (int64_t)plan->cascade_size, 1, &plan->cascade_at) ||
         !append(&end, plan->max_partial_floats, sizeof(float), &plan->partials_at) ||
         !append(&end, scratch_floats, sizeof(float), &plan->scratch_at))
         return kv8_fail(KV8_ERR_INVALID,

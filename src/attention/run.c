@@ -1,6 +1,7 @@
 /* run.c - one run: check, cut, compute the items, join what was split.
  *
- * Everything lives in the caller's workspace; nothing is allocated.
+ * Everything lives in the caller's workspace; nothing is allocated. One parallel call, and a second
+ * to join the rows whose shared keys were computed together.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
@@ -12,13 +13,30 @@ typedef struct run {
     const kv8_attention_args *args;
     const kv8_attention_item *items;
     kv8_attention_join *joins;
+    const kv8_attention_cascade *cascade;
     float *partials, *scratch;
 } run;
 
-/* Row of the item (head by head) -> row of the whole batch's q and o. */
-static int32_t batch_row(const run *r, const kv8_attention_item *item, int32_t row) {
+/* A row of an item: whose it is, its row of the batch's q and o, its head. */
+typedef struct row_place {
+    int32_t request, q_row, kv_head, in_group;
+} row_place;
+
+static row_place place_of(const run *r, const kv8_attention_item *item, int32_t row) {
+    const int32_t group_size = r->plan->group_size;
     const int32_t packed = item->row_begin + row % item->num_rows;
-    return r->args->qo_indptr[item->request] + packed / r->plan->group_size;
+    row_place place = {.request = item->request,
+                       .kv_head = item->kv_head + row / item->num_rows,
+                       .in_group = packed % group_size};
+    if (item->shared < 0) {
+        place.q_row = r->args->qo_indptr[item->request] + packed / group_size;
+        return place;
+    }
+    const kv8_attention_shared_row *const shared =
+        &r->cascade->rows[item->shared + packed / group_size];
+    place.request = shared->request;
+    place.q_row = shared->q_row;
+    return place;
 }
 
 /* The item's rows of Q, as units: f32, or bf16 pairs in their own order. */
@@ -27,10 +45,9 @@ static void load_q(const run *r, const kv8_attention_item *item, float *q) {
     const kv8_attention_spec *const spec = &plan->spec;
     const size_t head_dim = (size_t)spec->head_dim, size = kv8_dtype_size(spec->q_dtype);
     for (int32_t row = 0; row < item->num_heads * item->num_rows; row++, q += plan->q_row) {
-        const int32_t kv_head = item->kv_head + row / item->num_rows;
-        const int32_t in_group = (item->row_begin + row % item->num_rows) % plan->group_size;
-        const int64_t at = batch_row(r, item, row) * r->args->q_stride_row +
-                           (kv_head * plan->group_size + in_group) * r->args->q_stride_head;
+        const row_place p = place_of(r, item, row);
+        const int64_t at = p.q_row * r->args->q_stride_row +
+                           (p.kv_head * plan->group_size + p.in_group) * r->args->q_stride_head;
         const uint8_t *const codes = (const uint8_t *)r->args->q + at * (int64_t)size;
         memset(q, 0, (size_t)plan->q_row * sizeof *q);
         if (plan->choice.math == KV8_MATH_BF16)
@@ -44,27 +61,96 @@ static void load_q(const run *r, const kv8_attention_item *item, float *q) {
 static void load_scales(const run *r, const kv8_attention_item *item, float *scale) {
     const kv8_attention_args *const a = r->args;
     for (int32_t row = 0; row < item->num_heads * item->num_rows; row++) {
-        const int32_t kv_head = item->kv_head + row / item->num_rows;
-        const int32_t in_group = (item->row_begin + row % item->num_rows) % r->plan->group_size;
+        const row_place p = place_of(r, item, row);
         scale[row] = r->plan->spec.sm_scale;
         if (a->k_scale != NULL)
-            scale[row] *= a->k_scale[item->request * a->k_scale_stride_batch +
-                                     kv_head * a->k_scale_stride_head];
+            scale[row] *= a->k_scale[p.request * a->k_scale_stride_batch +
+                                     p.kv_head * a->k_scale_stride_head];
         if (a->q_scale != NULL)
-            scale[row] *= a->q_scale[item->request * a->q_scale_stride_batch +
-                                     batch_row(r, item, row) * a->q_scale_stride_row +
-                                     kv_head * a->q_scale_stride_kv_head +
-                                     in_group * a->q_scale_stride_group];
+            scale[row] *=
+                a->q_scale[p.request * a->q_scale_stride_batch + p.q_row * a->q_scale_stride_row +
+                           p.kv_head * a->q_scale_stride_kv_head +
+                           p.in_group * a->q_scale_stride_group];
     }
 }
 
+/* The keys that every row of a head sees. */
+static void load_sight(const run *r, const kv8_attention_item *item, int32_t qo_len, int32_t kv_len,
+                       int32_t *seen_from, int32_t *seen_to) {
+    for (int32_t row = 0; row < item->num_rows; row++) {
+        kv8_key_range keys = {item->key_begin, item->key_end};
+        if (item->shared < 0)
+            keys = kv8_row_keys(&r->plan->spec, qo_len, kv_len,
+                                (item->row_begin + row) / r->plan->group_size);
+        seen_from[row] = keys.begin;
+        seen_to[row] = keys.end;
+    }
+}
+
+/* --- rows that are done --- */
+
+/* The item's rows: `num` partial results of each, `stride` floats apart. */
+static void finish_rows(const run *r, const kv8_attention_item *item, int32_t num, int64_t stride,
+                        const float *o, const float *max, const float *sum) {
+    const kv8_attention_plan *const plan = r->plan;
+    for (int32_t row = 0; row < item->num_heads * item->num_rows; row++) {
+        const row_place p = place_of(r, item, row);
+        const kv8_attention_partials partials = {.o = o + (int64_t)row * plan->v_row,
+                                                 .max = max + row,
+                                                 .sum = sum + row,
+                                                 .stride = stride,
+                                                 .num = num};
+        kv8_attention_finish_row(plan, r->args, p.request, p.q_row,
+                                 p.kv_head * plan->group_size + p.in_group, &partials, 1);
+    }
+}
+
+/* A partial result is o, then max, then sum, of all rows of its item. */
 static void join_parts(const run *r, const kv8_attention_join *join) {
     const int64_t rows = (int64_t)join->first.num_heads * join->first.num_rows;
     const float *const o = r->partials + join->first.partial;
     const float *const max = o + rows * r->plan->v_row;
-    kv8_attention_finish(r->plan, r->args, &join->first, join->num_splits,
-                         rows * (r->plan->v_row + 2), o, max, max + rows);
+    finish_rows(r, &join->first, join->num_splits, rows * (r->plan->v_row + 2), o, max, max + rows);
 }
+
+/* Where a part of the cascade keeps its row `row` of a head. */
+static kv8_attention_partials part_of_row(const run *r, const kv8_attention_part *part,
+                                          int32_t kv_head, int32_t row) {
+    const int64_t v_row = r->plan->v_row;
+    const int32_t first_head = kv_head / part->heads * part->heads;
+    const int64_t num_heads = kv8_min_i64(part->heads, r->plan->spec.num_kv_heads - first_head);
+    const int64_t rows = num_heads * part->num_rows;
+    const int64_t at = (int64_t)(kv_head - first_head) * part->num_rows + row;
+    const float *const o = r->partials + part->first +
+                           (int64_t)first_head * part->num_splits * part->num_rows * (v_row + 2);
+    const float *const max = o + rows * v_row;
+    return (kv8_attention_partials){.o = o + at * v_row,
+                                    .max = max + at,
+                                    .sum = max + rows + at,
+                                    .stride = rows * (v_row + 2),
+                                    .num = part->num_splits};
+}
+
+/* One query row of the cascade, all its heads: the shared keys, then its own. */
+static void join_shared_row(void *cookie, size_t index, int32_t thread_idx) {
+    (void)thread_idx;
+    const run *const r = cookie;
+    const kv8_attention_shared_row *const shared = &r->cascade->rows[index];
+    const int32_t group_size = r->plan->group_size;
+    for (int32_t head = 0; head < r->plan->spec.num_qo_heads; head++) {
+        kv8_attention_partials partials[2];
+        int32_t num = 0;
+        for (int i = 0; i < 2; i++) {
+            if (shared->part[i] < 0) continue;
+            partials[num++] = part_of_row(r, &r->cascade->parts[shared->part[i]], head / group_size,
+                                          shared->row[i] + head % group_size);
+        }
+        kv8_attention_finish_row(r->plan, r->args, shared->request, shared->q_row, head, partials,
+                                 num);
+    }
+}
+
+/* --- one item --- */
 
 static void run_item(void *cookie, size_t index, int32_t thread_idx) {
     const run *const r = cookie;
@@ -77,18 +163,12 @@ static void run_item(void *cookie, size_t index, int32_t thread_idx) {
     const int32_t kv_len = kv8_request_kv_len(&args->pages, plan->spec.page_size, item->request);
     int32_t *const seen_from = (int32_t *)(base + at->seen_from);
     int32_t *const seen_to = (int32_t *)(base + at->seen_to);
-    for (int32_t row = 0; row < item->num_rows; row++) {
-        const kv8_key_range keys =
-            kv8_row_keys(&plan->spec, qo_len, kv_len, (item->row_begin + row) / plan->group_size);
-        seen_from[row] = keys.begin;
-        seen_to[row] = keys.end;
-    }
+    load_sight(r, item, qo_len, kv_len, seen_from, seen_to);
     load_q(r, item, base + at->q);
     load_scales(r, item, base + at->scale);
-    /* A partial result is o, then max, then sum. */
-    const bool split = item->join >= 0;
+    const bool partly = item->partial >= 0;
     const int64_t rows = (int64_t)item->num_heads * item->num_rows;
-    float *const partial = r->partials + (split ? item->partial : 0);
+    float *const partial = r->partials + (partly ? item->partial : 0);
     float *const partial_max = partial + rows * plan->v_row;
     const int32_t k_size = (int32_t)kv8_dtype_size(plan->spec.k_dtype);
     const int32_t v_size = (int32_t)kv8_dtype_size(plan->spec.v_dtype);
@@ -121,15 +201,13 @@ static void run_item(void *cookie, size_t index, int32_t thread_idx) {
         .scale = base + at->scale,
         .seen_from = seen_from,
         .seen_to = seen_to,
-        .o = split ? partial : base + at->o,
-        .max = split ? partial_max : base + at->max,
-        .sum = split ? partial_max + rows : base + at->sum,
+        .o = partly ? partial : base + at->o,
+        .max = partly ? partial_max : base + at->max,
+        .sum = partly ? partial_max + rows : base + at->sum,
     };
     plan->choice.kernel(&job);
-    if (!split) {
-        kv8_attention_finish(plan, args, item, 1, 0, job.o, job.max, job.sum);
-        return;
-    }
+    if (!partly) finish_rows(r, item, 1, 0, job.o, job.max, job.sum);
+    if (item->join < 0) return;
     kv8_attention_join *const join = &r->joins[item->join];
     if (atomic_fetch_sub_explicit(&join->num_left, 1, memory_order_acq_rel) == 1)
         join_parts(r, join);
@@ -147,13 +225,17 @@ kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention
     uint8_t *const bytes = workspace;
     kv8_attention_item *const items = (kv8_attention_item *)(void *)(bytes + plan->items_at);
     kv8_attention_join *const joins = (kv8_attention_join *)(void *)(bytes + plan->joins_at);
-    const kv8_attention_schedule cut = kv8_attention_cut(plan, args, items, joins);
+    const kv8_attention_cascade cascade =
+        kv8_attention_cascade_find(plan, args, bytes + plan->cascade_at);
+    const kv8_attention_schedule cut = kv8_attention_cut(plan, args, &cascade, items, joins);
     run r = {.plan = plan,
              .args = args,
              .items = items,
              .joins = joins,
+             .cascade = &cascade,
              .partials = (float *)(void *)(bytes + plan->partials_at),
              .scratch = (float *)(void *)(bytes + plan->scratch_at)};
     kv8_threads_run(plan->threads, (size_t)cut.num_items, run_item, &r);
+    kv8_threads_run(plan->threads, (size_t)cascade.num_rows, join_shared_row, &r);
     return KV8_OK;
 }

@@ -27,13 +27,16 @@ enum { KV8_TILE_ROWS = 32 };
 enum { KV8_ITEM_HEADS = 16, KV8_ITEM_SPARE_LANES = KV8_ITEM_HEADS * 16 };
 
 /* One (request, range of kv heads, block of packed rows, range of keys). Rows of several heads
- * stand head by head: row `row` of the item's head `head` is at head * num_rows + row. */
+ * stand head by head: row `row` of the item's head `head` is at head * num_rows + row. Or keys that
+ * several requests share: then `request` is one of them and the rows are those of the cascade from
+ * `shared` on, which see all of the keys. */
 typedef struct kv8_attention_item {
     int32_t request, kv_head, num_heads;
     int32_t row_begin, num_rows; /* of each head */
     int32_t key_begin, key_end;
+    int32_t shared;  /* -1 = rows of one request */
     int32_t join;    /* where its keys were split: the number of the join, else -1 */
-    int64_t partial; /* then the offset in floats of its partial result */
+    int64_t partial; /* the offset in floats of its partial result; -1 = it is the whole result */
 } kv8_attention_item;
 
 /* An item with everything a kernel needs. Scratch is 64-byte aligned; "unit" is 4 bytes: one f32

@@ -52,7 +52,6 @@ typedef struct kv8_layer_attention {
     kv8_cache_layer stored; /* dtypes and window the plan was made for; scales unset */
     kv8_dtype q_dtype;      /* what the plan takes */
     int32_t group;          /* which table */
-    kv8_layer_kind kind;
 } kv8_layer_attention;
 typedef struct kv8_group_table {
     int32_t *indptr, *indices, *last_page_len;

@@ -2,6 +2,7 @@
  * matter, and a step that fails changes nothing.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "gpt_oss_model.h"
 #include "model_impl.h"
 #include "model_runs.h"
 
@@ -132,6 +133,56 @@ static void a_batch_equals_its_requests_alone(void **state) {
     }
     free(prompts);
     free(more);
+}
+
+/* How the layer's attention would run over the sequences' tables. */
+static const char *describe_layer(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs) {
+    static char text[512];
+    int32_t indptr[BATCH + 1], pages[BATCH * 32], last[BATCH];
+    assert_ok(kv8_cache_page_table(cache, layer, seqs, BATCH, indptr, pages, BATCH * 32, last));
+    static const int32_t qo_indptr[] = {0, 1, 2, 3, 4};
+    kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
+    args.batch = BATCH;
+    args.qo_indptr = qo_indptr;
+    args.pages =
+        (kv8_page_table){.page_indptr = indptr, .page_indices = pages, .last_page_len = last};
+    assert_ok(
+        kv8_attention_describe(model->attention.layers[layer].plan, &args, text, sizeof text));
+    return text;
+}
+
+/* 200 tokens, forked: 12 pages that layers without a window read once for all. */
+static void forks_share_their_pages_and_equal_requests_alone(void **state) {
+    (void)state;
+    enum { STEM = 200 };
+    kv8_cache *const cache = open_cache(model, KV8_BF16, 16, BATCH, 256, false);
+    kv8_cache *const single = open_cache(model, KV8_BF16, 16, 1, 256, false);
+    float *const together = malloc(logits_count(BATCH) * sizeof *together);
+    float *const alone = malloc(logits_count(1) * sizeof *alone);
+    kv8_seq seqs[BATCH];
+    assert_ok(kv8_cache_seq_create(cache, &seqs[0]));
+    run_ids(model, cache, seqs[0], ids, STEM, 512, NULL);
+    for (int i = 1; i < BATCH; i++) assert_ok(kv8_cache_seq_fork(cache, seqs[0], &seqs[i]));
+    static const int32_t first[BATCH] = {0, -50, -60, -70}, one[BATCH] = {1, 1, 1, 1};
+    run_batch(cache, seqs, first, one, together);
+    for (int32_t layer = 0; layer < info.num_layers; layer++) {
+        const bool shared = strstr(describe_layer(cache, layer, seqs),
+                                   "cascade: 4 requests in 1 group read 192 shared keys once");
+        assert_int_equal(shared, model->config.layer_kind[layer] == KV8_LAYER_FULL);
+    }
+    for (int i = 0; i < BATCH; i++) {
+        kv8_seq seq = KV8_SEQ_NONE;
+        assert_ok(kv8_cache_seq_create(single, &seq));
+        run_ids(model, single, seq, ids, STEM, 512, NULL);
+        run_ids(model, single, seq, ids + 100 * i + first[i], 1, 1, alone);
+        const double error = max_difference(together + logits_count(i), alone, logits_count(1));
+        if (!(error <= 1e-4)) fail_msg("fork %d: logits differ by %g", i, error);
+        assert_ok(kv8_cache_seq_destroy(single, seq));
+    }
+    free(alone);
+    free(together);
+    kv8_cache_destroy(single);
+    kv8_cache_destroy(cache);
 }
 
 /* Only the wanted rows are written, and they are those of a step that wants all. */
@@ -440,6 +491,7 @@ int main(void) {
         cmocka_unit_test(chunks_and_pages_do_not_matter),
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(a_batch_equals_its_requests_alone),
+        cmocka_unit_test(forks_share_their_pages_and_equal_requests_alone),
         cmocka_unit_test(wanted_rows_are_picked),
         cmocka_unit_test(caches_may_alternate),
         cmocka_unit_test(a_full_pool_changes_nothing),

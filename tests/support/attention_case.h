@@ -38,6 +38,8 @@ typedef struct attention_case {
     bool nan_newest;   /* K (even requests) or V (odd ones) of each newest token is NaN */
     int32_t batch;
     int32_t qo_len[CASE_MAX_BATCH], kv_len[CASE_MAX_BATCH];
+    /* Forks: the first shared_pages[b] pages of request b are those of request parent[b] < b. */
+    int32_t parent[CASE_MAX_BATCH], shared_pages[CASE_MAX_BATCH];
     uint64_t seed;
 } attention_case;
 
@@ -228,6 +230,8 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
     }
     case_make_pool(in, num_pages + 2);
     int32_t *const order = malloc((size_t)(num_pages + 2) * sizeof *order);
+    int32_t *const real =
+        malloc((size_t)(num_pages + 2) * sizeof *real); /* CSR, also unseen ones */
     for (int32_t i = 0; i < num_pages + 2; i++) order[i] = i;
     for (int32_t i = num_pages + 1; i > 0; i--) {
         const int32_t j = rng_range(rng, 0, i), swap = order[i];
@@ -250,7 +254,9 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
         last[b] = pages == 0 ? 0 : c->kv_len[b] - (pages - 1) * c->page_size;
         lens[b] = c->kv_len[b];
         for (int32_t i = 0; i < pages; i++) {
-            const int32_t page = order[used++];
+            const bool forked = i < c->shared_pages[b];
+            const int32_t page = forked ? real[indptr[c->parent[b]] + i] : order[used++];
+            real[indptr[b] + i] = page;
             bool page_seen = false;
             for (int32_t slot = 0; slot < c->page_size; slot++) {
                 const int32_t key = i * c->page_size + slot;
@@ -273,6 +279,7 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
             entry[i] = page_seen ? page : rng_range(rng, 0, 1) ? KV8_NO_PAGE : INT32_MAX;
         }
     }
+    free(real);
     free(order);
     if (c->dense_table)
         *table = (kv8_page_table){
