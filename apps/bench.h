@@ -1,4 +1,5 @@
-/* bench.h - what the two benchmarks share: lists of numbers, medians, a random source; the plot.
+/* bench.h - what the benchmarks share: lists of numbers, medians, a random source, a filled cache;
+ * the plot.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_BENCH_H
@@ -38,6 +39,30 @@ typedef struct bench_times {
 bench_times bench_summary(double *samples, int32_t num);
 
 uint64_t bench_random(uint64_t *state);
+/* Normal enough: mean 0, variance 1. free() them; NULL = no memory. */
+float *bench_random_values(size_t num);
+
+/* --- a cache to attend over (bench_cache.c) --- */
+
+typedef struct bench_cache_shape {
+    int32_t num_kv_heads, head_dim, page_size;
+    int32_t batch, context; /* sequences of a set, tokens of each */
+    int32_t shared_prefix;  /* its first tokens are one sequence, forked */
+    int32_t pool_mib;       /* of other sets before one comes again */
+    kv8_dtype dtype;
+    bool hnd;
+} bench_cache_shape;
+/* One layer, filled with random rows: sets of `batch` sequences. */
+typedef struct bench_cache {
+    kv8_cache *cache;
+    kv8_seq *seqs;
+    int32_t num_seqs;
+} bench_cache;
+/* Close it also when opening fails. */
+kv8_status bench_cache_open(bench_cache *b, const bench_cache_shape *s, kv8_threads *threads);
+void bench_cache_close(bench_cache *b);
+/* Tokens that the sequences of a set really share: a fork that goes on copies a begun page. */
+int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size);
 
 /* --- the plot of shares (bench_plot.c) --- */
 

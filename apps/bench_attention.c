@@ -23,7 +23,7 @@ static const shape shapes[] = {
 
 typedef struct bench_args {
     const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *plot, *device;
-    int32_t qo_len, window, page_size, pool_mib, longest;
+    int32_t qo_len, window, page_size, pool_mib, longest, shared_prefix;
     float seconds;
     bool no_sink, hnd, json, csv, batch_invariant, check;
 } bench_args;
@@ -34,7 +34,7 @@ typedef struct bench_row {
     const char *phase;
     kv8_dtype kv;
     kv8_isa isa;
-    int32_t batch, context, qo_len, threads;
+    int32_t batch, context, shared_prefix, qo_len, threads;
     bench_times us;
     double kv_bytes, macs;
     char kernel[96], math[16]; /* the plan's: its name, what it multiplies in, its rung */
@@ -47,98 +47,6 @@ static double floor_us(const bench_row *row, bool *by_read) {
     const double dot = row->macs / row->dot_gmac_s * 1e-3;
     *by_read = read > dot;
     return read > dot ? read : dot;
-}
-
-/* --- the data --- */
-
-/* Normal enough: the sum of four uniforms, variance 1. */
-static float random_value(uint64_t *state) {
-    const uint64_t bits = bench_random(state);
-    float sum = 0;
-    for (int i = 0; i < 4; i++) sum += (float)((bits >> (16 * i)) & 0xffff) / 65536.0f - 0.5f;
-    return sum * 1.7320508f;
-}
-
-static float *random_values(size_t num) {
-    float *const values = malloc(num * sizeof *values);
-    uint64_t state = num;
-    for (size_t i = 0; values != NULL && i < num; i++) values[i] = random_value(&state);
-    return values;
-}
-
-/* A one-layer cache filled with random rows: num_sets * batch sequences of `context` tokens. */
-typedef struct bench_cache {
-    kv8_cache *cache;
-    kv8_seq *seqs;
-    int32_t num_seqs;
-} bench_cache;
-
-static void close_cache(bench_cache *b) {
-    kv8_cache_destroy(b->cache);
-    free(b->seqs);
-    *b = (bench_cache){0};
-}
-
-/* Sequences grow in turn, so that the pages of each lie scattered over the pool. */
-static kv8_status fill_cache(bench_cache *b, const shape *s, int32_t context) {
-    enum { STEP = 64 };
-    const size_t row = (size_t)s->num_kv_heads * (size_t)s->head_dim;
-    float *const values = random_values(2 * STEP * row);
-    if (values == NULL) return KV8_ERR_NO_MEMORY;
-    kv8_status status = KV8_OK;
-    for (int32_t done = 0; status == KV8_OK && done < context; done += STEP) {
-        const int32_t n = context - done < STEP ? context - done : STEP;
-        const int32_t indptr[2] = {0, n};
-        for (int32_t i = 0; status == KV8_OK && i < b->num_seqs; i++) {
-            const kv8_append append = {
-                .num_seqs = 1,
-                .seqs = &b->seqs[i],
-                .indptr = indptr,
-                .src_dtype = KV8_F32,
-                .k = values,
-                .k_stride_row = (int64_t)row,
-                .k_stride_head = s->head_dim,
-                .v = values + (size_t)STEP * row,
-                .v_stride_row = (int64_t)row,
-                .v_stride_head = s->head_dim,
-            };
-            status = kv8_cache_extend(b->cache, b->seqs[i], n, NULL);
-            if (status == KV8_OK) status = kv8_cache_append(b->cache, 0, &append);
-        }
-    }
-    free(values);
-    return status;
-}
-
-/* Enough sequences that a set of `batch` returns only after pool_mib of others. */
-static kv8_status open_cache(bench_cache *b, const bench_args *args, const shape *s,
-                             kv8_dtype dtype, int32_t batch, int32_t context,
-                             kv8_threads *threads) {
-    const double row_bytes =
-        2.0 * s->num_kv_heads *
-        ((double)s->head_dim * (double)kv8_dtype_size(dtype) + (dtype == KV8_INT8 ? 2 : 0));
-    const double set_bytes = row_bytes * context * batch;
-    const int32_t num_sets = 1 + (int32_t)(args->pool_mib * 1048576.0 / set_bytes);
-    const kv8_cache_layer layer = {.k_dtype = dtype, .v_dtype = dtype, .window_left = -1};
-    kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
-    options.threads = threads;
-    options.num_layers = 1;
-    options.num_kv_heads = s->num_kv_heads;
-    options.k_head_dim = s->head_dim;
-    options.page_size = args->page_size;
-    options.layout = args->hnd ? KV8_LAYOUT_HND : KV8_LAYOUT_NHD;
-    options.max_seqs = num_sets * batch;
-    options.max_seq_len = context;
-    options.num_pages = options.max_seqs * ((context + args->page_size - 1) / args->page_size);
-    options.layers = &layer;
-    *b = (bench_cache){.num_seqs = options.max_seqs};
-    kv8_status status = kv8_cache_create(&b->cache, &options);
-    if (status != KV8_OK) return status;
-    b->seqs = malloc((size_t)b->num_seqs * sizeof *b->seqs);
-    if (b->seqs == NULL) return KV8_ERR_NO_MEMORY;
-    for (int32_t i = 0; status == KV8_OK && i < b->num_seqs; i++)
-        status = kv8_cache_seq_create(b->cache, &b->seqs[i]);
-    return status == KV8_OK ? fill_cache(b, s, context) : status;
 }
 
 /* --- one row --- */
@@ -171,7 +79,7 @@ static kv8_status make_queries(bench_run *r, const bench_row *row, kv8_dtype q_d
     const shape *const s = &row->shape;
     const size_t total_q = (size_t)row->batch * (size_t)row->qo_len;
     const size_t num = total_q * (size_t)s->num_qo_heads * (size_t)s->head_dim;
-    float *const values = random_values(num);
+    float *const values = bench_random_values(num);
     r->q = malloc(num * sizeof(float));
     r->o = malloc(num * sizeof(float));
     r->sink = malloc((size_t)s->num_qo_heads * sizeof(float));
@@ -289,7 +197,8 @@ static kv8_status time_run(bench_run *r, float seconds, bench_times *us_out) {
     return status;
 }
 
-/* Bytes of K and V that a query can see, and multiply-adds of both products. */
+/* Bytes of K and V that a query can see, each counted once however many share it, and multiply-adds
+ * of both products. */
 static void count_work(bench_row *row, const bench_args *args) {
     const shape *const s = &row->shape;
     double pairs = 0, first = row->context;
@@ -302,7 +211,9 @@ static void count_work(bench_row *row, const bench_args *args) {
     const double element = (double)kv8_dtype_size(row->kv);
     const double slot =
         2.0 * s->num_kv_heads * (s->head_dim * element + (row->kv == KV8_INT8 ? 2 : 0));
-    row->kv_bytes = row->batch * (row->context - first) * slot;
+    const double shared = bench_shared_tokens(row->shared_prefix, row->context, args->page_size);
+    row->kv_bytes =
+        (fmax(0, shared - first) + row->batch * (row->context - fmax(first, shared))) * slot;
     row->macs = 2.0 * row->batch * pairs * s->num_qo_heads * s->head_dim;
 }
 
@@ -325,7 +236,8 @@ static int measure_row(bench_row *row, const bench_args *args, const bench_cache
 /* --- the results --- */
 
 static const char header[] =
-    "shape,phase,kv,isa,kernel,batch,context,qo_len,threads,us,us_min,us_max,gb_s,gflop_s,"
+    "shape,phase,kv,isa,kernel,batch,context,shared_prefix,qo_len,threads,us,us_min,us_max,gb_s,"
+    "gflop_s,"
     "read_ceiling_gb_s,dot_ceiling_gflop_s,ceiling,share\n";
 
 typedef struct bench_figures {
@@ -372,6 +284,8 @@ static void print_table(const bench_row *rows, int32_t num) {
                rows[i].kernel, rows[i].threads, rows[i].read_gb_s, rows[i].math,
                2 * rows[i].dot_gmac_s);
     }
+    if (num > 0 && rows[0].shared_prefix > 0)
+        printf("\nthe requests of a run share their first %d keys", rows[0].shared_prefix);
     printf("\nGB/s counts every visible byte of K and V once; share is of the nearer limit.\n");
 }
 
@@ -380,24 +294,25 @@ static void print_csv(const bench_row *rows, int32_t num) {
     for (int32_t i = 0; i < num; i++) {
         const bench_row *const r = &rows[i];
         const bench_figures f = figures(r);
-        printf("%s,%s,%s,%s,%s,%d,%d,%d,%d,%.2f,%.2f,%.2f,%.3f,%.2f,%.2f,%.2f,%s,%.4f\n",
+        printf("%s,%s,%s,%s,%s,%d,%d,%d,%d,%d,%.2f,%.2f,%.2f,%.3f,%.2f,%.2f,%.2f,%s,%.4f\n",
                r->shape.name, r->phase, kv8_dtype_name(r->kv), kv8_isa_name(r->isa), r->kernel,
-               r->batch, r->context, r->qo_len, r->threads, r->us.median, r->us.least, r->us.most,
-               f.gb_s, f.gflop_s, r->read_gb_s, 2 * r->dot_gmac_s, f.ceiling, f.share);
+               r->batch, r->context, r->shared_prefix, r->qo_len, r->threads, r->us.median,
+               r->us.least, r->us.most, f.gb_s, f.gflop_s, r->read_gb_s, 2 * r->dot_gmac_s,
+               f.ceiling, f.share);
     }
 }
 
 static json_t *row_json(const bench_row *r) {
     const bench_figures f = figures(r);
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:f, s:f, s:f,"
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:f, s:f, s:f,"
         " s:f, s:s, s:f}",
         "shape", r->shape.name, "phase", r->phase, "kv", kv8_dtype_name(r->kv), "isa",
         kv8_isa_name(r->isa), "kernel", r->kernel, "math", r->math, "batch", r->batch, "context",
-        r->context, "qo_len", r->qo_len, "threads", r->threads, "us", r->us.median, "us_min",
-        r->us.least, "us_max", r->us.most, "samples", r->us.num, "gb_s", f.gb_s, "gflop_s",
-        f.gflop_s, "read_ceiling_gb_s", r->read_gb_s, "dot_ceiling_gflop_s", 2 * r->dot_gmac_s,
-        "ceiling", f.ceiling, "share", f.share);
+        r->context, "shared_prefix", r->shared_prefix, "qo_len", r->qo_len, "threads", r->threads,
+        "us", r->us.median, "us_min", r->us.least, "us_max", r->us.most, "samples", r->us.num,
+        "gb_s", f.gb_s, "gflop_s", f.gflop_s, "read_ceiling_gb_s", r->read_gb_s,
+        "dot_ceiling_gflop_s", 2 * r->dot_gmac_s, "ceiling", f.ceiling, "share", f.share);
 }
 
 static int print_json(const bench_row *rows, int32_t num) {
@@ -503,6 +418,11 @@ static int parse_walk(const bench_args *args, walk *w) {
         const kv8_status found = kv8_dtype_from_name(args->q, &w->q);
         if (found != KV8_OK) status = cli_fail_status(found);
     }
+    for (int32_t c = 0; status == CLI_OK && c < w->num_context; c++) {
+        if (args->shared_prefix > w->context[c])
+            status = cli_fail("--shared-prefix is %d, --context has only %d keys",
+                              args->shared_prefix, w->context[c]);
+    }
     if (status != CLI_OK) return status;
     if (args->isa != NULL) return each_name("isa", args->isa, w, take_isa);
     w->num_isa = 1;
@@ -557,13 +477,23 @@ static int run_walk(walk *w, const bench_args *args) {
                 const bench_row row = {.shape = w->shape,
                                        .kv = w->kv[k],
                                        .batch = w->batch[b],
-                                       .context = w->context[c]};
+                                       .context = w->context[c],
+                                       .shared_prefix = args->shared_prefix};
+                const bench_cache_shape size = {.num_kv_heads = w->shape.num_kv_heads,
+                                                .head_dim = w->shape.head_dim,
+                                                .page_size = args->page_size,
+                                                .batch = row.batch,
+                                                .context = row.context,
+                                                .shared_prefix = row.shared_prefix,
+                                                .pool_mib = args->pool_mib,
+                                                .dtype = row.kv,
+                                                .hnd = args->hnd};
                 bench_cache cache = {0};
-                const kv8_status opened = open_cache(&cache, args, &w->shape, row.kv, row.batch,
-                                                     row.context, w->pools[w->num_threads - 1]);
+                const kv8_status opened =
+                    bench_cache_open(&cache, &size, w->pools[w->num_threads - 1]);
                 status =
                     opened == KV8_OK ? walk_cache(w, args, &cache, row) : cli_fail_status(opened);
-                close_cache(&cache);
+                bench_cache_close(&cache);
             }
         }
     }
@@ -644,6 +574,8 @@ static int parse(bench_args *args, int argc, char **argv) {
         {"q", "FORMAT", "format of the queries (bf16)", CLI_TEXT, &args->q},
         {"batch", "LIST", "requests of a run (1)", CLI_TEXT, &args->batch},
         {"context", "LIST", "keys of a request (8192)", CLI_TEXT, &args->context},
+        {"shared-prefix", "N", "the requests of a run share their first N keys (0)", CLI_INT,
+         &args->shared_prefix, 0, 1 << 24},
         {"qo-len", "N", "query tokens of a prefill (512)", CLI_INT, &args->qo_len, 1, 1 << 20},
         {"window", "W", "a query sees itself and W keys before it (-1: all)", CLI_INT,
          &args->window, -1, 1 << 24},
@@ -688,8 +620,9 @@ static int parse(bench_args *args, int argc, char **argv) {
 
 /* --device cuda: the rows on the GPU. What only the CPU's walk honours is refused. */
 static int bench_on_device(const walk *w, const bench_args *args) {
-    if (args->isa != NULL || strcmp(args->threads, "0") != 0 || args->plot != NULL)
-        return cli_fail("--isa, --threads and --plot go with --device cpu");
+    if (args->isa != NULL || strcmp(args->threads, "0") != 0 || args->plot != NULL ||
+        args->shared_prefix > 0)
+        return cli_fail("--isa, --threads, --plot and --shared-prefix go with --device cpu");
     const bench_device_args device = {
         .shape = w->shape.name,
         .num_qo_heads = w->shape.num_qo_heads,

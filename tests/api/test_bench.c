@@ -82,6 +82,27 @@ static void a_window_counts_only_what_it_sees(void **state) {
     program_free(&result);
 }
 
+/* 100 keys are six full pages of 16, which three requests share; each has 104 of its own. */
+static void a_shared_byte_counts_once(void **state) {
+    (void)state;
+    const char *const args[] = {
+        "bench",   "attention", "--shape", "tiny",   "--context",       "200",
+        "--kv",    "e4m3,int8", "--pool",  "1",      "--shared-prefix", "100",
+        "--batch", "3",         "--phase", "decode", "--seconds",       "0",
+        "--json",  NULL};
+    program_result result = bench(args);
+    json_t *const rows = rows_of(&result);
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *const row = json_array_get(rows, i);
+        const double bytes = (96 + 3 * 104) * 2 * 2 * (64 + 2 * (double)i);
+        near(number(row, "gb_s"), bytes / number(row, "us") * 1e-3);
+        near(number(row, "gflop_s"), 2 * 2 * 3 * 200.0 * 8 * 64 / number(row, "us") * 1e-3);
+        assert_int_equal(number(row, "shared_prefix"), 100);
+    }
+    json_decref(rows);
+    program_free(&result);
+}
+
 /* The ceiling of dot products is that of the arithmetic in the kernel's name: with f32 queries f32
  * multiply-adds, also where the machine has faster bf16 ones (AMX tiles: eighteen times). */
 static void the_dot_ceiling_is_of_the_kernels_math(void **state) {
@@ -204,7 +225,7 @@ static void csv_has_a_header_and_as_many_fields(void **state) {
 static void mistakes_are_one_line(void **state) {
     (void)state;
     const struct {
-        const char *args[6], *part;
+        const char *args[7], *part;
     } cases[] = {
         {{"bench", NULL}, "must be attention or model"},
         {{"bench", "attention", "--shape", "gpt-9", NULL}, "gpt-9"},
@@ -214,6 +235,8 @@ static void mistakes_are_one_line(void **state) {
         {{"bench", "attention", "--kv", "fp3", NULL}, "fp3"},
         {{"bench", "attention", "--isa", "sse9", NULL}, "sse9"},
         {{"bench", "attention", "--phase", "train", NULL}, "train"},
+        {{"bench", "attention", "--shared-prefix", "9000", NULL}, "--context has only 8192"},
+        {{"bench", "attention", "--shared-prefix", "9", "--device", "cuda", NULL}, "go with"},
         {{"bench", "attention", "extra", NULL}, "extra"},
         {{"bench", "attention", "--check", NULL}, "--check goes with --device cuda"},
         {{"bench", "attention", "--plot", "x.gif", NULL}, "must end in .svg or .png"},
@@ -236,6 +259,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_rows_count_bytes_and_products),
         cmocka_unit_test(a_window_counts_only_what_it_sees),
+        cmocka_unit_test(a_shared_byte_counts_once),
         cmocka_unit_test(the_dot_ceiling_is_of_the_kernels_math),
         cmocka_unit_test(a_plot_is_drawn_in_the_format_of_its_name),
         cmocka_unit_test(model_rows_have_llama_bench_fields),

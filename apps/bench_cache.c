@@ -1,0 +1,105 @@
+/* bench_cache.c - a one-layer cache filled with random rows, for timing attention over it: sets of
+ * sequences whose pages lie scattered over the pool, several times larger than the caches.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "bench.h"
+
+/* The sum of four uniforms. */
+static float random_value(uint64_t *state) {
+    const uint64_t bits = bench_random(state);
+    float sum = 0;
+    for (int i = 0; i < 4; i++) sum += (float)((bits >> (16 * i)) & 0xffff) / 65536.0f - 0.5f;
+    return sum * 1.7320508f;
+}
+
+float *bench_random_values(size_t num) {
+    float *const values = malloc(num * sizeof *values);
+    uint64_t state = num;
+    for (size_t i = 0; values != NULL && i < num; i++) values[i] = random_value(&state);
+    return values;
+}
+
+int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size) {
+    return shared_prefix < context ? shared_prefix / page_size * page_size : shared_prefix;
+}
+
+void bench_cache_close(bench_cache *b) {
+    kv8_cache_destroy(b->cache);
+    free(b->seqs);
+    *b = (bench_cache){0};
+}
+
+/* Sequences first, first + step, ... grow from `begin` to `end` tokens, in turn, so that the pages
+ * of each lie scattered over the pool. */
+static kv8_status grow(bench_cache *b, const bench_cache_shape *s, int32_t step, int32_t begin,
+                       int32_t end) {
+    enum { TOKENS = 64 };
+    const size_t row = (size_t)s->num_kv_heads * (size_t)s->head_dim;
+    float *const values = bench_random_values(2 * TOKENS * row);
+    if (values == NULL) return KV8_ERR_NO_MEMORY;
+    kv8_status status = KV8_OK;
+    for (int32_t done = begin; status == KV8_OK && done < end; done += TOKENS) {
+        const int32_t n = end - done < TOKENS ? end - done : TOKENS;
+        const int32_t indptr[2] = {0, n};
+        for (int32_t i = 0; status == KV8_OK && i < b->num_seqs; i += step) {
+            const kv8_append append = {
+                .num_seqs = 1,
+                .seqs = &b->seqs[i],
+                .indptr = indptr,
+                .src_dtype = KV8_F32,
+                .k = values,
+                .k_stride_row = (int64_t)row,
+                .k_stride_head = s->head_dim,
+                .v = values + (size_t)TOKENS * row,
+                .v_stride_row = (int64_t)row,
+                .v_stride_head = s->head_dim,
+            };
+            status = kv8_cache_extend(b->cache, b->seqs[i], n, NULL);
+            if (status == KV8_OK) status = kv8_cache_append(b->cache, 0, &append);
+        }
+    }
+    free(values);
+    return status;
+}
+
+/* The first sequence of every set, its forks, then everybody's own tokens. */
+static kv8_status fill(bench_cache *b, const bench_cache_shape *s) {
+    kv8_status status = KV8_OK;
+    for (int32_t i = 0; status == KV8_OK && i < b->num_seqs; i += s->batch)
+        status = kv8_cache_seq_create(b->cache, &b->seqs[i]);
+    if (status == KV8_OK) status = grow(b, s, s->batch, 0, s->shared_prefix);
+    for (int32_t i = 0; status == KV8_OK && i < b->num_seqs; i++) {
+        if (i % s->batch == 0) continue;
+        status = kv8_cache_seq_fork(b->cache, b->seqs[i / s->batch * s->batch], &b->seqs[i]);
+    }
+    return status == KV8_OK ? grow(b, s, 1, s->shared_prefix, s->context) : status;
+}
+
+/* Enough sets that one returns only after pool_mib of others. */
+kv8_status bench_cache_open(bench_cache *b, const bench_cache_shape *s, kv8_threads *threads) {
+    const double row_bytes =
+        2.0 * s->num_kv_heads *
+        ((double)s->head_dim * (double)kv8_dtype_size(s->dtype) + (s->dtype == KV8_INT8 ? 2 : 0));
+    const int32_t shared = bench_shared_tokens(s->shared_prefix, s->context, s->page_size);
+    const double set_tokens = shared + (double)s->batch * (s->context - shared);
+    const int32_t num_sets = 1 + (int32_t)(s->pool_mib * 1048576.0 / (row_bytes * set_tokens));
+    const int32_t own_pages = (s->context - shared + s->page_size - 1) / s->page_size;
+    const int32_t stem_pages = (s->shared_prefix + s->page_size - 1) / s->page_size;
+    const kv8_cache_layer layer = {.k_dtype = s->dtype, .v_dtype = s->dtype, .window_left = -1};
+    kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
+    options.threads = threads;
+    options.num_layers = 1;
+    options.num_kv_heads = s->num_kv_heads;
+    options.k_head_dim = s->head_dim;
+    options.page_size = s->page_size;
+    options.layout = s->hnd ? KV8_LAYOUT_HND : KV8_LAYOUT_NHD;
+    options.max_seqs = num_sets * s->batch;
+    options.max_seq_len = s->context;
+    options.num_pages = num_sets * (stem_pages + s->batch * own_pages);
+    options.layers = &layer;
+    *b = (bench_cache){.num_seqs = options.max_seqs};
+    kv8_status status = kv8_cache_create(&b->cache, &options);
+    if (status != KV8_OK) return status;
+    b->seqs = malloc((size_t)b->num_seqs * sizeof *b->seqs);
+    return b->seqs == NULL ? KV8_ERR_NO_MEMORY : fill(b, s);
+}
