@@ -13,8 +13,8 @@
 
 enum {
     /* A row's partial result, written, read back and joined, costs about as much as this many keys
-     * of the row. */
-    PART_KEYS = 128,
+     * of the row (150 ns; measured by docs/kernels/cpu_attention.md). */
+    PART_KEYS = 256,
     /* A request's rows fill at most 1 / this of a block: above, it uses a widened key often enough
      * by itself. */
     MEMBERS_PER_BLOCK = 4,
@@ -92,6 +92,7 @@ static int64_t saving(const search *s, int32_t begin, int32_t end, int32_t pages
     for (int32_t i = begin; i < end; i++)
         rows += (int64_t)qo_len_of(s, s->cascade->places[i].request) * s->plan->group_size;
     const int64_t keys = (int64_t)pages * s->plan->spec.page_size;
+    if (keys < KV8_TILE_KEYS) return 0; /* part of a tile is widened like a whole one */
     const int64_t blocks = kv8_ceil_div(rows, s->plan->block_rows);
     return (end - begin - blocks) * KV8_ROW_OVERHEAD * keys - rows * PART_KEYS;
 }

@@ -187,13 +187,13 @@ static void many_rows_take_several_blocks(void **state) {
     check_walk(&c, 1, 36, distinct_keys(&c) + 12 * 16);
 }
 
-/* Several query rows: the pages that all of them see in full. Row 0 of request 1 sees 10 pages less
- * a key, so it shares 9. */
+/* Several query rows: the pages that all of them see in full. Row 0 of request 1 sees 12 pages less
+ * a key, so all share 11. */
 static void rows_in_the_prefix_shorten_it(void **state) {
     (void)state;
     attention_case c = decode_case(6);
-    c.kv_len[0] = 10 * 16 + 1;
-    for (int32_t b = 1; b < 6; b++) fork_case(&c, b, 0, 10, 3), c.qo_len[b] = 4;
+    c.kv_len[0] = 12 * 16 + 1;
+    for (int32_t b = 1; b < 6; b++) fork_case(&c, b, 0, 12, 3), c.qo_len[b] = 4;
     c.group_size = 1;
     check_walk(&c, 1, 6, distinct_keys(&c));
     c.qo_len[1] = 5;
@@ -273,12 +273,18 @@ static void where_it_is_not_allowed_everyone_walks_alone(void **state) {
 
 static void where_it_does_not_pay_everyone_walks_alone(void **state) {
     (void)state;
-    attention_case c = decode_case(2); /* half of 2 * 128 keys are not enough */
+    attention_case c = decode_case(2); /* 16 rows of widening 128 keys, 8 rows' parts of 256 each */
     c.kv_len[0] = 16 * 16 + 5;
-    fork_case(&c, 1, 0, 4, 3);
+    fork_case(&c, 1, 0, 8, 3);
     check_walk(&c, 0, 0, all_keys(&c));
-    fork_case(&c, 1, 0, 5, 3);
+    fork_case(&c, 1, 0, 9, 3);
     check_walk(&c, 1, 2, distinct_keys(&c));
+    attention_case short_of_a_tile = decode_case(8);
+    short_of_a_tile.group_size = 1;
+    for (int32_t b = 1; b < 8; b++) fork_case(&short_of_a_tile, b, 0, 3, 30);
+    check_walk(&short_of_a_tile, 0, 0, all_keys(&short_of_a_tile));
+    for (int32_t b = 1; b < 8; b++) fork_case(&short_of_a_tile, b, 0, 4, 30);
+    check_walk(&short_of_a_tile, 1, 8, distinct_keys(&short_of_a_tile));
     c.qo_len[0] = c.qo_len[1] = 100; /* rows enough by themselves */
     fork_case(&c, 1, 0, 16, 100);
     c.kv_len[0] = 400;
