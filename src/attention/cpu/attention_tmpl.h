@@ -97,6 +97,10 @@ static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u) {
     return t_score_at(at, row, u);
 }
 
+/* Units to one turn of a product's loop: what a turn adds to the products (an addition, a branch)
+ * takes their ports. AVX2's registers are too few for two units of depth. */
+enum { T_DEPTHS_AT_ONCE = V_LANES == 16 ? 2 : 1, T_UNITS_AT_ONCE = 2 };
+
 /* --- S^T = K Q^T --- */
 
 /* Sums of key i and key i + step, a half of the lanes each, in key i. */
@@ -115,18 +119,22 @@ V_INLINE void t_scores_block(const float *k, int64_t k_row, const float *q, int3
         V_UNROLL
         for (int v = 0; v < vecs; v++) sum[i][v] = v_set1(0.0f);
     }
-    for (int32_t u = 0; u < depth; u += fold, q += vecs * V_LANES) {
-        v_f32 right[2];
+    const int at_once = T_DEPTHS_AT_ONCE * fold <= V_LANES ? T_DEPTHS_AT_ONCE : 1;
+    for (int32_t u = 0; u < depth; u += at_once * fold) {
         V_UNROLL
-        for (int v = 0; v < vecs; v++) {
-            right[v] = v_load(q + v * V_LANES);
-            V_KEEP(right[v]);
-        }
-        V_UNROLL
-        for (int i = 0; i < keys; i++) {
-            const v_f32 left = v_load_fold(k + i * k_row + u, fold);
+        for (int j = 0; j < at_once; j++, k += fold, q += vecs * V_LANES) {
+            v_f32 right[2];
             V_UNROLL
-            for (int v = 0; v < vecs; v++) sum[i][v] = t_dot(left, right[v], sum[i][v]);
+            for (int v = 0; v < vecs; v++) {
+                right[v] = v_load(q + v * V_LANES);
+                V_KEEP(right[v]);
+            }
+            V_UNROLL
+            for (int i = 0; i < keys; i++) {
+                const v_f32 left = v_load_fold(k + i * k_row, fold);
+                V_UNROLL
+                for (int v = 0; v < vecs; v++) sum[i][v] = t_dot(left, right[v], sum[i][v]);
+            }
         }
     }
     if (fold >= 2) t_fold_keys(sum, keys, 1);
@@ -142,9 +150,11 @@ V_INLINE void t_scores_block(const float *k, int64_t k_row, const float *q, int3
 
 static void t_scores(const kv8_attention_job *job, const t_lanes *at, const float *q,
                      int32_t padded) {
-    const int32_t depth = (int32_t)kv8_round_up((size_t)job->depth, (size_t)at->fold);
+    const int32_t depth = (int32_t)kv8_round_up((size_t)job->depth, V_LANES);
     const int32_t keys = at->vecs == 2 ? T_KEYS_2 : T_KEYS;
     for (int32_t i = 0; i < padded; i += keys) {
+        /* The last block may repeat keys of the one before, with the same bits. */
+        if (i + keys > padded) i = padded - keys;
         const float *const k = job->k + (int64_t)i * job->q_row;
         float *const s = job->s + (int64_t)(i / at->fold) * at->vecs * V_LANES;
         if (at->vecs == 2) {
@@ -189,20 +199,23 @@ V_INLINE void t_values_block(t_weights p, const float *v, int64_t v_row, float *
         V_UNROLL
         for (int x = 0; x < vecs; x++) sum[r][x] = v_set1(0.0f);
     }
-    for (int32_t u = 0; u < units; u++, v += v_row) {
-        v_f32 right[T_VECS];
+    for (int32_t u = 0; u < units; u += T_UNITS_AT_ONCE) {
         V_UNROLL
-        for (int x = 0; x < vecs; x++) {
-            right[x] = v_load(v + x * V_LANES);
-            V_KEEP(right[x]);
-        }
-        V_UNROLL
-        for (int r = 0; r < rows; r++) {
-            const v_f32 left = v_set1(p.at[r * p.row_step]);
+        for (int i = 0; i < T_UNITS_AT_ONCE; i++, v += v_row) {
+            v_f32 right[T_VECS];
             V_UNROLL
-            for (int x = 0; x < vecs; x++) sum[r][x] = t_dot(left, right[x], sum[r][x]);
+            for (int x = 0; x < vecs; x++) {
+                right[x] = v_load(v + x * V_LANES);
+                V_KEEP(right[x]);
+            }
+            V_UNROLL
+            for (int r = 0; r < rows; r++) {
+                const v_f32 left = v_set1(p.at[r * p.row_step]);
+                V_UNROLL
+                for (int x = 0; x < vecs; x++) sum[r][x] = t_dot(left, right[x], sum[r][x]);
+            }
+            p.at += ((u + i + 1) & (p.fold - 1)) != 0 ? p.key_step : p.wrap;
         }
-        p.at += ((u + 1) & (p.fold - 1)) != 0 ? p.key_step : p.wrap;
     }
     V_UNROLL
     for (int r = 0; r < rows; r++) {
@@ -241,9 +254,15 @@ static void t_values(const kv8_attention_job *job, const t_lanes *at, float *o, 
                              .fold = at->fold,
                              .wrap = (int64_t)at->vecs * V_LANES - (at->fold - 1) * at->key_step};
         float *const c = o + (int64_t)r * job->v_row;
-#define T_CASE(N)                                                                           \
-    case N:                                                                                 \
-        t_values_rows(p, job->v, job->v_row, c, job->v_row, units, job->keep + r, vecs, N); \
+        /* Many rows: the steps as constants, so that the loop is products and little else. */
+        const bool wide = at->fold == 1 && at->vecs == 2;
+        const t_weights q = {.at = p.at, .row_step = 1, .fold = 1, .wrap = 2 * V_LANES};
+#define T_CASE(N)                                                                               \
+    case N:                                                                                     \
+        if (wide)                                                                               \
+            t_values_rows(q, job->v, job->v_row, c, job->v_row, units, job->keep + r, vecs, N); \
+        else                                                                                    \
+            t_values_rows(p, job->v, job->v_row, c, job->v_row, units, job->keep + r, vecs, N); \
         break
         switch (n) {
             T_CASE(1);
@@ -397,6 +416,7 @@ static void t_prepare(const kv8_attention_job *job) {
     memset(job->q_lanes, 0, (size_t)(all * job->q_row) * sizeof *job->q_lanes);
     memset(job->o, 0,
            (size_t)((int64_t)item->num_heads * item->num_rows * job->v_row) * sizeof *job->o);
+    const bool scaled = t_scales_q(job);
     for (int32_t head = 0; head < item->num_heads; head++) {
         for (int32_t begin = 0; begin < item->num_rows;) {
             const t_lanes at = t_lanes_of(job, begin);
@@ -405,7 +425,9 @@ static void t_prepare(const kv8_attention_job *job) {
             for (int32_t row = 0; row < at.num_rows; row++) {
                 const int64_t from = (int64_t)head * item->num_rows + begin + row;
                 const float *const q = job->q + from * job->q_row;
-                for (int32_t u = 0; u < depth; u++) to[t_q_at(&at, row, u)] = q[u];
+                const float factor = job->scale[from] * t_log2e;
+                for (int32_t u = 0; u < depth; u++)
+                    to[t_q_at(&at, row, u)] = scaled ? q[u] * factor : q[u];
                 for (int32_t f = 0; f < at.fold; f++)
                     job->lane_scale[lane + t_score_at(&at, row, f)] = job->scale[from];
             }

@@ -54,16 +54,24 @@ V_INLINE v_f32 t_key_lanes(const t_lanes *at, const float *per_key, int32_t i) {
 
 static const float t_log2e = 1.44269504f, t_ln2 = 0.693147181f;
 
+/* In f32 math the rows of Q are multiplied with their scale once, which leaves scores in log2 units
+ * as they come. (bf16 could not hold the products, and a cap stands between the two factors.) */
+static inline bool t_scales_q(const kv8_attention_job *job) {
+    return !T_PAIRS && !(job->spec->logits_soft_cap > 0);
+}
+
 /* Vector `vec` of the scores: times scale, int8 K's row scales (or NULL), capped, in log2 units. */
 static void t_finish_scores(const kv8_attention_job *job, const t_lanes *at, int32_t vec,
                             int32_t count, v_f32 scale, const float *k_scale) {
     const float cap = job->spec->logits_soft_cap;
+    const bool scaled = t_scales_q(job);
     for (int32_t i = 0; i < count; i++) {
         float *const s = job->s + ((int64_t)i * at->vecs + vec) * V_LANES;
-        v_f32 x = v_mul(v_load(s), scale);
+        v_f32 x = v_load(s);
+        if (!scaled) x = v_mul(x, scale);
         if (k_scale != NULL) x = v_mul(x, t_key_lanes(at, k_scale, i));
         if (cap > 0) x = v_mul(v_set1(cap), t_tanh(v_div(x, v_set1(cap))));
-        v_store(s, v_mul(x, v_set1(t_log2e)));
+        v_store(s, scaled ? x : v_mul(x, v_set1(t_log2e)));
     }
 }
 
@@ -116,30 +124,42 @@ static inline v_f32 t_max_of_row(const t_lanes *at, v_f32 top) {
     return top;
 }
 
-/* Scores of vector `vec` (times scale) become weights 2^(s - max), in bf16 math rounded and two
- * keys to a unit. The running maximum and sum of the lanes move on; keep = what the older sums are
- * to be multiplied with. v_scale: int8 V's row scales, which go into P, else NULL. A NaN score
- * leaves the maximum alone and makes the sum NaN, as a score of +inf does. */
+V_INLINE v_f32 t_score(const float *s, v_f32 scale) {
+    return T_PAIRS ? v_mul(v_load(s), scale) : v_load(s);
+}
+
+/* The largest of `count` vectors `next` floats apart; an even number. NaN does not count. */
+V_INLINE v_f32 t_max_of_keys(const float *s, int64_t next, int32_t count, v_f32 scale) {
+    v_f32 top[4]; /* a chain of maxima alone would wait for each of them */
+    for (int c = 0; c < 4; c++) top[c] = v_set1(-INFINITY);
+    int32_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        V_UNROLL
+        for (int c = 0; c < 4; c++) top[c] = v_max(t_score(s + (i + c) * next, scale), top[c]);
+    }
+    for (; i < count; i++) top[0] = v_max(t_score(s + i * next, scale), top[0]);
+    return v_max(v_max(top[0], top[1]), v_max(top[2], top[3]));
+}
+
+/* Scores of vector `vec` (in bf16 math times scale) become weights 2^(s - max), in bf16 math
+ * rounded and two keys to a unit. The running maximum and sum of the lanes move on; keep = what the
+ * older sums are to be multiplied with. v_scale: int8 V's row scales, which go into P, else NULL. A
+ * NaN score leaves the maximum alone and makes the sum NaN, as a score of +inf does. */
 V_INLINE v_f32 t_weigh_vector(const kv8_attention_job *job, const t_lanes *at, int32_t vec,
                               int32_t count, v_f32 scale, const float *v_scale, float *lane_max,
                               float *lane_sum) {
     const int64_t next = (int64_t)at->vecs * V_LANES;
     float *const s = job->s + (int64_t)vec * V_LANES;
-    v_f32 top = v_set1(-INFINITY), top2 = top;
-    for (int32_t i = 0; i < count; i += 2) {
-        top = v_max(v_mul(v_load(s + i * next), scale), top);
-        top2 = v_max(v_mul(v_load(s + (i + 1) * next), scale), top2);
-    }
     const v_f32 old = v_load(lane_max);
-    const v_f32 max = v_max(t_max_of_row(at, v_max(top, top2)), old);
+    const v_f32 max = v_max(t_max_of_row(at, t_max_of_keys(s, next, count, scale)), old);
     /* While all scores are -inf any finite shift does: their weights are 0. */
     const v_f32 shift = v_select_lt(max, v_set1(-FLT_MAX), v_set1(0.0f), max);
     const v_f32 keep = v_exp2(v_sub(old, shift), 5);
     v_f32 sum = v_set1(0.0f), sum2 = sum;
     for (int32_t i = 0; i < count; i += 2) {
         /* Not one fused step: equal scores must differ by exactly 0. */
-        const v_f32 x = v_sub(v_mul(v_load(s + i * next), scale), shift);
-        const v_f32 y = v_sub(v_mul(v_load(s + (i + 1) * next), scale), shift);
+        const v_f32 x = v_sub(t_score(s + i * next, scale), shift);
+        const v_f32 y = v_sub(t_score(s + (i + 1) * next, scale), shift);
         v_f32 a = v_exp2(x, T_EXP_DEGREE), b = v_exp2(y, T_EXP_DEGREE);
         sum = v_add(sum, a);
         sum2 = v_add(sum2, b);
@@ -170,7 +190,8 @@ static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
     const float *const v_scale = spec->v_dtype == KV8_INT8 ? rows->v_scale : NULL;
     const int32_t count = padded / at->fold;
     if (!plain) {
-        for (int32_t v = 0; v < at->vecs; v++)
+        const bool finished = t_scales_q(job) && !k_int8;
+        for (int32_t v = 0; !finished && v < at->vecs; v++)
             t_finish_scores(job, at, v, count, v_load(job->lane_scale + lanes + v * V_LANES),
                             k_int8 ? rows->k_scale : NULL);
         if (masked) t_mask(job, at, tile, padded);

@@ -98,5 +98,17 @@ static inline v_f32 v_load_fold(const float *p, const int n) {
     }
 }
 
+#define V_OWN_EXP2 1
+static inline v_f32 v_exp2_part(v_f32 f, int degree);
+/* v_exp2 of math_tmpl.h. The floor is added to the exponent; at -127 and below that leaves no bit,
+ * above it, up to -126, a subnormal that is less than the true value. */
+static inline v_f32 v_exp2(v_f32 a, const int degree) {
+    const v_f32 clamped = v_max(v_set1(-127.0f), a);
+    const v_f32 n = _mm256_floor_ps(clamped);
+    const __m256i part = _mm256_castps_si256(v_exp2_part(v_sub(clamped, n), degree));
+    const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(part, exponent));
+}
+
 #include "math_tmpl.h"
 #endif
