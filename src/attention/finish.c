@@ -4,6 +4,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <string.h>
 
 #include "plan.h"
 
@@ -48,11 +49,26 @@ static row_total total_of(const kv8_attention_partials *partials, int32_t num, f
     return t;
 }
 
-static void store(kv8_dtype dtype, void *out, int64_t at, float value) {
+static void store(kv8_dtype dtype, void *out, int64_t at, const float *values, int32_t n) {
     switch (dtype) {
-        case KV8_BF16: ((kv8_bf16 *)out)[at] = kv8_bf16_from_f32(value); break;
-        case KV8_F16: ((kv8_f16 *)out)[at] = kv8_f16_from_f32(value); break;
-        default: ((float *)out)[at] = value; break;
+        case KV8_BF16:
+            for (int32_t d = 0; d < n; d++)
+                ((kv8_bf16 *)out)[at + d] = kv8_bf16_from_f32(values[d]);
+            break;
+        case KV8_F16:
+            for (int32_t d = 0; d < n; d++) ((kv8_f16 *)out)[at + d] = kv8_f16_from_f32(values[d]);
+            break;
+        default: memcpy((float *)out + at, values, (size_t)n * sizeof *values); break;
+    }
+}
+
+/* Rows are padded (KV8_TILE_PAD), so that loops over a row run in steps of this many floats, a
+ * constant length that compilers make vectors of. */
+enum { STEP = 16 };
+
+static void add_part(const float *part, float weight, int32_t dim, float *sum) {
+    for (int32_t d = 0; d < dim; d += STEP) {
+        for (int32_t i = 0; i < STEP; i++) sum[d + i] += part[d + i] * weight;
     }
 }
 
@@ -68,20 +84,22 @@ void kv8_attention_finish_row(const kv8_attention_plan *plan, const kv8_attentio
     const float sink = spec->sink_logit == NULL ? -INFINITY : spec->sink_logit[head];
     const row_total t = total_of(partials, num, sink);
     const int64_t out = q_row * args->o_stride_row + head * args->o_stride_head;
-    float numerator[KV8_MAX_HEAD_DIM];
-    for (int32_t d = 0; d < spec->v_head_dim; d++) numerator[d] = 0;
+    const int32_t dim = spec->v_head_dim;
+    float row[KV8_MAX_HEAD_DIM];
+    for (int32_t d = 0; d < dim; d += STEP) memset(row + d, 0, STEP * sizeof *row);
     for (int32_t n = 0; n < num; n++) {
         const kv8_attention_partials *const p = &partials[n];
         for (int32_t i = 0; i < p->num; i++) {
             const float weight = part_weight(p->max[i * p->stride], t.max);
-            const float *const part = p->o + i * p->stride;
-            for (int32_t d = 0; d < spec->v_head_dim; d++) numerator[d] += part[d] * weight;
+            add_part(p->o + i * p->stride, weight, dim, row);
         }
     }
     /* Divided first: equal weights over equal values give the value exactly. */
-    for (int32_t d = 0; d < spec->v_head_dim; d++) {
-        const float value = numerator[d] * t.factor / t.denominator * v_scale;
-        store(spec->o_dtype, args->o, out + d, t.empty ? 0.0f : value);
+    for (int32_t d = 0; d < dim; d += STEP) {
+        for (int32_t i = 0; i < STEP; i++)
+            row[d + i] = row[d + i] * t.factor / t.denominator * v_scale;
     }
+    if (t.empty) memset(row, 0, (size_t)dim * sizeof *row);
+    store(spec->o_dtype, args->o, out, row, dim);
     if (args->lse != NULL) args->lse[(int64_t)q_row * spec->num_qo_heads + head] = t.lse;
 }

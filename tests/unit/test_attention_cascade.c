@@ -178,7 +178,7 @@ static void branches_or_their_stem(void **state) {
 static void many_rows_take_several_blocks(void **state) {
     (void)state;
     attention_case c = decode_case(36);
-    c.group_size = 8;
+    c.group_size = 16;
     c.num_kv_heads = 1;
     c.k_dtype = KV8_INT8;
     c.kv_len[0] = 12 * 16 + 5;

@@ -422,14 +422,17 @@ static void t_prepare(const kv8_attention_job *job) {
             const t_lanes at = t_lanes_of(job, begin);
             const int64_t lane = (int64_t)head * lanes + begin;
             float *const to = job->q_lanes + lane * job->q_row;
+            const int64_t step = t_q_at(&at, 0, at.fold); /* between units of a lane */
             for (int32_t row = 0; row < at.num_rows; row++) {
                 const int64_t from = (int64_t)head * item->num_rows + begin + row;
                 const float *const q = job->q + from * job->q_row;
                 const float factor = job->scale[from] * t_log2e;
-                for (int32_t u = 0; u < depth; u++)
-                    to[t_q_at(&at, row, u)] = scaled ? q[u] * factor : q[u];
-                for (int32_t f = 0; f < at.fold; f++)
+                for (int32_t f = 0; f < at.fold; f++) {
+                    float *unit = to + t_q_at(&at, row, f);
+                    for (int32_t u = f; u < depth; u += at.fold, unit += step)
+                        *unit = scaled ? q[u] * factor : q[u];
                     job->lane_scale[lane + t_score_at(&at, row, f)] = job->scale[from];
+                }
             }
             begin += at.num_rows;
         }
