@@ -122,8 +122,8 @@ kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attenti
     KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
     KV8_TRY_GOTO(kv8_machine_resolve_isa(spec->isa, &plan->spec.isa));
     KV8_TRY_GOTO(choose(&plan->choice, &plan->spec));
-    /* Enough to hide the widening of a tile even from AMX (256 rows: a tenth slower), few enough that
-     * Q and O stay in L2. */
+    /* Enough to hide the widening of a tile even from AMX (256 rows: a tenth slower), few enough
+     * that Q and O stay in L2. */
     const int32_t block_rows = spec->head_dim + plan->spec.v_head_dim <= 256 ? 512 : 64;
     plan->group_size = spec->num_qo_heads / spec->num_kv_heads;
     plan->block_rows =

@@ -181,10 +181,10 @@ static void many_rows_take_several_blocks(void **state) {
     c.group_size = 16;
     c.num_kv_heads = 1;
     c.k_dtype = KV8_INT8;
-    c.kv_len[0] = 12 * 16 + 5;
-    for (int32_t b = 1; b < 36; b++) fork_case(&c, b, 0, 12, b % 5);
+    c.kv_len[0] = 24 * 16 + 5;
+    for (int32_t b = 1; b < 36; b++) fork_case(&c, b, 0, 24, b % 5);
     c.qo_len[7] = 2, c.kv_len[7] += 2;
-    check_walk(&c, 1, 36, distinct_keys(&c) + 12 * 16);
+    check_walk(&c, 1, 36, distinct_keys(&c) + 24 * 16);
 }
 
 /* Several query rows: the pages that all of them see in full. Row 0 of request 1 sees 12 pages less
