@@ -22,7 +22,8 @@ static const shape shapes[] = {
     {"gpt-oss", 64, 8, 64}, {"llama", 32, 8, 128}, {"mha", 16, 16, 64}, {"tiny", 8, 2, 64}};
 
 typedef struct bench_args {
-    const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *plot, *device;
+    const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *math, *plot,
+        *device;
     int32_t qo_len, window, page_size, pool_mib, longest, shared_prefix;
     float seconds;
     bool no_sink, hnd, json, csv, batch_invariant, check;
@@ -34,6 +35,7 @@ typedef struct bench_row {
     const char *phase;
     kv8_dtype kv;
     kv8_isa isa;
+    kv8_attention_math asked_math;
     int32_t batch, context, shared_prefix, qo_len, threads;
     bench_times us;
     double kv_bytes, macs;
@@ -140,6 +142,7 @@ static kv8_status make_plan(bench_run *r, const bench_args *args, const bench_ro
     spec.sink_logit = args->no_sink ? NULL : r->sink;
     spec.batch_invariant = args->batch_invariant;
     spec.isa = row->isa;
+    spec.math = row->asked_math;
     spec.max_batch = row->batch;
     spec.max_total_q = row->batch * row->qo_len;
     spec.max_kv_len = row->context;
@@ -330,6 +333,7 @@ typedef struct walk {
     shape shape;
     kv8_dtype kv[KV8_DTYPE_COUNT], q;
     kv8_isa isa[KV8_ISA_COUNT];
+    kv8_attention_math math;
     int32_t batch[MAX_VALUES], context[MAX_VALUES], threads[MAX_VALUES];
     int32_t num_kv, num_isa, num_batch, num_context, num_threads;
     bool decode, prefill;
@@ -402,10 +406,22 @@ static int take_phase(walk *w, const char *option, const char *name) {
     return CLI_OK;
 }
 
+static int take_math(walk *w, const char *option, const char *name) {
+    static const char *const names[] = {
+        [KV8_MATH_AUTO] = "auto", [KV8_MATH_F32] = "f32", [KV8_MATH_BF16] = "bf16"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(name, names[i]) != 0) continue;
+        w->math = (kv8_attention_math)i;
+        return CLI_OK;
+    }
+    return cli_fail("--%s is \"%s\", must be auto, f32 or bf16", option, name);
+}
+
 static int parse_walk(const bench_args *args, walk *w) {
     int status = parse_shape(args, &w->shape);
     if (status == CLI_OK) status = each_name("phase", args->phase, w, take_phase);
     if (status == CLI_OK) status = each_name("kv", args->kv, w, take_kv);
+    if (status == CLI_OK) status = take_math(w, "math", args->math);
     if (status == CLI_OK)
         status = bench_list("batch", args->batch, 1, 4096, w->batch, MAX_VALUES, &w->num_batch);
     if (status == CLI_OK)
@@ -475,6 +491,7 @@ static int run_walk(walk *w, const bench_args *args) {
             for (int32_t c = 0; status == CLI_OK && c < w->num_context; c++) {
                 cli_progress_show(&progress, kv8_dtype_name(w->kv[k]), done++, total);
                 const bench_row row = {.shape = w->shape,
+                                       .asked_math = w->math,
                                        .kv = w->kv[k],
                                        .batch = w->batch[b],
                                        .context = w->context[c],
@@ -572,6 +589,7 @@ static int parse(bench_args *args, int argc, char **argv) {
         {"phase", "LIST", "decode,prefill (both)", CLI_TEXT, &args->phase},
         {"kv", "LIST", "formats of the cache (e4m3,int8,bf16)", CLI_TEXT, &args->kv},
         {"q", "FORMAT", "format of the queries (bf16)", CLI_TEXT, &args->q},
+        {"math", "NAME", "auto, f32 or bf16: what to multiply in (auto)", CLI_TEXT, &args->math},
         {"batch", "LIST", "requests of a run (1)", CLI_TEXT, &args->batch},
         {"context", "LIST", "keys of a request (8192)", CLI_TEXT, &args->context},
         {"shared-prefix", "N", "the requests of a run share their first N keys (0)", CLI_INT,
@@ -621,8 +639,9 @@ static int parse(bench_args *args, int argc, char **argv) {
 /* --device cuda: the rows on the GPU. What only the CPU's walk honours is refused. */
 static int bench_on_device(const walk *w, const bench_args *args) {
     if (args->isa != NULL || strcmp(args->threads, "0") != 0 || args->plot != NULL ||
-        args->shared_prefix > 0)
-        return cli_fail("--isa, --threads, --plot and --shared-prefix go with --device cpu");
+        args->shared_prefix > 0 || w->math != KV8_MATH_AUTO)
+        return cli_fail(
+            "--isa, --math, --threads, --plot and --shared-prefix go with --device cpu");
     const bench_device_args device = {
         .shape = w->shape.name,
         .num_qo_heads = w->shape.num_qo_heads,
@@ -658,6 +677,7 @@ int bench_attention(int argc, char **argv) {
                        .phase = "decode,prefill",
                        .kv = "e4m3,int8,bf16",
                        .q = "bf16",
+                       .math = "auto",
                        .batch = "1",
                        .context = "8192",
                        .threads = "0",

@@ -136,6 +136,19 @@ static void the_dot_ceiling_is_of_the_kernels_math(void **state) {
     }
 }
 
+static void the_math_that_is_asked_for_is_taken(void **state) {
+    (void)state;
+    const char *const args[] = {"bench",  "attention", "--shape", "tiny",   "--context",
+                                "64",     "--kv",      "e4m3",    "--pool", "1",
+                                "--math", "f32",       "--phase", "decode", "--seconds",
+                                "0",      "--threads", "1",       "--json", NULL};
+    program_result result = bench(args);
+    json_t *const rows = rows_of(&result);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(rows, 0), "math")), "f32");
+    json_decref(rows);
+    program_free(&result);
+}
+
 static void a_plot_is_drawn_in_the_format_of_its_name(void **state) {
     (void)state;
     static const struct {
@@ -225,7 +238,7 @@ static void csv_has_a_header_and_as_many_fields(void **state) {
 static void mistakes_are_one_line(void **state) {
     (void)state;
     const struct {
-        const char *args[7], *part;
+        const char *args[8], *part;
     } cases[] = {
         {{"bench", NULL}, "must be attention or model"},
         {{"bench", "attention", "--shape", "gpt-9", NULL}, "gpt-9"},
@@ -235,6 +248,8 @@ static void mistakes_are_one_line(void **state) {
         {{"bench", "attention", "--kv", "fp3", NULL}, "fp3"},
         {{"bench", "attention", "--isa", "sse9", NULL}, "sse9"},
         {{"bench", "attention", "--phase", "train", NULL}, "train"},
+        {{"bench", "attention", "--math", "f64", NULL}, "must be auto, f32 or bf16"},
+        {{"bench", "attention", "--math", "bf16", "--q", "f32", NULL}, "math is bf16, with q f32"},
         {{"bench", "attention", "--shared-prefix", "9000", NULL}, "--context has only 8192"},
         {{"bench", "attention", "--shared-prefix", "9", "--device", "cuda", NULL}, "go with"},
         {{"bench", "attention", "extra", NULL}, "extra"},
@@ -259,6 +274,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_rows_count_bytes_and_products),
         cmocka_unit_test(a_window_counts_only_what_it_sees),
+        cmocka_unit_test(the_math_that_is_asked_for_is_taken),
         cmocka_unit_test(a_shared_byte_counts_once),
         cmocka_unit_test(the_dot_ceiling_is_of_the_kernels_math),
         cmocka_unit_test(a_plot_is_drawn_in_the_format_of_its_name),
