@@ -23,12 +23,17 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
 /* Picks the kernel by spec and GPU, and loads it. spec->isa must be KV8_ISA_BEST: it names a CPU's.
  * Allocates nothing on the device; the device must outlive the plan. *out is NULL on failure.
  *
- * Kernels on tensor cores take K and V of one format out of e4m3, e5m2, int8, bf16, f16 and of one
- * head_dim out of 64, 128 (e4m3: also 80, 96, 256 where page_size is a multiple of 16), Q of bf16,
- * or f16 over all but bf16 pages. On Hopper a plan whose bounds allow 64 or more packed rows
- * (max_total_q * group_size / max_batch) takes a prefill kernel at head_dim 64 and 128,
- * batch_invariant too, without a mask; rows of decode may be in its calls. All else, and
- * batch_invariant elsewhere, goes to a general kernel: as right, and about a hundred times slower.
+ * A plan whose bounds allow 64 or more packed rows a request (max_total_q * group_size / max_batch)
+ * takes a prefill kernel; rows of decode may be in its calls. On Hopper those on wgmma take K and V
+ * of one format out of e4m3, e5m2, int8, bf16, f16 at head_dim 64 and 128, without a mask; those on
+ * mma.sync, since sm_80, K and V of any two formats but f32 at any two head_dims that are multiples
+ * of 16 up to 256, with masks too. Q is bf16, or f16 where neither K nor V is bf16; f16 and bf16
+ * pages are not mixed.
+ *
+ * With fewer rows a decode kernel is taken, on sm_90 and later: formats as with wgmma, head_dim 64
+ * and 128 (e4m3: also 80, 96, 256 where page_size is a multiple of 16), neither mask nor
+ * batch_invariant. What it does not take goes to a prefill kernel, and what neither takes to a
+ * general kernel: as right, and about a hundred times slower.
  */
 KV8_API kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out,
                                                     kv8_device *device,

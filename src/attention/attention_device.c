@@ -119,17 +119,24 @@ static kv8_status prepare_choice(kv8_attention_device_plan *plan) {
 }
 
 /* Many rows of a request share each widened tile of keys in a prefill kernel; with a few, a decode
- * kernel reads the same bytes without computing for rows that are not there. By the bounds alone:
- * a plan is one kernel. */
-static kv8_status prepare_prefill(kv8_attention_device_plan *plan, bool *taken_out) {
+ * kernel reads the same bytes without computing for rows that are not there, where there is one. By
+ * the bounds alone: a plan is one kernel. */
+static bool has_many_rows(const kv8_attention_spec *spec) {
     enum { LEAST_ROWS = 64 }; /* packed, of a request on average: one warpgroup's */
-    const kv8_attention_spec *const spec = &plan->spec;
     const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
-    *taken_out = false;
-    if (packed < (int64_t)LEAST_ROWS * spec->max_batch) return KV8_OK;
-    if (!kv8_prefill_takes(plan->device, spec)) return KV8_OK;
-    KV8_TRY(kv8_prefill_plan_make(&plan->prefill, plan->device, spec));
-    *taken_out = true;
+    return packed >= (int64_t)LEAST_ROWS * spec->max_batch;
+}
+static kv8_status prepare_prefill(kv8_attention_device_plan *plan) {
+    const kv8_attention_spec *const spec = &plan->spec;
+    if (!kv8_prefill_takes(plan->device, spec, KV8_PREFILL_BEST)) return KV8_OK;
+    KV8_TRY(kv8_prefill_plan_make(&plan->prefill, plan->device, spec, KV8_PREFILL_BEST));
+    plan->prefills = true;
+    return KV8_OK;
+}
+static kv8_status prepare(kv8_attention_device_plan *plan) {
+    if (has_many_rows(&plan->spec)) KV8_TRY(prepare_prefill(plan));
+    if (!plan->prefills) KV8_TRY(prepare_choice(plan));
+    if (!plan->prefills && plan->choice == NULL) KV8_TRY(prepare_prefill(plan));
     return KV8_OK;
 }
 
@@ -181,8 +188,7 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
     KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_decode_args), 0));
-    KV8_TRY_GOTO(prepare_prefill(plan, &plan->prefills));
-    if (!plan->prefills) KV8_TRY_GOTO(prepare_choice(plan));
+    KV8_TRY_GOTO(prepare(plan));
     lay_out_workspace(plan);
     *out = plan;
     return KV8_OK;

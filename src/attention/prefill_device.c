@@ -37,7 +37,7 @@ static const kv8_prefill_row *find_row(const kv8_attention_spec *spec) {
     return NULL;
 }
 
-static kv8_status choose(const kv8_attention_spec *spec, const kv8_prefill_row **row_out) {
+static kv8_status choose_wgmma(const kv8_attention_spec *spec, kv8_prefill_kernel *kernel_out) {
     const kv8_dtype q = spec->q_dtype;
     const int32_t v_head_dim = kv8_spec_v_head_dim(spec);
     if (q != KV8_BF16 && q != KV8_F16)
@@ -56,17 +56,34 @@ static kv8_status choose(const kv8_attention_spec *spec, const kv8_prefill_row *
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "prefill: head_dim is %d, v_head_dim %d; supported: both the same",
                         spec->head_dim, v_head_dim);
-    *row_out = find_row(spec);
-    if (*row_out != NULL) return KV8_OK;
+    const kv8_prefill_row *const row = find_row(spec);
+    if (row != NULL) {
+        *kernel_out = (kv8_prefill_kernel){.name = row->name,
+                                           .head_dim = row->head_dim,
+                                           .block_rows = 64 * row->num_math,
+                                           .num_threads = 128 * (row->num_math + 1),
+                                           .shared_bytes = row->shared_bytes};
+        return KV8_OK;
+    }
     return kv8_fail(KV8_ERR_UNSUPPORTED,
                     "prefill: pages of %s at head_dim %d; supported: e4m3, e5m2, int8, f16, bf16 "
                     "at 64 and 128",
                     kv8_dtype_name(spec->k_dtype), spec->head_dim);
 }
 
-bool kv8_prefill_takes(const kv8_device *device, const kv8_attention_spec *spec) {
-    const kv8_prefill_row *row = NULL;
-    return choose(spec, &row) == KV8_OK && kv8_kernel_exists(device, row->name);
+static kv8_status choose(const kv8_device *device, const kv8_attention_spec *spec,
+                         kv8_prefill_path path, kv8_prefill_kernel *kernel_out) {
+    if (path == KV8_PREFILL_WGMMA) return choose_wgmma(spec, kernel_out);
+    if (path == KV8_PREFILL_BEST && choose_wgmma(spec, kernel_out) == KV8_OK &&
+        kv8_kernel_exists(device, kernel_out->name))
+        return KV8_OK;
+    return kv8_prefill_mma_choose(spec, kernel_out);
+}
+
+bool kv8_prefill_takes(const kv8_device *device, const kv8_attention_spec *spec,
+                       kv8_prefill_path path) {
+    kv8_prefill_kernel kernel;
+    return choose(device, spec, path, &kernel) == KV8_OK && kv8_kernel_exists(device, kernel.name);
 }
 
 /* --- plan --- */
@@ -78,7 +95,7 @@ static size_t place(size_t *end, int64_t count, size_t size) {
     return at;
 }
 
-static void lay_out(kv8_prefill_plan *plan, const kv8_attention_spec *spec) {
+static void lay_out(kv8_prefill_plan *plan, const kv8_attention_spec *spec, int32_t head_dim) {
     const kv8_prefill_args *const a = &plan->args;
     const int64_t warpgroups = a->block_rows / 64, slots = a->max_slots;
     const int64_t packed = (int64_t)spec->max_total_q * a->group_size;
@@ -91,28 +108,35 @@ static void lay_out(kv8_prefill_plan *plan, const kv8_attention_spec *spec) {
     plan->indptr_at = place(&end, (int64_t)spec->max_batch + 1, sizeof(int32_t));
     plan->arrivals_at = place(&end, slots * warpgroups, sizeof(uint32_t));
     plan->sums_at = place(&end, slots * warpgroups * 512, sizeof(float));
-    plan->partials_at = place(&end, slots * a->block_rows * spec->head_dim, sizeof(float));
+    plan->partials_at = place(&end, slots * a->block_rows * head_dim, sizeof(float));
     plan->workspace_size = end;
 }
 
 kv8_status kv8_prefill_plan_make(kv8_prefill_plan *plan_out, kv8_device *device,
-                                 const kv8_attention_spec *spec) {
-    /* Pieces of split rows that may be under way: a few for every multiprocessor. */
-    enum { SLOTS_PER_SM = 4, SCHEDULE_THREADS = 1024 };
+                                 const kv8_attention_spec *spec, kv8_prefill_path path) {
+    /* Pieces of split rows that may be under way: a few for every block. */
+    enum { SLOTS_PER_BLOCK = 4, SCHEDULE_THREADS = 1024 };
     KV8_TRY(kv8_attention_check_spec(spec));
-    const kv8_prefill_row *row = NULL;
-    KV8_TRY(choose(spec, &row));
-    const int32_t num_sms = kv8_device_get_info(device)->num_sms;
-    kv8_prefill_plan plan = {
-        .code = row->code, .max_batch = spec->max_batch, .has_sink = spec->sink_logit != NULL};
+    kv8_prefill_kernel chosen;
+    KV8_TRY(choose(device, spec, path, &chosen));
+    kv8_prefill_plan plan = {.max_batch = spec->max_batch,
+                             .has_sink = spec->sink_logit != NULL,
+                             .has_mask = spec->has_mask != 0};
     KV8_TRY(kv8_kernel_get(&plan.schedule, device, "kv8_prefill_schedule__sm80",
                            sizeof(kv8_prefill_args), 0));
-    KV8_TRY(
-        kv8_kernel_get(&plan.main, device, row->name, sizeof(kv8_prefill_args), row->shared_bytes));
+    KV8_TRY(kv8_kernel_get(&plan.main, device, chosen.name, sizeof(kv8_prefill_args),
+                           chosen.shared_bytes));
+    int32_t per_sm = 0;
+    KV8_TRY(kv8_kernel_max_blocks(&plan.main, (uint32_t)chosen.num_threads, chosen.shared_bytes,
+                                  &per_sm));
+    if (per_sm < 1)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "%s does not fit a multiprocessor of %s", chosen.name,
+                        kv8_device_get_info(device)->name);
+    const int32_t num_blocks = per_sm * kv8_device_get_info(device)->num_sms;
     plan.schedule_launch = (kv8_launch){.grid = {1}, .block = {SCHEDULE_THREADS}};
-    plan.main_launch = (kv8_launch){.grid = {(uint32_t)num_sms},
-                                    .block = {128 * ((uint32_t)row->num_math + 1)},
-                                    .dynamic_bytes = row->shared_bytes};
+    plan.main_launch = (kv8_launch){.grid = {(uint32_t)num_blocks},
+                                    .block = {(uint32_t)chosen.num_threads},
+                                    .dynamic_bytes = chosen.shared_bytes};
     const double log2_e = 1.4426950408889634;
     const double sm_scale =
         spec->sm_scale != 0 ? (double)spec->sm_scale : 1 / sqrt((double)spec->head_dim);
@@ -125,17 +149,21 @@ kv8_status kv8_prefill_plan_make(kv8_prefill_plan *plan_out, kv8_device *device,
         .o_dtype = (int32_t)kv8_spec_o_dtype(spec),
         .causal = spec->causal,
         .window_left = spec->window_left,
-        .block_rows = 64 * row->num_math,
-        .num_blocks = num_sms,
+        .head_dim = spec->head_dim,
+        .v_head_dim = kv8_spec_v_head_dim(spec),
+        .k_dtype = (int32_t)spec->k_dtype,
+        .v_dtype = (int32_t)spec->v_dtype,
+        .block_rows = chosen.block_rows,
+        .num_blocks = num_blocks,
         .max_tiles = (int32_t)kv8_ceil_div(spec->max_kv_len, KV8_PREFILL_TILE_KEYS),
-        .max_slots = spec->batch_invariant ? 0 : SLOTS_PER_SM * num_sms,
+        .max_slots = spec->batch_invariant ? 0 : SLOTS_PER_BLOCK * num_blocks,
         .score_scale = (float)(sm_scale * log2_e),
         .soft_cap = (float)((double)spec->logits_soft_cap * log2_e),
     };
     kv8_prefill_magic((uint32_t)plan.args.group_size, &plan.args.group_magic,
                       &plan.args.group_shift);
     kv8_prefill_magic((uint32_t)plan.args.page_size, &plan.args.page_magic, &plan.args.page_shift);
-    lay_out(&plan, spec);
+    lay_out(&plan, spec, chosen.head_dim);
     if (plan.max_items > INT32_MAX)
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "prefill: max_total_q %d makes %lld items; supported: up to %d",
@@ -196,15 +224,17 @@ static kv8_status check_pointers(const kv8_prefill_plan *plan, const kv8_attenti
         return kv8_fail(KV8_ERR_INVALID, "prefill: page_indptr and block_table are both %s",
                         pages->page_indptr != NULL ? "set" : "NULL");
     const bool csr = pages->page_indptr != NULL;
-    const char *const missing = args->qo_indptr == NULL                ? "qo_indptr"
-                                : csr && pages->page_indices == NULL   ? "page_indices"
-                                : csr && pages->last_page_len == NULL  ? "last_page_len"
-                                : !csr && pages->seq_lens == NULL      ? "seq_lens"
-                                : args->q == NULL                      ? "q"
-                                : args->o == NULL                      ? "o"
-                                : workspace == NULL                    ? "workspace"
-                                : plan->has_sink && sink_logit == NULL ? "sink_logit"
-                                                                       : NULL;
+    const char *const missing =
+        args->qo_indptr == NULL                                                    ? "qo_indptr"
+        : csr && pages->page_indices == NULL                                       ? "page_indices"
+        : csr && pages->last_page_len == NULL                                      ? "last_page_len"
+        : !csr && pages->seq_lens == NULL                                          ? "seq_lens"
+        : args->q == NULL                                                          ? "q"
+        : args->o == NULL                                                          ? "o"
+        : workspace == NULL                                                        ? "workspace"
+        : plan->has_sink && sink_logit == NULL                                     ? "sink_logit"
+        : plan->has_mask && (args->mask_bits == NULL || args->mask_indptr == NULL) ? "mask"
+                                                                                   : NULL;
     if (missing != NULL) return kv8_fail(KV8_ERR_INVALID, "prefill: %s is NULL", missing);
     if (!plan->has_sink && sink_logit != NULL)
         return kv8_fail(KV8_ERR_INVALID, "prefill: sink_logit is set, the plan has none");
@@ -240,6 +270,8 @@ static void fill_rows(kv8_prefill_args *a, const kv8_attention_args *args) {
     a->v_scale = args->v_scale;
     a->v_scale_stride_batch = args->v_scale_stride_batch;
     a->v_scale_stride_head = args->v_scale_stride_head;
+    a->mask_bits = args->mask_bits;
+    a->mask_indptr = args->mask_indptr;
     a->batch = args->batch;
 }
 
@@ -250,8 +282,8 @@ kv8_status kv8_prefill_run(const kv8_prefill_plan *plan, kv8_stream *stream,
     if (args->batch == 0) return KV8_OK;
     KV8_TRY(check_pointers(plan, args, sink_logit, workspace));
     kv8_prefill_args a = plan->args;
-    KV8_TRY(fill_pages(&a.k, "k", &args->k, plan->code));
-    KV8_TRY(fill_pages(&a.v, "v", &args->v, plan->code));
+    KV8_TRY(fill_pages(&a.k, "k", &args->k, (kv8_dtype)a.k_dtype));
+    KV8_TRY(fill_pages(&a.v, "v", &args->v, (kv8_dtype)a.v_dtype));
     fill_rows(&a, args);
     a.sink_logit = sink_logit;
     uint8_t *const base = workspace;

@@ -1,6 +1,7 @@
 /* test_prefill_device.c - the prefill kernels against the f64 oracle on the same bytes: a walk over
  * formats, layouts, page sizes, windows, sinks, caps, scales and ragged batches in which everything
- * that nobody may see is NaN; splits; graphs whose lengths change; refusals.
+ * that nobody may see is NaN; splits; graphs whose lengths change; refusals. All of it on both
+ * paths, wgmma and mma.sync, and on the latter what it alone takes.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <kv8/attention_device.h>
@@ -8,6 +9,9 @@
 #include "attention_case.h"
 #include "gpu_testing.h"
 #include "prefill_device.h"
+
+/* Of the group of tests that runs. */
+static kv8_prefill_path path;
 
 /* A case on the GPU: the device's copy of every buffer, and the arguments that point there. */
 typedef struct gpu_case {
@@ -57,6 +61,8 @@ static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_p
     pages->seq_lens = on_device(in, c, pages->seq_lens);
     a->k_scale = on_device(in, c, a->k_scale);
     a->v_scale = on_device(in, c, a->v_scale);
+    a->mask_bits = on_device(in, c, a->mask_bits);
+    a->mask_indptr = on_device(in, c, a->mask_indptr);
     a->o_stride_head = in->v_head_dim + gap; /* the gap must stay untouched */
     a->o_stride_row = in->num_qo_heads * a->o_stride_head;
     c->o_bytes = (size_t)(in->total_q * a->o_stride_row) * kv8_dtype_size(in->spec.o_dtype);
@@ -127,7 +133,7 @@ static void check(const gpu *g, const attention_case *c, int32_t gap) {
     case_make(&in, c);
     assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
     kv8_prefill_plan plan;
-    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec));
+    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec, path));
     gpu_case on_gpu;
     upload(g, &in, &plan, gap, &on_gpu);
     const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
@@ -262,6 +268,11 @@ static void what_is_not_finite_stays_where_it_is_seen(void **state) {
         c.qo_len[3] = 5, c.kv_len[3] = 2000;
         c.qo_len[4] = 1, c.kv_len[4] = 1;
         check(g, &c, 0);
+        c.sink = SINK_WITH_INFINITIES;
+        check(g, &c, 0);
+        c.sink = SINK_NONE;
+        c.qo_len[3] = 9, c.kv_len[3] = 4; /* rows without a key beside one that sees NaN */
+        check(g, &c, 0);
         c.nan_newest = false;
         c.infinities = codes[i] == KV8_E5M2;
         c.qo_len[0] = 17;
@@ -298,7 +309,7 @@ static void a_graph_follows_the_lengths(void **state) {
     static attention_inputs in;
     case_make(&in, &c);
     kv8_prefill_plan plan;
-    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec));
+    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec, path));
     gpu_case on_gpu;
     upload(g, &in, &plan, 0, &on_gpu);
     kv8_graph *graph = NULL;
@@ -344,7 +355,7 @@ static void company_changes_no_bit(void **state) {
         case_make(&in, &c);
         /* The first request's bytes, wherever the case put them. */
         kv8_prefill_plan plan;
-        assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec));
+        assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec, path));
         union {
             const void *in;
             uint8_t *out;
@@ -385,22 +396,31 @@ static void wrong_inputs_are_refused(void **state) {
     static attention_inputs in;
     case_make(&in, &c);
     kv8_prefill_plan plan;
-#define SPEC_REFUSED(change, part)                                                                 \
-    do {                                                                                           \
-        kv8_attention_spec spec = in.spec;                                                         \
-        spec.change;                                                                               \
-        assert_refused(kv8_prefill_plan_make(&plan, g->device, &spec), KV8_ERR_UNSUPPORTED, part); \
+#define SPEC_REFUSED(change, part)                                                                \
+    do {                                                                                          \
+        kv8_attention_spec spec = in.spec;                                                        \
+        spec.change;                                                                              \
+        assert_refused(kv8_prefill_plan_make(&plan, g->device, &spec, path), KV8_ERR_UNSUPPORTED, \
+                       part);                                                                     \
     } while (0)
     SPEC_REFUSED(q_dtype = KV8_F32, "q_dtype is f32");
     SPEC_REFUSED(q_dtype = KV8_E4M3, "q_dtype is e4m3");
-    SPEC_REFUSED(has_mask = 1, "has_mask is 1");
-    SPEC_REFUSED(v_dtype = KV8_BF16, "v_dtype bf16");
-    SPEC_REFUSED(v_head_dim = 32, "v_head_dim 32");
-    SPEC_REFUSED(head_dim = 80, "head_dim 80");
-    SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_E4M3FNUZ, "pages of e4m3fnuz");
-    SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_BF16; spec.q_dtype = KV8_F16, "f16 over bf16");
+    if (path == KV8_PREFILL_WGMMA) {
+        SPEC_REFUSED(has_mask = 1, "has_mask is 1");
+        SPEC_REFUSED(v_dtype = KV8_BF16, "v_dtype bf16");
+        SPEC_REFUSED(v_head_dim = 32, "v_head_dim 32");
+        SPEC_REFUSED(head_dim = 80, "head_dim 80");
+        SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_E4M3FNUZ, "pages of e4m3fnuz");
+        SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_BF16; spec.q_dtype = KV8_F16, "f16 over bf16");
+    } else {
+        SPEC_REFUSED(v_dtype = KV8_F32, "v_dtype f32");
+        SPEC_REFUSED(v_head_dim = 40, "v_head_dim 40");
+        SPEC_REFUSED(head_dim = 272, "head_dim is 272");
+        SPEC_REFUSED(k_dtype = KV8_BF16; spec.q_dtype = KV8_F16, "not both");
+        SPEC_REFUSED(k_dtype = KV8_BF16; spec.v_dtype = KV8_F16, "not both");
+    }
 #undef SPEC_REFUSED
-    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec));
+    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec, path));
     gpu_case on_gpu;
     upload(g, &in, &plan, 0, &on_gpu);
 #define ARGS_REFUSED(change, status, part)                                                       \
@@ -424,30 +444,93 @@ static void wrong_inputs_are_refused(void **state) {
     case_free(&in);
 }
 
+/* What the wgmma kernels do not take: any two formats, any two head_dims, masks. */
+static void any_formats_head_dims_and_masks(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const kv8_dtype all[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_F16, KV8_E5M2, KV8_E4M3FNUZ};
+    static const int32_t dims[] = {16, 48, 64, 80, 96, 112, 128, 192, 256};
+    static const int32_t pages[] = {1, 7, 16, 64}, windows[] = {-1, -1, 5, 127};
+    test_rng rng = {1776};
+    for (int i = 0; i < 180; i++) {
+        attention_case c = plain(all[i % 6], dims[i % 9]);
+        c.v_dtype = all[i / 6 % 6];
+        const bool bf16 = c.k_dtype == KV8_BF16 || c.v_dtype == KV8_BF16;
+        if (bf16 && (c.k_dtype == KV8_F16 || c.v_dtype == KV8_F16)) continue;
+        if (!bf16 && i % 4 == 0) c.q_dtype = KV8_F16;
+        if (i % 3 == 0) c.v_head_dim = pick(&rng, dims, 9);
+        c.group_size = rng_range(&rng, 1, 9);
+        c.num_kv_heads = rng_range(&rng, 1, 2);
+        c.page_size = pick(&rng, pages, 4);
+        c.window_left = pick(&rng, windows, 4);
+        c.mask = (mask_kind)rng_range(&rng, 0, MASK_KINDS - 1);
+        c.causal = c.mask != MASK_TREE && i % 5 != 0;
+        c.soft_cap = i % 7 == 0 ? 20 : 0;
+        c.sink = (sink_kind)rng_range(&rng, 0, SINK_KINDS - 1);
+        c.scale = (scale_kind)rng_range(&rng, 0, SCALE_KINDS - 1);
+        c.layout = (layout_kind)(i % 2);
+        c.dense_table = rng_range(&rng, 0, 1);
+        c.nan_newest = i % 6 == 1;
+        c.extremes = i % 8 == 1 && !c.nan_newest;
+        c.batch = rng_range(&rng, 1, 4);
+        for (int b = 0; b < c.batch; b++) {
+            c.kv_len[b] = rng_range(&rng, 1, 300);
+            c.qo_len[b] = rng_range(&rng, 1, 40);
+        }
+        c.seed = (uint64_t)i;
+        check(g, &c, rng_range(&rng, 0, 2));
+    }
+}
+
+/* The plan takes mma.sync where nothing else is better than the general kernel. */
+static void the_plan_chooses_mma(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    attention_case c = plain(KV8_E4M3, 96);
+    c.v_dtype = KV8_INT8;
+    static attention_inputs in;
+    case_make(&in, &c);
+    for (int few = 0; few < 2; few++) {
+        kv8_attention_spec spec = in.spec;
+        if (few) spec.max_batch = spec.max_total_q;
+        char text[256];
+        kv8_attention_device_plan *plan = NULL;
+        assert_ok(kv8_attention_device_plan_create(&plan, g->device, &spec, NULL));
+        assert_ok(kv8_attention_device_describe(plan, text, sizeof text));
+        assert_non_null(strstr(text, "kv8_prefill_any_d96__sm80"));
+        kv8_attention_device_plan_destroy(plan);
+    }
+    case_free(&in);
+}
+
 /* Kernels on sm_90 alone. */
-static int open_hopper(void **state) {
+static int open_wgmma(void **state) {
+    path = KV8_PREFILL_WGMMA;
     gpu_open(state);
     gpu *const g = *state;
     if (g->device == NULL || kv8_device_get_info(g->device)->sm_version == 90) return 0;
-    printf("SKIPPED: prefill kernels are for sm_90, this is sm_%d\n",
+    printf("SKIPPED: these prefill kernels are for sm_90, this is sm_%d\n",
            kv8_device_get_info(g->device)->sm_version);
     kv8_stream_destroy(g->stream);
     kv8_device_close(g->device);
     *g = (gpu){0};
     return 0;
 }
+static int open_mma(void **state) {
+    path = KV8_PREFILL_MMA;
+    return gpu_open(state);
+}
+
+#define BOTH_PATHS                                                                               \
+    cmocka_unit_test(every_edge_of_a_tile), cmocka_unit_test(options_at_random),                 \
+        cmocka_unit_test(few_rows_are_split), cmocka_unit_test(maxima_rise),                     \
+        cmocka_unit_test(a_graph_follows_the_lengths), cmocka_unit_test(company_changes_no_bit), \
+        cmocka_unit_test(wrong_inputs_are_refused),                                              \
+        cmocka_unit_test(what_is_not_finite_stays_where_it_is_seen)
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_edge_of_a_tile),
-        cmocka_unit_test(options_at_random),
-        cmocka_unit_test(few_rows_are_split),
-        cmocka_unit_test(maxima_rise),
-        cmocka_unit_test(a_graph_follows_the_lengths),
-        cmocka_unit_test(company_changes_no_bit),
-        cmocka_unit_test(wrong_inputs_are_refused),
-        cmocka_unit_test(what_is_not_finite_stays_where_it_is_seen),
-        cmocka_unit_test(the_plan_chooses),
-    };
-    return cmocka_run_group_tests_name("prefill_device", tests, open_hopper, gpu_close);
+    const struct CMUnitTest wgmma[] = {BOTH_PATHS, cmocka_unit_test(the_plan_chooses)};
+    const struct CMUnitTest mma[] = {BOTH_PATHS, cmocka_unit_test(any_formats_head_dims_and_masks),
+                                     cmocka_unit_test(the_plan_chooses_mma)};
+    const int failed =
+        cmocka_run_group_tests_name("prefill_device_wgmma", wgmma, open_wgmma, gpu_close);
+    return failed + cmocka_run_group_tests_name("prefill_device_mma", mma, open_mma, gpu_close);
 }

@@ -101,7 +101,8 @@ static inline bool device_case_run(const gpu *g, attention_inputs *in, float *o_
     return strstr(text, "kv8_decode_any") == NULL;
 }
 
-/* Bounds: of exact arithmetic with P in f16 on tensor cores 1e-3, the general kernel f32's. */
+/* Bounds: of exact arithmetic with P in f16 on tensor cores 1e-3 (prefill over bf16 pages has it in
+ * bf16: 4e-3), the general kernel f32's. */
 static inline bool device_case_check(const gpu *g, const attention_case *c) {
     static attention_inputs in;
     case_make(&in, c);
@@ -110,7 +111,9 @@ static inline bool device_case_check(const gpu *g, const attention_case *c) {
     float *const o = calloc(rows * (size_t)in.v_head_dim + 1, sizeof *o);
     float *const lse = calloc(rows + 1, sizeof *lse);
     const bool tensor_cores = device_case_run(g, &in, o, lse);
-    case_compare_within(&in, tensor_cores ? 1e-3 : 1e-5, 1e-5, KV8_ISA_BEST, o, lse);
+    const bool bf16 = c->k_dtype == KV8_BF16 || c->v_dtype == KV8_BF16;
+    const double bound = !tensor_cores ? 1e-5 : bf16 ? 4e-3 : 1e-3;
+    case_compare_within(&in, bound, 1e-5, KV8_ISA_BEST, o, lse);
     free(o);
     free(lse);
     case_free(&in);

@@ -71,7 +71,9 @@ typedef struct kv8_prefill_args {
     const float *k_scale, *v_scale; /* may be 0 */
     int64_t k_scale_stride_batch, k_scale_stride_head;
     int64_t v_scale_stride_batch, v_scale_stride_head;
-    const float *sink_logit; /* [num_qo_heads]; may be 0 */
+    const float *sink_logit;  /* [num_qo_heads]; may be 0 */
+    const uint8_t *mask_bits; /* mma.sync kernels alone; may be 0 */
+    const int64_t *mask_indptr;
     /* Workspace: the work list, written by the scheduling kernel before every launch. */
     kv8_prefill_queue *queue;
     kv8_prefill_item *items;   /* [max_items] */
@@ -83,6 +85,7 @@ typedef struct kv8_prefill_args {
     int32_t batch, num_qo_heads, num_kv_heads, group_size;
     int32_t page_size;
     int32_t q_dtype, o_dtype;
+    int32_t head_dim, v_head_dim, k_dtype, v_dtype; /* for kernels that take several */
     int32_t q_aligned, o_aligned; /* rows of Q to 16 bytes; pairs of O to their size */
     int32_t causal, window_left;
     int32_t block_rows; /* packed rows of an item, as the kernel is built: a multiple of 64 */
@@ -101,6 +104,22 @@ typedef struct kv8_prefill_args {
      ((code_bytes) == 1 ? ((num_ahead) + 1) * 256 * (head_dim) : 0) +                        \
      ((int8) ? (num_stages)*256 : 0) + 8 * (4 * (num_stages) + 2 * KV8_PREFILL_ITEM_SLOTS) + \
      KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_BYTES + (num_math)*1024)
+
+/* Kernels on mma.sync. Bytes of a row of a tile of head_dim values, and of the tile to come: 16-bit
+ * K and V where both are, else as they lie in pages. */
+#define KV8_PREFILL_MMA_PITCH(head_dim) \
+    ((head_dim) % 64 == 0 ? 2 * (head_dim) : ((head_dim) / 8 | 1) * 16)
+#define KV8_PREFILL_MMA_NEXT(head_dim, keys, k_wide, v_wide)                         \
+    ((k_wide) && (v_wide) ? 2 * (keys)*KV8_PREFILL_MMA_PITCH(head_dim)               \
+                          : (((keys) * (head_dim) * ((k_wide) + 1) + 2047) / 2048 +  \
+                             ((keys) * (head_dim) * ((v_wide) + 1) + 2047) / 2048) * \
+                                2048)
+/* All of a block's shared memory: Q, a tile of K and V, the next, 16 bytes a row, a scale a key, an
+ * item, a word. */
+#define KV8_PREFILL_MMA_SHARED(head_dim, rows, keys, k_wide, v_wide)               \
+    (((rows) + 2 * (keys)) * KV8_PREFILL_MMA_PITCH(head_dim) +                     \
+     KV8_PREFILL_MMA_NEXT(head_dim, keys, k_wide, v_wide) + (rows)*16 + (keys)*2 + \
+     KV8_PREFILL_ITEM_BYTES + 16)
 
 /* n / d == (n * magic) >> (31 + shift) for every 0 <= n < 2^31: magic = ceil(2^(31+shift) / d) with
  * shift = ceil(log2 d) exceeds the exact quotient by less than 2^shift / d. */

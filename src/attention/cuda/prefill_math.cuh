@@ -532,11 +532,12 @@ struct math_warpgroup {
             for (int i = 0; i < D / 32; i++)
                 out[i] = out[i] * keep + p * weight * value_of(values, lane + 32 * i);
         }
-        float divisor = total;
-        if (a.sink_logit != 0) divisor += exp2_approx(a.sink_logit[place.head] * LOG2_E - top);
+        const float sink = a.sink_logit == 0 ? -INFINITY : a.sink_logit[place.head];
+        const bool empty = total == 0 || sink == INFINITY; /* whatever was seen */
+        const float weight = v_scale / (total + exp2_approx(sink * LOG2_E - top));
 #pragma unroll
         for (int i = 0; i < D / 32; i++)
-            store_value(place.o + lane + 32 * i, out[i] * (v_scale / divisor));
+            store_value(place.o + lane + 32 * i, empty ? 0.0f : out[i] * weight);
         if (a.lse != 0 && lane == 0) a.lse[place.lse] = (top + __log2f(total)) / LOG2_E;
     }
     __device__ __forceinline__ float row_scale_of(const kv8_prefill_pages &p, int64_t page,

@@ -1,0 +1,656 @@
+/* prefill_mma.cuh - attention of many query rows over pages, on mma.sync: every GPU since sm_80,
+ * and every pair of formats, head_dim and mask that the wgmma kernels do not take.
+ *
+ * Grid: as many blocks as the GPU holds at once, each taking items from the queue until it is
+ * empty. Block: WARPS warps of ROW_TILES x 16 packed query rows each. Shared memory: Q, one tile of
+ * KEYS keys of K and of V in 16 bits, the next tile (as codes where both formats are not of 16 bits
+ * already), a record per row. Bound by the tensor cores and, beside them, by ldmatrix: a warp reads
+ * every K and V of a tile for its own rows, 32 where registers allow.
+ *
+ * The softmax is the wgmma kernels': no maximum per tile, rows that come out not finite done anew.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_PREFILL_MMA_CUH
+#define KV8_PREFILL_MMA_CUH
+
+#include "prefill_mma_tile.cuh"
+
+namespace kv8 {
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+__device__ __forceinline__ float max_of_four(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float sum_of_four(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+/* 1 - 2 / (1 + e^2x): absolute error of a few 1e-7, where tanh.approx has 5e-4. */
+__device__ __forceinline__ float tanh_of(float x) {
+    return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * 2.885390082f));
+}
+template <bool IS_BF16>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+    return IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
+}
+/* Of any format of a page; slow. */
+__device__ inline float value_of(int dtype, const uint8_t *row, int at) {
+    uint32_t low = 0, high;
+    switch (dtype) {
+        case BF16: return __uint_as_float((uint32_t)((const uint16_t *)row)[at] << 16);
+        case F16: return __half2float(((const __half *)row)[at]);
+        case INT8: return (float)((const int8_t *)row)[at];
+        case E4M3: widen_codes<E4M3>(row[at], low, high); break;
+        case E4M3FNUZ: widen_codes<E4M3FNUZ>(row[at], low, high); break;
+        case E5M2: widen_codes<E5M2>(row[at], low, high); break;
+    }
+    return __half2float(__ushort_as_half((uint16_t)low));
+}
+
+/* Of a row of an item: its query and head, and where its results go. */
+struct row_place {
+    int query, head;
+    int64_t o, lse;
+};
+__device__ __forceinline__ row_place place_of(const kv8_prefill_args &a, const item_view &v,
+                                              int row) {
+    row_place place;
+    place.query = query_of(a, v.row_begin + row);
+    place.head = v.kv_head * a.group_size + v.row_begin + row - place.query * a.group_size;
+    const int64_t at = v.q_begin + place.query;
+    place.o = at * a.o_stride_row + place.head * a.o_stride_head;
+    place.lse = at * a.num_qo_heads + place.head;
+    return place;
+}
+__device__ __forceinline__ float batch_scale(const float *scale, int64_t stride_batch,
+                                             int64_t stride_head, const item_view &v) {
+    return scale == 0 ? 1.0f : scale[v.request * stride_batch + v.kv_head * stride_head];
+}
+__device__ __forceinline__ float row_scale_of(const kv8_prefill_pages &p, int64_t page,
+                                              int64_t slot, int head) {
+    if (p.row_scale == 0) return 1.0f;
+    return __half2float(
+        __ushort_as_half(p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
+                                     head * p.scale_stride_head]));
+}
+__device__ __forceinline__ void store_one(const kv8_prefill_args &a, int64_t at, float x) {
+    if (a.o_dtype == KV8_PREFILL_F32)
+        ((float *)a.o)[at] = x;
+    else
+        ((uint16_t *)a.o)[at] =
+            (uint16_t)(a.o_dtype == KV8_PREFILL_BF16 ? pack_bf16(x, x) : pack_f16(x, x));
+}
+
+/* A row of which something is not finite, by one warp and key for key: 0 times what V holds at a
+ * key that the row may not see, but others of its item may, must not reach it. Rare and slow. */
+__device__ __noinline__ void redo_row(const kv8_prefill_args &a, const kv8_prefill_item *item,
+                                      int row) {
+    constexpr int PER_LANE = 256 / 32;
+    const item_view v = view_item(a, *item);
+    const row_place place = place_of(a, v, row);
+    const int lane = threadIdx.x % 32;
+    const float scale =
+        a.score_scale * batch_scale(a.k_scale, a.k_scale_stride_batch, a.k_scale_stride_head, v);
+    const float v_scale = batch_scale(a.v_scale, a.v_scale_stride_batch, a.v_scale_stride_head, v);
+    const uint8_t *const from =
+        (const uint8_t *)a.q +
+        2 * ((int64_t)(v.q_begin + place.query) * a.q_stride_row + place.head * a.q_stride_head);
+    const request_keys keys(a, *item);
+    float q[PER_LANE], out[PER_LANE], top = -INFINITY, total = 0;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) {
+        const int d = lane + 32 * i;
+        q[i] = d < a.head_dim ? value_of(a.q_dtype, from, d) : 0.0f;
+        out[i] = 0;
+    }
+    const int end = row_end(a, v, place.query);
+    for (int key = row_begin(a, v, place.query); key < end; key++) {
+        if (!keys.mask_has(place.query, key)) continue;
+        const int nth = (int)divide(key, a.page_magic, a.page_shift);
+        const int64_t page = keys.pages[nth], slot = key - nth * a.page_size;
+        const uint8_t *const k = a.k.data + 16 * (page * a.k.stride_page + slot * a.k.stride_slot +
+                                                  (int64_t)v.kv_head * a.k.stride_head);
+        const uint8_t *const values =
+            a.v.data + 16 * (page * a.v.stride_page + slot * a.v.stride_slot +
+                             (int64_t)v.kv_head * a.v.stride_head);
+        float score = 0;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            if (lane + 32 * i < a.head_dim) score += q[i] * value_of(a.k_dtype, k, lane + 32 * i);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
+        score *= scale * row_scale_of(a.k, page, slot, v.kv_head);
+        if (a.soft_cap > 0) score = a.soft_cap * tanh_of(score / a.soft_cap);
+        const float weight = row_scale_of(a.v, page, slot, v.kv_head);
+        const float higher = fmaxf(top, score); /* NaN is left to p */
+        const float base = higher == -INFINITY ? 0.0f : higher;
+        const float keep = exp2_fast(top - base), p = exp2_fast(score - base);
+        top = higher;
+        total = total * keep + p;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            if (lane + 32 * i < a.v_head_dim)
+                out[i] = out[i] * keep + p * weight * value_of(a.v_dtype, values, lane + 32 * i);
+    }
+    const float sink = a.sink_logit == 0 ? -INFINITY : a.sink_logit[place.head];
+    const bool empty = total == 0 || sink == INFINITY; /* whatever was seen */
+    const float weight = v_scale / (total + exp2_fast(sink * LOG2_E - top));
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        if (lane + 32 * i < a.v_head_dim)
+            store_one(a, place.o + lane + 32 * i, empty ? 0.0f : out[i] * weight);
+    if (a.lse != 0 && lane == 0) a.lse[place.lse] = (top + __log2f(total)) / LOG2_E;
+}
+
+template <class SHAPE>
+struct mma_block {
+    enum {
+        D = SHAPE::HEAD_DIM,
+        ROW_TILES = SHAPE::ROW_TILES,
+        KEY_TILES = SHAPE::KEYS / 8,
+        DIM_TILES = D / 8,
+        PIECES = SHAPE::ROWS / 64 /* of a slot: the places of partial results */
+    };
+    static const bool IS_BF16 = SHAPE::IS_BF16;
+    const kv8_prefill_args &a;
+    const uint32_t shared;
+    tile_loader<SHAPE> loader;
+    const int warp, lane;
+    uint32_t rows_at, scales_at, flag_at, item_at; /* in shared memory, behind the tiles */
+    uint32_t q_lane, k_lane, v_lane;               /* this lane's addresses of its fragments */
+    int full_from, full_to;                        /* keys that every row of the warp may see */
+    int warp_from, warp_to;                        /* keys that some row may */
+    bool fresh;                                    /* some row of the warp has no maximum yet */
+    /* Of rows lane / 4 (slot 0) and lane / 4 + 8 (slot 1) of each tile of 16. */
+    float factor[ROW_TILES][2];                  /* from S to log2 units */
+    float max_[ROW_TILES][2], sum[ROW_TILES][2]; /* max_ in log2 units; P is relative to it */
+    float o[ROW_TILES][DIM_TILES][4];
+
+    __device__ mma_block(const kv8_prefill_args &args, uint32_t base)
+        : a(args), shared(base), loader(args, base), warp(loader.warp), lane(loader.lane) {
+        rows_at = base + SHAPE::NEXT_AT +
+                  KV8_PREFILL_MMA_NEXT(D, SHAPE::KEYS, is_wide(a.k_dtype), is_wide(a.v_dtype));
+        scales_at = rows_at + SHAPE::ROWS * SHAPE::ROW_BYTES;
+        item_at = scales_at + SHAPE::SCALE_BYTES;
+        flag_at = item_at + KV8_PREFILL_ITEM_BYTES;
+        q_lane = base + SHAPE::Q_AT + SHAPE::at(warp * SHAPE::WARP_ROWS + lane % 16, lane / 16);
+        k_lane = base + SHAPE::K_AT + SHAPE::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+        v_lane = base + SHAPE::V_AT + SHAPE::at(lane % 16, lane / 16);
+    }
+    /* Of the block's. */
+    __device__ __forceinline__ int row_of(int tile, int slot) const {
+        return warp * SHAPE::WARP_ROWS + 16 * tile + 8 * slot + lane / 4;
+    }
+    /* Of a row: factor, query, first key, end of keys. */
+    __device__ __forceinline__ uint32_t row_address(int row) const {
+        return rows_at + SHAPE::ROW_BYTES * row;
+    }
+    __device__ __forceinline__ int row_word(int row, int word) const {
+        int x;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(row_address(row) + 4 * word));
+        return x;
+    }
+
+    /* --- the start of an item --- */
+
+    /* Q into shared memory. bf16 meets f16 tiles as f16 times a power of two of the row, which
+     * takes its largest value to [2^13, 2^14): exact but for values 2^27 below the row's largest. A
+     * negative or zero factor goes into Q, so that maxima stay maxima. */
+    __device__ __forceinline__ void load_q(const item_view &v) {
+        constexpr int LANES = SHAPE::THREADS / SHAPE::ROWS; /* that share a row */
+        constexpr int CHUNKS = SHAPE::CHUNKS / LANES;
+        static_assert(LANES * SHAPE::ROWS == SHAPE::THREADS && CHUNKS * LANES == SHAPE::CHUNKS,
+                      "every lane a part of one row");
+        const int row = threadIdx.x / LANES, part = threadIdx.x % LANES;
+        const int packed = v.row_begin + min(row, v.num_rows - 1);
+        const int query = query_of(a, packed);
+        const int head = v.kv_head * a.group_size + packed - query * a.group_size;
+        const uint16_t *const q = (const uint16_t *)a.q +
+                                  (int64_t)(v.q_begin + query) * a.q_stride_row +
+                                  head * a.q_stride_head + part * (8 * CHUNKS);
+        const bool from_bf16 = a.q_dtype == KV8_PREFILL_BF16;
+        const float scale = a.score_scale * batch_scale(a.k_scale, a.k_scale_stride_batch,
+                                                        a.k_scale_stride_head, v);
+        const float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
+        uint32_t w[CHUNKS][4];
+        uint32_t largest = 0; /* of the magnitudes' bits, which sort as the values do */
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            uint4 raw = make_uint4(0, 0, 0, 0);
+            if (8 * (CHUNKS * part + i) < a.head_dim) {
+                if (a.q_aligned)
+                    raw = *(const uint4 *)(q + 8 * i);
+                else
+                    raw = make_uint4(
+                        q[8 * i] | q[8 * i + 1] << 16, q[8 * i + 2] | q[8 * i + 3] << 16,
+                        q[8 * i + 4] | q[8 * i + 5] << 16, q[8 * i + 6] | q[8 * i + 7] << 16);
+            }
+            w[i][0] = raw.x, w[i][1] = raw.y, w[i][2] = raw.z, w[i][3] = raw.w;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                largest = max(largest, max(w[i][j] & 0x7FFF, w[i][j] >> 16 & 0x7FFF));
+        }
+#pragma unroll
+        for (int step = 1; step < LANES; step *= 2)
+            largest = max(largest, __shfl_xor_sync(~0u, largest, step));
+        float power = 1.0f;
+        if (from_bf16 && !IS_BF16) {
+            const int exponent = (int)(largest >> 7) - 127;
+            if (exponent < 128 && exponent > -127)
+                power = __int_as_float((127 + max(min(13 - exponent, 100), -100)) << 23);
+        }
+        if (part == 0) {
+            const float f = sign == 0 ? 1.0f : fabsf(scale) / power;
+            store_chunk(row_address(row), __float_as_uint(f), query, row_begin(a, v, query),
+                        row_end(a, v, query));
+        }
+        power *= sign;
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float2 both = make_float2(__uint_as_float(w[i][j] << 16),
+                                          __uint_as_float(w[i][j] & 0xFFFF0000));
+                if (!from_bf16) both = __half22float2(*(const __half2 *)&w[i][j]);
+                w[i][j] = pack_pair<IS_BF16>(both.x * power, both.y * power);
+            }
+            store_chunk(shared + SHAPE::Q_AT + SHAPE::at(row, CHUNKS * part + i), w[i][0], w[i][1],
+                        w[i][2], w[i][3]);
+        }
+    }
+    __device__ __forceinline__ void start_item(const item_view &v) {
+        load_q(v);
+        __syncthreads();
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++) {
+#pragma unroll
+            for (int slot = 0; slot < 2; slot++) {
+                /* the cap leaves log2 units */
+                factor[t][slot] =
+                    a.soft_cap > 0 ? 1.0f : __int_as_float(row_word(row_of(t, slot), 0));
+                max_[t][slot] = -INFINITY;
+                sum[t][slot] = 0;
+            }
+#pragma unroll
+            for (int i = 0; i < DIM_TILES; i++)
+                o[t][i][0] = o[t][i][1] = o[t][i][2] = o[t][i][3] = 0;
+        }
+        const int first = warp * SHAPE::WARP_ROWS, last = first + SHAPE::WARP_ROWS - 1;
+        warp_from = row_word(first, 2), full_to = row_word(first, 3);
+        full_from = row_word(last, 2), warp_to = row_word(last, 3);
+        fresh = true;
+    }
+
+    /* --- a tile --- */
+
+    __device__ __forceinline__ void scores(float (&s)[ROW_TILES][KEY_TILES][4], uint32_t k) const {
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++)
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i++)
+                s[t][i][0] = s[t][i][1] = s[t][i][2] = s[t][i][3] = 0;
+#pragma unroll
+        for (int step = 0; step < D / 16; step++) {
+            uint32_t q[ROW_TILES][4];
+#pragma unroll
+            for (int t = 0; t < ROW_TILES; t++)
+                load_matrices(q[t], SHAPE::at_step(q_lane, step) + t * 16 * SHAPE::PITCH);
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i += 2) {
+                uint32_t both[4];
+                load_matrices(both, SHAPE::at_step(k, step) + i * 8 * SHAPE::PITCH);
+                const uint32_t b[2][2] = {{both[0], both[1]}, {both[2], both[3]}};
+#pragma unroll
+                for (int t = 0; t < ROW_TILES; t++) {
+                    mma<IS_BF16>(s[t][i], q[t], b[0]);
+                    mma<IS_BF16>(s[t][i + 1], q[t], b[1]);
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ void add_output(const uint32_t (&p)[ROW_TILES][KEY_TILES / 2][4],
+                                               uint32_t v) {
+#pragma unroll
+        for (int step = 0; step < KEY_TILES / 2; step++) {
+#pragma unroll
+            for (int i = 0; i < DIM_TILES; i += 2) {
+                uint32_t both[4];
+                load_matrices_transposed(both, SHAPE::at_step(v, i / 2) + step * 16 * SHAPE::PITCH);
+                const uint32_t b[2][2] = {{both[0], both[1]}, {both[2], both[3]}};
+#pragma unroll
+                for (int t = 0; t < ROW_TILES; t++) {
+                    mma<IS_BF16>(o[t][i], p[t][step], b[0]);
+                    mma<IS_BF16>(o[t][i + 1], p[t][step], b[1]);
+                }
+            }
+        }
+    }
+
+    /* int8: a key's scale is its column's. */
+    __device__ __forceinline__ void scale_scores(float (&s)[ROW_TILES][KEY_TILES][4]) const {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++) {
+            uint32_t pair;
+            asm volatile("ld.shared.b32 %0, [%1];"
+                         : "=r"(pair)
+                         : "r"(scales_at + 16 * i + lane % 4 * 4));
+            const float2 scale = __half22float2(*(const __half2 *)&pair);
+#pragma unroll
+            for (int t = 0; t < ROW_TILES; t++) {
+                s[t][i][0] *= scale.x, s[t][i][1] *= scale.y;
+                s[t][i][2] *= scale.x, s[t][i][3] *= scale.y;
+            }
+        }
+    }
+    __device__ __forceinline__ void cap_scores(float (&s)[KEY_TILES][4], int t) const {
+        const float inverse = __frcp_rn(a.soft_cap);
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) {
+            const float to_cap = __int_as_float(row_word(row_of(t, slot), 0)) * inverse;
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i++) {
+                s[i][2 * slot] = a.soft_cap * tanh_of(s[i][2 * slot] * to_cap);
+                s[i][2 * slot + 1] = a.soft_cap * tanh_of(s[i][2 * slot + 1] * to_cap);
+            }
+        }
+    }
+    __device__ __forceinline__ void hide_by_range(float (&s)[KEY_TILES][4], int t, int tile) const {
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) {
+            const int first = tile * SHAPE::KEYS + lane % 4 * 2, row = row_of(t, slot);
+            const int begin = row_word(row, 2) - first, end = row_word(row, 3) - first;
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i++) {
+                if (8 * i < begin || 8 * i >= end) s[i][2 * slot] = -INFINITY;
+                if (8 * i + 1 < begin || 8 * i + 1 >= end) s[i][2 * slot + 1] = -INFINITY;
+            }
+        }
+    }
+    /* The four lanes of a row read 16 keys' bits each, no byte behind the row's last. */
+    __device__ __forceinline__ void hide_by_mask(float (&s)[KEY_TILES][4], int t, int tile) const {
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) {
+            const int64_t row_bits = (int64_t)row_word(row_of(t, slot), 1) * loader.keys.kv_len;
+            const int64_t bit = row_bits + tile * SHAPE::KEYS + lane % 4 * 16;
+            uint32_t mine = 0;
+#pragma unroll
+            for (int i = 0; i < 3; i++)
+                if ((bit / 8 + i) * 8 < row_bits + loader.keys.kv_len)
+                    mine |= (uint32_t)loader.keys.mask[bit / 8 + i] << (8 * i);
+            mine >>= bit % 8;
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i += 2) {
+                const uint32_t bits = __shfl_sync(~0u, mine, (lane & ~3) + i / 2) >> (lane % 4 * 2);
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    if (!(bits >> (j / 2 * 8 + j % 2) & 1))
+                        s[i + j / 2][2 * slot + j % 2] = -INFINITY;
+            }
+        }
+    }
+    /* The rows' maxima over this tile too; O and the sums follow. */
+    __device__ __forceinline__ void raise_maxima(const float (&s)[KEY_TILES][4], int t) {
+        float top[2] = {s[0][0], s[0][2]}, keep[2];
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) top[j / 2] = fmaxf(top[j / 2], s[i][j]);
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) {
+            const float now = fmaxf(max_of_four(top[slot]) * factor[t][slot], max_[t][slot]);
+            keep[slot] = max_[t][slot] == -INFINITY ? 0.0f : exp2_fast(max_[t][slot] - now);
+            max_[t][slot] = now;
+            sum[t][slot] *= keep[slot];
+        }
+#pragma unroll
+        for (int i = 0; i < DIM_TILES; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) o[t][i][j] *= keep[j / 2];
+    }
+    /* S to P in 16 bits. A row's maximum is found in the first tile it sees and then only where a
+     * lane's sum of a tile reaches 2^15, near f16's end: P may be as large, the final division
+     * takes it back. */
+    __device__ __forceinline__ void softmax(float (&s)[KEY_TILES][4],
+                                            uint32_t (&p)[KEY_TILES / 2][4], int t, int tile) {
+        if (a.soft_cap > 0) cap_scores(s, t);
+        if ((tile + 1) * SHAPE::KEYS > full_to || tile * SHAPE::KEYS < full_from)
+            hide_by_range(s, t, tile);
+        if (loader.keys.mask != 0) hide_by_mask(s, t, tile);
+        if (fresh) raise_maxima(s, t);
+        for (bool raised = fresh;; raised = true) {
+            float part[2][2] = {{0, 0}, {0, 0}};
+            const float offset[2] = {max_[t][0] == -INFINITY ? 0.0f : max_[t][0],
+                                     max_[t][1] == -INFINITY ? 0.0f : max_[t][1]};
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i++) {
+#pragma unroll
+                for (int slot = 0; slot < 2; slot++) {
+                    const float low =
+                        exp2_fast(fmaf(s[i][2 * slot], factor[t][slot], -offset[slot]));
+                    const float high =
+                        exp2_fast(fmaf(s[i][2 * slot + 1], factor[t][slot], -offset[slot]));
+                    part[slot][0] += low;
+                    part[slot][1] += high;
+                    p[i / 2][i % 2 * 2 + slot] = pack_pair<IS_BF16>(low, high);
+                }
+            }
+            const float add[2] = {part[0][0] + part[0][1], part[1][0] + part[1][1]};
+            if (raised || __all_sync(~0u, add[0] < 32768.0f && add[1] < 32768.0f)) {
+                sum[t][0] += add[0];
+                sum[t][1] += add[1];
+                return;
+            }
+            raise_maxima(s, t);
+        }
+    }
+    /* A tile; the next one's copies (where next >= 0) begin when S has left its registers. */
+    __device__ __forceinline__ void compute(int tile, int buffer, int next, int next_buffer) {
+        const bool seen = tile * SHAPE::KEYS < warp_to && (tile + 1) * SHAPE::KEYS > warp_from;
+        const uint32_t distance = buffer * 2 * SHAPE::TILE_BYTES;
+        uint32_t p[ROW_TILES][KEY_TILES / 2][4];
+        if (seen) {
+            float s[ROW_TILES][KEY_TILES][4];
+            scores(s, k_lane + distance);
+            if (a.k_dtype == INT8) scale_scores(s);
+            bool open = false;
+#pragma unroll
+            for (int t = 0; t < ROW_TILES; t++) {
+                softmax(s[t], p[t], t, tile);
+                open = open || max_[t][0] == -INFINITY || max_[t][1] == -INFINITY;
+            }
+            if (fresh) fresh = __any_sync(~0u, open);
+        }
+        if (next >= 0) loader.copy(next, next_buffer);
+        if (seen) add_output(p, v_lane + distance);
+    }
+
+    /* Tiles while the next one's bytes are on their way. */
+    __device__ __forceinline__ void run(const kv8_prefill_item &item) {
+        constexpr int RATIO = KV8_PREFILL_TILE_KEYS / SHAPE::KEYS;
+        const item_view v = view_item(a, item);
+        int tile = max(item.tile_begin * RATIO, item.seen_from / SHAPE::KEYS);
+        const int end = min(item.tile_end * RATIO, (item.seen_to + SHAPE::KEYS - 1) / SHAPE::KEYS);
+        const bool in_place = is_wide(a.k_dtype) && is_wide(a.v_dtype);
+        loader.open(item, v);
+        loader.look_up(tile);
+        if (tile < end) loader.copy(tile, 0);
+        start_item(v);
+        for (int buffer = 0; tile < end; tile++, buffer ^= in_place) {
+            copy_wait<0>();
+            __syncthreads(); /* all copies are here, and the other buffer has been read */
+            if (!in_place) {
+                loader.widen(scales_at);
+                __syncthreads();
+            }
+            compute(tile, buffer, tile + 1 < end ? tile + 1 : -1, buffer ^ in_place);
+        }
+        finish(item, v);
+    }
+
+    /* --- the end of an item --- */
+
+    /* Leaves this piece and returns whether it was the last; then the state is all pieces'. */
+    __device__ __forceinline__ bool join(const kv8_prefill_item &item) {
+        constexpr int THREADS = SHAPE::THREADS;
+        const int64_t place = (int64_t)item.slot + item.split;
+        float *const mine = a.partials + place * (SHAPE::ROWS * D) + threadIdx.x;
+        float2 *const my_sums = (float2 *)a.partial_sums + place * (PIECES * 256) + threadIdx.x;
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++) {
+#pragma unroll
+            for (int i = 0; i < DIM_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    mine[THREADS * ((t * DIM_TILES + i) * 4 + j)] = o[t][i][j];
+#pragma unroll
+            for (int slot = 0; slot < 2; slot++)
+                my_sums[THREADS * (2 * t + slot)] = make_float2(max_[t][slot], sum[t][slot]);
+        }
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            const uint32_t before = atomicAdd(a.arrivals + (int64_t)item.slot * PIECES, 1);
+            store_shared(flag_at, before);
+        }
+        __syncthreads();
+        if (load_shared<4>(flag_at).w[0] + 1 != (uint32_t)item.num_splits) return false;
+        __threadfence();
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++) {
+#pragma unroll
+            for (int i = 0; i < DIM_TILES; i++)
+                o[t][i][0] = o[t][i][1] = o[t][i][2] = o[t][i][3] = 0;
+            max_[t][0] = max_[t][1] = -INFINITY;
+            sum[t][0] = sum[t][1] = 0;
+        }
+        for (int split = 0; split < item.num_splits; split++) {
+            const int64_t at = (int64_t)item.slot + split;
+            const float *const from = a.partials + at * (SHAPE::ROWS * D) + threadIdx.x;
+#pragma unroll
+            for (int t = 0; t < ROW_TILES; t++) {
+                float keep[2], add[2];
+#pragma unroll
+                for (int slot = 0; slot < 2; slot++) {
+                    const float2 other =
+                        __ldcg((const float2 *)a.partial_sums + at * (PIECES * 256) + threadIdx.x +
+                               THREADS * (2 * t + slot));
+                    const float top = fmaxf(max_[t][slot], other.x);
+                    const float base = top == -INFINITY ? 0.0f : top;
+                    keep[slot] = exp2_fast(max_[t][slot] - base);
+                    add[slot] = exp2_fast(other.x - base);
+                    max_[t][slot] = top;
+                    sum[t][slot] = sum[t][slot] * keep[slot] + other.y * add[slot];
+                }
+#pragma unroll
+                for (int i = 0; i < DIM_TILES; i++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        o[t][i][j] =
+                            o[t][i][j] * keep[j / 2] +
+                            __ldcg(from + THREADS * ((t * DIM_TILES + i) * 4 + j)) * add[j / 2];
+            }
+        }
+        return true;
+    }
+
+    __device__ __forceinline__ void finish(const kv8_prefill_item &item, const item_view &v) {
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++)
+#pragma unroll
+            for (int slot = 0; slot < 2; slot++) sum[t][slot] = sum_of_four(sum[t][slot]);
+        if (item.slot >= 0 && !join(item)) return;
+        const float v_scale =
+            batch_scale(a.v_scale, a.v_scale_stride_batch, a.v_scale_stride_head, v);
+        unsigned spoilt[ROW_TILES][2]; /* lanes that hold something not finite */
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++) {
+#pragma unroll
+            for (int slot = 0; slot < 2; slot++) {
+                const int row = row_of(t, slot);
+                const bool here = row < v.num_rows;
+                float nothing = 0;
+#pragma unroll
+                for (int i = 0; i < DIM_TILES; i++)
+                    nothing += 0.0f * o[t][i][2 * slot] + 0.0f * o[t][i][2 * slot + 1];
+                spoilt[t][slot] = __ballot_sync(~0u, here && nothing != 0);
+                if (here) store_result(v, row, t, slot, v_scale);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++) {
+            if ((spoilt[t][0] | spoilt[t][1]) == 0) continue;
+            for (int i = 0; i < 16; i++)
+                if (spoilt[t][i / 8] >> (i % 8 * 4) & 15)
+                    redo_row(a, &item, warp * SHAPE::WARP_ROWS + 16 * t + i);
+        }
+    }
+
+    __device__ __forceinline__ void store_result(const item_view &v, int row, int t, int slot,
+                                                 float v_scale) const {
+        const bool empty = max_[t][slot] == -INFINITY && sum[t][slot] == 0; /* else NaN keys */
+        const row_place place = place_of(a, v, row);
+        float total = sum[t][slot];
+        if (a.sink_logit != 0)
+            total += exp2_fast(a.sink_logit[place.head] * LOG2_E - max_[t][slot]);
+        const float weight = empty ? 0.0f : v_scale / total;
+        const int64_t at = place.o + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < DIM_TILES; i++)
+            if (8 * i < a.v_head_dim)
+                store_two(at + 8 * i, o[t][i][2 * slot] * weight, o[t][i][2 * slot + 1] * weight);
+        if (a.lse != 0 && lane % 4 == 0)
+            a.lse[place.lse] = empty ? -INFINITY : (max_[t][slot] + __log2f(sum[t][slot])) / LOG2_E;
+    }
+    __device__ __forceinline__ void store_two(int64_t at, float x, float y) const {
+        if (a.o_dtype == KV8_PREFILL_F32) {
+            float *const to = (float *)a.o + at;
+            if (a.o_aligned) {
+                *(float2 *)to = make_float2(x, y);
+            } else {
+                to[0] = x;
+                to[1] = y;
+            }
+        } else {
+            uint16_t *const to = (uint16_t *)a.o + at;
+            const uint32_t pair = a.o_dtype == KV8_PREFILL_BF16 ? pack_bf16(x, y) : pack_f16(x, y);
+            if (a.o_aligned) {
+                *(uint32_t *)to = pair;
+            } else {
+                to[0] = (uint16_t)pair;
+                to[1] = (uint16_t)(pair >> 16);
+            }
+        }
+    }
+};
+
+template <class SHAPE>
+__device__ __forceinline__ void prefill_mma(const kv8_prefill_args &a) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const uint32_t base = smem_address(memory);
+    mma_block<SHAPE> block(a, base);
+    int next = 0;
+    if (threadIdx.x == 0) next = atomicAdd(&a.queue->next, 1);
+    for (;;) {
+        __syncthreads(); /* the last item has been left */
+        if (threadIdx.x == 0) {
+            const bool more = next < a.queue->num_items;
+#pragma unroll
+            for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
+                uint4 words = make_uint4(~0u, 0, 0, 0); /* request -1: no more */
+                if (more) words = ((const uint4 *)(a.items + next))[i];
+                store_chunk(block.item_at + 16 * i, words.x, words.y, words.z, words.w);
+            }
+        }
+        __syncthreads();
+        const kv8_prefill_item &item = *(const kv8_prefill_item *)(memory + (block.item_at - base));
+        if (item.request < 0) break;
+        if (threadIdx.x == 0) next = atomicAdd(&a.queue->next, 1);
+        block.run(item);
+    }
+}
+
+}  // namespace kv8
+
+#endif

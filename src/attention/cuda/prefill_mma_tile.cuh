@@ -1,0 +1,397 @@
+/* prefill_mma_tile.cuh - tiles of K and V for mma.sync: pages in, 16-bit tiles out, in shared
+ * memory, and the fragments read from there.
+ *
+ * Every warp brings its share of a tile's keys. A lane owns one key's address and hands it round by
+ * shuffles, so that any page size and stride is the same code. 16-bit pages land where ldmatrix
+ * reads them. 8-bit codes land in a place of the lane that asked for them, which widens them once
+ * for all rows of the block: what the formats are is known at run time alone, so that a kernel
+ * takes any pair of them. Keys that no row of the item may see are zeros, whatever their slots
+ * hold.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_PREFILL_MMA_TILE_CUH
+#define KV8_PREFILL_MMA_TILE_CUH
+
+#include "decode_parts.cuh"
+#include "prefill_view.cuh"
+
+namespace kv8 {
+
+constexpr int E4M3FNUZ = 5; /* the one that Format lacks; numbers as in kv8_dtype */
+
+__device__ __forceinline__ bool is_wide(int dtype) {
+    return dtype == BF16 || dtype == F16;
+}
+
+/* One row of prefill_mma_kernels.inc. */
+template <int HEAD_DIM_, bool IS_BF16_, int ROW_TILES_, int KEYS_, int WARPS_>
+struct mma_shape {
+    static const int HEAD_DIM = HEAD_DIM_;
+    static const bool IS_BF16 = IS_BF16_;    /* arithmetic of the products */
+    static const int ROW_TILES = ROW_TILES_; /* of 16 rows in a warp */
+    static const int KEYS = KEYS_;           /* of a tile */
+    static const int WARPS = WARPS_, THREADS = 32 * WARPS;
+    static const int WARP_ROWS = 16 * ROW_TILES, ROWS = WARPS * WARP_ROWS;
+    static const int WARP_KEYS = KEYS / WARPS; /* that a warp brings */
+    /* Rows of 16-byte chunks: of a power of two under a swizzle, else an odd number of them. */
+    static const int CHUNKS = HEAD_DIM / 8;
+    static const bool SWIZZLED = CHUNKS % 8 == 0;
+    static const int PITCH = KV8_PREFILL_MMA_PITCH(HEAD_DIM);
+    static const int TILE_BYTES = KEYS * PITCH;
+    static const int Q_AT = 0;
+    static const int K_AT = ROWS * PITCH, V_AT = K_AT + TILE_BYTES;
+    /* The next tile: 16 bits as K and V, 8 as codes. */
+    static const int NEXT_AT = V_AT + TILE_BYTES;
+    /* Behind what the host adds for the next tile. */
+    static const int ROW_BYTES = 16; /* factor, query, first key, end of keys */
+    static const int SCALE_BYTES = KEYS * 2;
+    static_assert(KEYS % (16 * 1) == 0 && KV8_PREFILL_TILE_KEYS % KEYS == 0, "whole steps");
+    static_assert(WARP_KEYS <= 32 && WARP_KEYS * WARPS == KEYS, "a lane owns a key");
+
+    /* Byte offset of a chunk in a tile or in Q. */
+    __device__ static __forceinline__ int at(int row, int chunk) {
+        return row * PITCH + (SWIZZLED ? chunk ^ (row & 7) : chunk) * 16;
+    }
+    /* A lane's address of chunk c becomes that of chunk c + 2 * step, where c < 2. */
+    __device__ static __forceinline__ uint32_t at_step(uint32_t address, int step) {
+        return SWIZZLED ? address ^ (step * 32) : address + step * 32;
+    }
+};
+
+/* --- fragments --- */
+
+/* Four 8x8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8. */
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+__device__ __forceinline__ void store_chunk(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                            uint32_t d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+}
+
+/* --- widening --- */
+
+__device__ __forceinline__ uint32_t multiply_f16(uint32_t a, uint32_t b) {
+    const __half2 r = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+    return *(const uint32_t *)&r;
+}
+/* Two codes of sign, four bits of exponent, three of mantissa, at bytes 1 and 3, as f16 numbers:
+ * 2^(15 - bias) too small, subnormal ones included. */
+__device__ __forceinline__ uint32_t f8_bits(uint32_t codes) {
+    return (codes >> 1 & 0x3f803f80u) | (codes & 0x80008000u);
+}
+/* NaN is the code of 480, the first number that 144 (a factor of nine times 2^4, so exact) takes
+ * beyond f16; infinity times 0 is NaN. */
+__device__ __forceinline__ uint32_t e4m3_by_bits(uint32_t codes) {
+    const uint32_t small = f8_bits(codes);
+    const uint32_t real = multiply_f16(small, 0x5c005c00u);   /* 2^8 */
+    const uint32_t beyond = multiply_f16(small, 0x78807880u); /* 2^8 * 144 */
+    const __half2 r = __hfma2(*(const __half2 *)&beyond, __half2half2(__ushort_as_half(0)),
+                              *(const __half2 *)&real);
+    return *(const uint32_t *)&r;
+}
+/* NaN is the code of -0. */
+__device__ __forceinline__ uint32_t e4m3fnuz_by_bits(uint32_t codes) {
+    const uint32_t real = multiply_f16(f8_bits(codes), 0x58005800u); /* 2^7 */
+    const uint32_t zeros = __heq2_mask(*(const __half2 *)&real, __half2half2(__ushort_as_half(0)));
+    const uint32_t minus = real & zeros & 0x80008000u;
+    return real | (minus - (minus >> 6));
+}
+/* Four codes to two pairs of f16, exactly. */
+template <int FORMAT>
+__device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t &low, uint32_t &high) {
+    const uint32_t first = __byte_perm(codes, 0, 0x1404), last = __byte_perm(codes, 0, 0x3424);
+    if constexpr (FORMAT == E5M2) { /* the upper half of an f16 */
+        low = first, high = last;
+    } else if constexpr (FORMAT == E4M3FNUZ) {
+        low = e4m3fnuz_by_bits(first), high = e4m3fnuz_by_bits(last);
+    } else if constexpr (FORMAT == INT8) {
+        widen4<INT8>(codes, low, high);
+    } else {
+#if __CUDA_ARCH__ >= 890 && !defined(KV8_E4M3_BY_BITS)
+        widen4<E4M3>(codes, low, high);
+#else
+        low = e4m3_by_bits(first), high = e4m3_by_bits(last);
+#endif
+    }
+}
+/* Of f16, to the arithmetic of the products, times the key's scale. */
+template <bool IS_BF16, bool SCALED>
+__device__ __forceinline__ uint32_t finish_pair(uint32_t pair, __half scale) {
+    if constexpr (IS_BF16) {
+        const float2 f = __half22float2(*(const __half2 *)&pair);
+        const float times = SCALED ? __half2float(scale) : 1.0f;
+        return pack_bf16(f.x * times, f.y * times);
+    } else {
+        if (!SCALED) return pair;
+        const __half2 both = __half2half2(scale);
+        return multiply_f16(pair, *(const uint32_t *)&both);
+    }
+}
+
+/* A warp's keys of a tile in 16-byte chunks of SIZE bytes a value, 32 chunks a pass. Under the
+ * swizzle eight lanes take four chunks of each of two rows: widened, they fill all banks. */
+template <class SHAPE, int SIZE>
+struct chunk_walk {
+    static const int IN_ROW = SHAPE::HEAD_DIM * SIZE / 16;
+    static const int COUNT = SHAPE::WARP_KEYS * IN_ROW, PASSES = (COUNT + 31) / 32;
+    static const bool PAIRED = SIZE == 1 && SHAPE::SWIZZLED;
+    int nth, row, chunk;
+    __device__ __forceinline__ chunk_walk(int pass, int lane) {
+        nth = 32 * pass + lane;
+        const int four = nth / 4, in_two_rows = IN_ROW / 4 * 2;
+        row = PAIRED ? four / in_two_rows * 2 + four % 2 : nth / IN_ROW;
+        chunk = PAIRED ? four / 2 % (IN_ROW / 4) * 4 + nth % 4 : nth % IN_ROW;
+    }
+    __device__ __forceinline__ bool inside() const { return COUNT % 32 == 0 || nth < COUNT; }
+};
+
+/* --- a warp's share of the tiles --- */
+
+/* Of a request: its pages, and which bits of the mask are whose. */
+struct request_keys {
+    const int32_t *pages;
+    const uint8_t *mask; /* may be 0 */
+    int kv_len;
+    __device__ __forceinline__ request_keys(const kv8_prefill_args &a,
+                                            const kv8_prefill_item &item) {
+        pages = (a.page_indptr != 0 ? a.page_indices : a.block_table) + item.pages_at;
+        mask = a.mask_bits != 0 ? a.mask_bits + a.mask_indptr[item.request] : 0;
+        kv_len = item.kv_len;
+    }
+    __device__ __forceinline__ request_keys() {}
+    __device__ __forceinline__ bool mask_has(int query, int key) const {
+        const int64_t bit = (int64_t)query * kv_len + key;
+        return mask == 0 || (mask[bit / 8] >> (bit % 8) & 1);
+    }
+};
+
+template <class SHAPE>
+struct tile_loader {
+    const kv8_prefill_args &a;
+    uint32_t shared;
+    int warp, lane;
+    request_keys keys;
+    item_view view;
+    int seen_from, seen_to;  /* keys that some row of the item may see */
+    int page;                /* of this lane's key of the next tile; -1 where nobody looks */
+    __half k_scale, v_scale; /* int8: of this lane's key of the tile under way */
+
+    __device__ tile_loader(const kv8_prefill_args &args, uint32_t base)
+        : a(args),
+          shared(base),
+          warp(__shfl_sync(~0u, threadIdx.x / 32, 0)),
+          lane(threadIdx.x % 32) {}
+
+    __device__ __forceinline__ void open(const kv8_prefill_item &item, const item_view &v) {
+        keys = request_keys(a, item);
+        view = v;
+        seen_from = item.seen_from;
+        seen_to = item.seen_to;
+    }
+    __device__ __forceinline__ int key_of(int tile) const {
+        return tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS + lane % SHAPE::WARP_KEYS;
+    }
+    /* With a mask a key may be no row's, and its page any number. */
+    __device__ __forceinline__ bool some_row_sees(int key) const {
+        const int first = query_of(a, view.row_begin);
+        const int last = query_of(a, view.row_begin + min(SHAPE::ROWS, view.num_rows) - 1);
+        for (int query = first; query <= last; query++)
+            if (key >= row_begin(a, view, query) && key < row_end(a, view, query) &&
+                keys.mask_has(query, key))
+                return true;
+        return false;
+    }
+    __device__ __forceinline__ void look_up(int tile) {
+        const int key = key_of(tile);
+        bool seen = key >= seen_from && key < seen_to;
+        if (keys.mask != 0 && seen) seen = some_row_sees(key);
+        page = seen ? keys.pages[divide(key, a.page_magic, a.page_shift)] : -1;
+    }
+    __device__ __forceinline__ int slot_of(int tile) const {
+        const int key = key_of(tile);
+        return key - (int)divide(key, a.page_magic, a.page_shift) * a.page_size;
+    }
+    /* Somewhere readable when nobody may see the key. */
+    __device__ __forceinline__ const uint8_t *row_of(const kv8_prefill_pages &p, int slot) const {
+        const uint64_t steps = (uint64_t)(uint32_t)max(page, 0) * p.stride_page +
+                               (uint64_t)(uint32_t)slot * p.stride_slot +
+                               (uint64_t)(uint32_t)view.kv_head * p.stride_head;
+        return p.data + 16 * steps;
+    }
+    __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p, int slot) const {
+        if (p.row_scale == 0 || page < 0) return __ushort_as_half(0);
+        return __ushort_as_half(
+            p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
+                        view.kv_head * p.scale_stride_head]);
+    }
+
+    /* IN_PLACE: to where ldmatrix reads; else to each lane's own place. BOTH: V too, as far from K
+     * in the pool and in shared memory as said. */
+    template <int SIZE, bool IN_PLACE, bool BOTH, bool WHOLE>
+    __device__ __forceinline__ void copy_chunks(const uint8_t *mine, uint32_t to, uint32_t seen,
+                                                int dim, int64_t v_from, uint32_t v_to) const {
+        typedef chunk_walk<SHAPE, SIZE> walk;
+#pragma unroll
+        for (int pass = 0; pass < walk::PASSES; pass++) {
+            const walk w(pass, lane);
+            const uint8_t *const from =
+                (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine, w.row) + 16 * w.chunk;
+            const bool here = WHOLE || ((seen >> w.row & 1) && w.chunk * 16 < dim * SIZE);
+            const uint32_t at = IN_PLACE ? to + SHAPE::at(warp * SHAPE::WARP_KEYS + w.row, w.chunk)
+                                         : to + ((warp * walk::PASSES + pass) * 32 + lane) * 16;
+            if (!w.inside()) continue;
+            if (WHOLE) {
+                copy16(at, from);
+                if (BOTH) copy16(at + v_to, from + v_from);
+            } else {
+                copy16_or_zero(at, from, here);
+                if (BOTH) copy16_or_zero(at + v_to, from + v_from, here);
+            }
+        }
+    }
+    template <int SIZE, bool IN_PLACE>
+    __device__ __forceinline__ void copy_rows(const kv8_prefill_pages &p, int slot, uint32_t seen,
+                                              int dim, uint32_t to) const {
+        copy_chunks<SIZE, IN_PLACE, false, false>(row_of(p, slot), to, seen, dim, 0, 0);
+    }
+    /* K and V of one size, strides and head_dim: one walk for both. */
+    template <int SIZE, bool IN_PLACE>
+    __device__ __forceinline__ void copy_both(int slot, uint32_t seen, uint32_t to,
+                                              uint32_t v_to) const {
+        const int64_t v_from = a.v.data - a.k.data;
+        constexpr uint32_t ALL = SHAPE::WARP_KEYS == 32 ? ~0u : (1u << SHAPE::WARP_KEYS) - 1;
+        if ((seen & ALL) == ALL && a.head_dim == SHAPE::HEAD_DIM)
+            copy_chunks<SIZE, IN_PLACE, true, true>(row_of(a.k, slot), to, seen, a.head_dim, v_from,
+                                                    v_to);
+        else
+            copy_chunks<SIZE, IN_PLACE, true, false>(row_of(a.k, slot), to, seen, a.head_dim,
+                                                     v_from, v_to);
+    }
+    __device__ __forceinline__ bool alike() const {
+        return is_wide(a.k_dtype) == is_wide(a.v_dtype) && a.head_dim == a.v_head_dim &&
+               a.k.stride_page == a.v.stride_page && a.k.stride_slot == a.v.stride_slot &&
+               a.k.stride_head == a.v.stride_head;
+    }
+    __device__ __forceinline__ uint32_t raw_v() const { /* behind K's codes */
+        typedef chunk_walk<SHAPE, 1> narrow;
+        typedef chunk_walk<SHAPE, 2> wide;
+        const int k_passes = is_wide(a.k_dtype) ? wide::PASSES : narrow::PASSES;
+        return shared + SHAPE::NEXT_AT + SHAPE::WARPS * k_passes * 512;
+    }
+    /* Starts the copies of a tile whose pages were looked up, and looks up the next one's. Both
+     * formats of 16 bits: into buffer 0 or 1. */
+    __device__ __forceinline__ void copy(int tile, int buffer) {
+        const int slot = slot_of(tile);
+        const uint32_t seen = __ballot_sync(~0u, page >= 0);
+        const bool k_wide = is_wide(a.k_dtype), v_wide = is_wide(a.v_dtype);
+        const uint32_t raw = shared + SHAPE::NEXT_AT;
+        const uint32_t tiles = shared + SHAPE::K_AT + buffer * 2 * SHAPE::TILE_BYTES;
+        if (k_wide && v_wide) {
+            if (alike()) {
+                copy_both<2, true>(slot, seen, tiles, SHAPE::TILE_BYTES);
+            } else {
+                copy_rows<2, true>(a.k, slot, seen, a.head_dim, tiles);
+                copy_rows<2, true>(a.v, slot, seen, a.v_head_dim, tiles + SHAPE::TILE_BYTES);
+            }
+        } else if (alike()) {
+            copy_both<1, false>(slot, seen, raw, raw_v() - raw);
+        } else {
+            if (k_wide)
+                copy_rows<2, false>(a.k, slot, seen, a.head_dim, raw);
+            else
+                copy_rows<1, false>(a.k, slot, seen, a.head_dim, raw);
+            if (v_wide)
+                copy_rows<2, false>(a.v, slot, seen, a.v_head_dim, raw_v());
+            else
+                copy_rows<1, false>(a.v, slot, seen, a.v_head_dim, raw_v());
+        }
+        k_scale = scale_of(a.k, slot);
+        v_scale = scale_of(a.v, slot);
+        copy_commit();
+        look_up(tile + 1);
+    }
+
+    template <int SIZE>
+    __device__ __forceinline__ void read_raw(uint4 *codes, uint32_t raw) const {
+        typedef chunk_walk<SHAPE, SIZE> walk;
+#pragma unroll
+        for (int pass = 0; pass < walk::PASSES; pass++) {
+            const Words<16> w =
+                load_shared<16>(raw + ((warp * walk::PASSES + pass) * 32 + lane) * 16);
+            codes[pass] = make_uint4(w.w[0], w.w[1], w.w[2], w.w[3]);
+        }
+    }
+    template <int FORMAT, bool SCALED>
+    __device__ __forceinline__ void widen_rows(uint32_t raw, uint32_t to, __half scale) const {
+        typedef chunk_walk<SHAPE, 1> walk;
+        uint4 codes[walk::PASSES];
+        read_raw<1>(codes, raw);
+#pragma unroll
+        for (int pass = 0; pass < walk::PASSES; pass++) {
+            const walk w(pass, lane);
+            __half of_row = scale;
+            if (SCALED) of_row = __shfl_sync(~0u, scale, w.row);
+            const uint32_t words[4] = {codes[pass].x, codes[pass].y, codes[pass].z, codes[pass].w};
+            uint32_t wide[8];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                widen_codes<FORMAT>(words[i], wide[2 * i], wide[2 * i + 1]);
+                wide[2 * i] = finish_pair<SHAPE::IS_BF16, SCALED>(wide[2 * i], of_row);
+                wide[2 * i + 1] = finish_pair<SHAPE::IS_BF16, SCALED>(wide[2 * i + 1], of_row);
+            }
+            if (!w.inside()) continue;
+            const int key = warp * SHAPE::WARP_KEYS + w.row;
+            store_chunk(to + SHAPE::at(key, 2 * w.chunk), wide[0], wide[1], wide[2], wide[3]);
+            store_chunk(to + SHAPE::at(key, 2 * w.chunk + 1), wide[4], wide[5], wide[6], wide[7]);
+        }
+    }
+    /* 16-bit rows beside 8-bit ones come the same way. */
+    __device__ __forceinline__ void move_rows(uint32_t raw, uint32_t to) const {
+        typedef chunk_walk<SHAPE, 2> walk;
+        uint4 codes[walk::PASSES];
+        read_raw<2>(codes, raw);
+#pragma unroll
+        for (int pass = 0; pass < walk::PASSES; pass++) {
+            const walk w(pass, lane);
+            if (w.inside())
+                store_chunk(to + SHAPE::at(warp * SHAPE::WARP_KEYS + w.row, w.chunk), codes[pass].x,
+                            codes[pass].y, codes[pass].z, codes[pass].w);
+        }
+    }
+    template <bool IS_V>
+    __device__ __forceinline__ void widen_as(int dtype, uint32_t raw, uint32_t to) const {
+        const __half scale = IS_V ? v_scale : k_scale;
+        switch (dtype) {
+            case E4M3: widen_rows<E4M3, false>(raw, to, scale); break;
+            case E4M3FNUZ: widen_rows<E4M3FNUZ, false>(raw, to, scale); break;
+            case E5M2: widen_rows<E5M2, false>(raw, to, scale); break;
+            case INT8: widen_rows<INT8, IS_V>(raw, to, scale); break;
+            default: move_rows(raw, to); break;
+        }
+    }
+    /* The codes that this warp asked for, into the tile. K's scales wait for the f32 sums of the
+     * products; V's are rounded into 16 bits with the code. */
+    __device__ __forceinline__ void widen(uint32_t k_scales) const {
+        widen_as<false>(a.k_dtype, shared + SHAPE::NEXT_AT, shared + SHAPE::K_AT);
+        widen_as<true>(a.v_dtype, raw_v(), shared + SHAPE::V_AT);
+        if (a.k_dtype == INT8 && lane < SHAPE::WARP_KEYS)
+            asm volatile(
+                "st.shared.u16 [%0], %1;" ::"r"(k_scales + (warp * SHAPE::WARP_KEYS + lane) * 2),
+                "h"(__half_as_ushort(k_scale))
+                : "memory");
+    }
+};
+
+}  // namespace kv8
+
+#endif
