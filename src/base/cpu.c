@@ -52,7 +52,7 @@ static bool detect(kv8_isa isa) {
                    cpuinfo_has_x86_avx512vl();
         case KV8_ISA_AVX512_BF16:
             return detect(KV8_ISA_AVX512) && cpuinfo_has_x86_avx512vbmi() &&
-                   cpuinfo_has_x86_avx512bf16();
+                   cpuinfo_has_x86_gfni() && cpuinfo_has_x86_avx512bf16();
         case KV8_ISA_AMX: return detect(KV8_ISA_AVX512_BF16) && has_amx();
 #elif defined(__aarch64__)
         case KV8_ISA_NEON: return true; /* part of the architecture */

@@ -7,22 +7,23 @@
  * int8 code is one). Q, K and V enter exactly; P is rounded to bf16.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "pairs_avx512.h"
-
-enum { T_SIDE = 16, T_UNITS = KV8_TILE_KEYS / 2 }; /* rows, columns, pairs of a tile; units of P */
+#include "queue_amx.h"
 
 #define T_NAME         kv8_attention_bf16_any_dany_pany__amx
 #define T_OWN_PRODUCTS 1
+#define T_OWN_WEIGH    1
+/* Behind P, which a piece's last row may be written past by a vector. */
+#define T_WEIGHTS(job) ((job)->p + T_SIDE * T_UNITS + KV8_TILE_PAD)
 #define T_DEPTH_STEP   T_SIDE
 #define T_KEY_STEP     KV8_TILE_KEYS
 
-/* per_key[f] in every lane f * 16 / fold + row. */
-static inline v_f32 t_spread(int32_t fold, const float *per_key) {
+/* Lane f * 16 / fold + row takes value f of `fold`. */
+static inline __m512i t_spread_from(int32_t fold) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i from = _mm512_srli_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(fold)), 4);
-    return _mm512_permutexvar_ps(from, v_load_n(per_key, fold));
+    return _mm512_srli_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(fold)), 4);
 }
-#define T_KEY_LANES(fold, per_key) t_spread(fold, per_key)
+#define T_KEY_LANES(fold, per_key) \
+    _mm512_permutexvar_ps(t_spread_from(fold), v_load_n(per_key, fold))
 
 /* Units in the order in which turning P leaves them: all of one fold lane, then the next. */
 static inline void t_order_units(int32_t fold, uint8_t *order) {
@@ -31,36 +32,12 @@ static inline void t_order_units(int32_t fold, uint8_t *order) {
         order[u] = (uint8_t)(u % per_lane * 2 * fold + u / per_lane);
 }
 
-/* The operand of ldtilecfg: palette 1; per tile its bytes per row and its rows. */
-typedef struct t_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} t_config;
-
-/* S^T: tiles 0 and 1 sums, 2 keys, 3 Q of `columns` rows. P V: 4 and 5 sums, 6 P, of `rows` rows
- * each, 7 V. */
-static void t_configure(int32_t columns, int32_t rows) {
-    t_config config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        const bool narrow = tile == 0 || tile == 1 || tile == 3;
-        config.row_bytes[tile] = (uint16_t)((narrow ? columns : T_SIDE) * (int32_t)sizeof(float));
-        config.rows[tile] = (uint8_t)(tile >= 4 && tile <= 6 ? rows : T_SIDE);
-    }
-    _tile_loadconfig(&config);
-}
-
-/* A tile unit left alone for about a thousand cycles sleeps, and its next product takes as long to
- * begin (measured on Sapphire Rapids). This one's sums are never read. */
-#define T_KEEP_AWAKE() _tile_dpbf16ps(4, 6, 7)
-
 #include "attention_tmpl.h"
 
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     const int32_t left = job->item->num_rows - row_begin;
     t_lanes at = {.row_begin = row_begin, .num_rows = left, .fold = 1, .vecs = 1, .row_step = 1};
-    if (left > 2 * T_SIDE) at.num_rows = 2 * T_SIDE;
-    if (at.num_rows > T_SIDE) at.vecs = 2;
+    if (left > T_SIDE) at.num_rows = T_SIDE;
     while (job->item->num_rows * at.fold * 2 <= T_SIDE) at.fold = 1 << ++at.shift;
     at.key_step = T_SIDE / at.fold;
     return at;
@@ -68,104 +45,284 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
 
 /* A unit's rows stand beside each other: fold of them in a vector. */
 static inline int32_t t_columns(const t_lanes *at) {
-    return at->vecs * T_SIDE / at->fold;
+    return T_SIDE / at->fold;
 }
 static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u) {
     return (int64_t)u * t_columns(at) + row;
 }
 
-static void t_begin(const kv8_attention_job *job) {
+static void t_begin(const kv8_attention_job *job, t_queue *queue) {
     const t_lanes at = t_lanes_of(job, 0);
+    queue->next = queue->count = 0;
+    queue->k_row = (size_t)job->q_row * sizeof(float);
+    queue->p_row = T_UNITS * sizeof(float);
+    queue->v_row = (size_t)job->v_row * sizeof(float);
+    const int32_t k_bytes = job->spec->head_dim * job->k_size;
+    const int32_t v_bytes = kv8_spec_v_head_dim(job->spec) * job->v_size;
+    queue->ahead_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;
     t_configure(T_SIDE / at.fold, at.num_rows < T_SIDE ? at.num_rows : T_SIDE);
 }
-static void t_end(const kv8_attention_job *job) {
-    (void)job;
+static void t_end(t_queue *queue) {
+    t_drain(queue);
     _tile_release();
 }
 
-static void t_scores(const kv8_attention_job *job, const t_lanes *at, const float *q,
-                     int32_t padded) {
-    const size_t k_row = (size_t)job->q_row * sizeof(float);
-    const size_t columns = (size_t)t_columns(at), row = columns * sizeof(float);
-    for (int32_t v = 0; v < at->vecs; v++) {
-        for (int32_t key = 0; key < padded; key += 2 * T_SIDE) {
-            const float *const k = job->k + (int64_t)key * job->q_row;
-            float *const s = job->s + key * (int64_t)columns + v * T_SIDE;
-            _tile_zero(0);
-            _tile_zero(1);
-            for (int32_t u = 0; u < job->depth; u += T_SIDE) {
-                _tile_loadd(3, q + u * (int64_t)columns + v * T_SIDE, row);
-                _tile_loadd(2, k + u, k_row);
-                _tile_dpbf16ps(0, 2, 3);
-                _tile_loadd(2, k + T_SIDE * (int64_t)job->q_row + u, k_row);
-                _tile_dpbf16ps(1, 2, 3);
-            }
-            _tile_stored(0, s, row);
-            _tile_stored(1, s + T_SIDE * columns, row);
+/* s = the step's scores: for 32 keys at a time, all of head_dim. */
+static void t_push_scores(t_queue *queue, const kv8_attention_job *job, const t_lanes *at,
+                          const float *q, float *s) {
+    const int64_t columns = t_columns(at);
+    const int32_t row = (int32_t)(columns * (int64_t)sizeof(float));
+    for (int32_t key = 0; key < KV8_TILE_KEYS; key += 2 * T_SIDE) {
+        t_op op = {.code = T_SCORES_BEGIN, .size = row, .left = job->k + key * job->q_row};
+        op.right = q;
+        op.sums = s + key * columns;
+        for (int32_t u = 0; u < job->depth; u += T_SIDE) {
+            t_push(queue, op);
+            op.code = T_SCORES;
+            op.left += T_SIDE;
+            op.right += T_SIDE * columns;
         }
+        op.code = T_SCORES_STORE;
+        t_push(queue, op);
     }
 }
 
-/* job->p [rows, T_UNITS] from the weights in lanes. Rows are written in order and whole vectors at
- * a time: what spills over the end of a piece is overwritten by the next. */
+/* o += P V: for 32 columns at a time, all keys. O's rows are padded to 32. */
+static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_lanes *at,
+                          float *o) {
+    const int32_t dim = kv8_spec_v_head_dim(job->spec);
+    /* The last rows of an item of more than 16: O has no others to spare. */
+    const bool partial = at->num_rows < T_SIDE && job->item->num_rows > T_SIDE;
+    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = at->num_rows});
+    for (int32_t d = 0; d < dim; d += 2 * T_SIDE) {
+        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + d, .sums = o + d};
+        for (int32_t u = 0; u < T_UNITS; u += T_SIDE) {
+            t_push(queue, op);
+            op.code = T_VALUES;
+            op.left += T_SIDE;
+            op.right += T_SIDE * (int64_t)job->v_row;
+        }
+        op.code = T_VALUES_STORE;
+        t_push(queue, op);
+    }
+    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = T_SIDE});
+}
+
+/* --- softmax --- */
+
+/* What the weights of a lane's keys of one tile may add up to before the maximum moves on. For most
+ * tiles it stays: older sums need no scaling, and weighing waits for no maximum. */
+static const float t_most = 256;
+
+/* One vector of rows: where its scores and weights are, and what the scores are multiplied with;
+ * int8's row scales or NULL, and from which of `fold` of them each lane takes its own. */
+typedef struct t_pass {
+    const float *s;
+    float *w;
+    int32_t count, fold;
+    v_f32 scale;
+    const float *k_scale, *v_scale;
+    __m512i from;
+} t_pass;
+
+V_INLINE v_f32 t_pass_scale(const t_pass *p, const float *per_key, int32_t i) {
+    if (p->fold == 1) return v_set1(per_key[i]);
+    if (p->fold == 2)
+        return _mm512_mask_broadcastss_ps(v_set1(per_key[2 * i]), 0xff00,
+                                          _mm_load_ss(per_key + 2 * i + 1));
+    return _mm512_permutexvar_ps(p->from, v_load_n(per_key + i * p->fold, p->fold));
+}
+
+V_INLINE v_f32 t_pass_score(const t_pass *p, int32_t i, const bool k_scaled) {
+    const v_f32 x = v_mul(v_load(p->s + i * V_LANES), p->scale);
+    return k_scaled ? v_mul(x, t_pass_scale(p, p->k_scale, i)) : x;
+}
+
+/* w = 2^(scaled scores - shift) as pairs of keys; their sums per lane. `asks` rows are asked for
+ * beside every pair of scores. */
+V_INLINE v_f32 t_weigh_pass(const t_pass *pass, v_f32 shift, t_queue *queue, const bool k_scaled,
+                            const bool v_scaled, const int asks) {
+    enum { STEP = KV8_TILE_KEYS / T_TICKS };
+    const t_pass p = *pass;
+    v_f32 sum = v_set1(0.0f), sum2 = sum;
+    for (int32_t begin = 0; begin < p.count; begin += STEP) {
+        t_tick(queue);
+        const int32_t end = begin + STEP < p.count ? begin + STEP : p.count;
+        for (int32_t i = begin; i < end; i += 2) {
+            /* Not fused with the product: equal scores must differ by exactly 0. */
+            const v_f32 x = v_sub(t_pass_score(&p, i, k_scaled), shift);
+            const v_f32 y = v_sub(t_pass_score(&p, i + 1, k_scaled), shift);
+            v_f32 a = v_exp2(x, T_EXP_DEGREE), b = v_exp2(y, T_EXP_DEGREE);
+            sum = v_add(sum, a);
+            sum2 = v_add(sum2, b);
+            if (v_scaled) {
+                a = v_mul(a, t_pass_scale(&p, p.v_scale, i));
+                b = v_mul(b, t_pass_scale(&p, p.v_scale, i + 1));
+            }
+            v_store(p.w + i / 2 * V_LANES, t_round_zip(a, b));
+            for (int j = 0; j < asks; j++) t_ask(queue);
+        }
+    }
+    return v_add(sum, sum2);
+}
+static V_NOINLINE v_f32 t_weigh_pass_of(const t_pass *pass, v_f32 shift, t_queue *queue,
+                                        bool first) {
+    const bool asks = first && pass->fold == T_ASKING_FOLD;
+    if (pass->k_scale != NULL && pass->v_scale != NULL && asks)
+        return t_weigh_pass(pass, shift, queue, true, true, T_ASKS);
+    if (pass->k_scale != NULL || pass->v_scale != NULL)
+        return t_weigh_pass(pass, shift, queue, pass->k_scale != NULL, pass->v_scale != NULL,
+                            asks ? T_ASKS : 0);
+    if (asks) return t_weigh_pass(pass, shift, queue, false, false, T_ASKS);
+    return t_weigh_pass(pass, shift, queue, false, false, 0);
+}
+
+/* While all scores are -inf any finite shift does: their weights are 0. */
+static inline v_f32 t_finite(v_f32 max) {
+    return v_select_lt(max, v_set1(-FLT_MAX), v_set1(0.0f), max);
+}
+
+/* The maxima and sums of a vector of rows move on. True when maxima did; then keep[] = what the
+ * older sums are to be multiplied with. A NaN score leaves the maximum alone and makes the sum
+ * NaN, as a score of +inf does. */
+static bool t_weigh_vector(const t_pass *pass, const t_lanes *at, float *lane_max, float *lane_sum,
+                           float *keep, t_queue *queue) {
+    const v_f32 old = v_load(lane_max), one = v_set1(1.0f);
+    v_f32 sum = t_weigh_pass_of(pass, t_finite(old), queue, true);
+    const __mmask16 over = _mm512_cmp_ps_mask(sum, v_set1(t_most), _CMP_GT_OQ) |
+                           _mm512_cmp_ps_mask(old, v_set1(-FLT_MAX), _CMP_LT_OQ);
+    if (over == 0) {
+        v_store(lane_sum, v_add(v_load(lane_sum), sum));
+        return false;
+    }
+    v_f32 top = v_set1(-INFINITY);
+    for (int32_t i = 0; i < pass->count; i++)
+        top = v_max(t_pass_score(pass, i, pass->k_scale != NULL), top);
+    top = v_max(t_max_of_row(at, top), old);
+    /* Only rows that are over move on: no row's bits may depend on its neighbours. */
+    const v_f32 moved = t_max_of_row(at, _mm512_maskz_mov_ps(over, one));
+    const v_f32 max = v_select_lt(moved, one, old, top), shift = t_finite(max);
+    const v_f32 factor = v_select_lt(moved, one, one, v_exp2(v_sub(old, shift), 5));
+    sum = t_weigh_pass_of(pass, shift, queue, false);
+    v_store(lane_max, max);
+    v_store(lane_sum, v_fma(v_load(lane_sum), factor, sum));
+    v_store(keep, factor);
+    return true;
+}
+
+/* The step's scores to weights. True when some maximum moved on: then job->keep has a factor for
+ * each row. */
+static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_tile *tile,
+                    const t_rows *rows, int32_t head) {
+    const kv8_attention_spec *const spec = job->spec;
+    const int64_t lane = (int64_t)head * t_lanes_per_head(job) + at->row_begin;
+    const bool masked = tile->mixed || tile->end - tile->begin != KV8_TILE_KEYS;
+    const bool plain = !masked && !(spec->logits_soft_cap > 0);
+    const float *const k_scale = spec->k_dtype == KV8_INT8 ? rows->k_scale : NULL;
+    const v_f32 scale = v_load(job->lane_scale + lane);
+    t_pass pass = {.s = job->s,
+                   .w = T_WEIGHTS(job),
+                   .count = KV8_TILE_KEYS / at->fold,
+                   .fold = at->fold,
+                   .scale = v_mul(scale, v_set1(t_log2e)),
+                   .k_scale = k_scale,
+                   .v_scale = spec->v_dtype == KV8_INT8 ? rows->v_scale : NULL,
+                   .from = t_spread_from(at->fold)};
+    if (!plain) {
+        t_finish_scores(job, at, 0, pass.count, scale, k_scale);
+        if (masked) t_mask(job, at, tile, KV8_TILE_KEYS);
+        pass.scale = v_set1(1.0f);
+        pass.k_scale = NULL;
+    }
+    return t_weigh_vector(&pass, at, job->lane_max + lane, job->lane_sum + lane, job->keep,
+                          rows->queue);
+}
+
+/* 16 units of every lane to rows of p, lane by lane: `fold` lanes are one row's. Whole vectors are
+ * written: what spills over the end of a piece is overwritten by the next. fold is a constant. */
+V_INLINE void t_turn_block(v_f32 *block, float *p, const int fold) {
+    v_transpose(block);
+    V_UNROLL
+    for (int row = 0; row < T_SIDE / fold; row++) {
+        V_UNROLL
+        for (int f = 0; f < fold; f++)
+            v_store(p + row * T_UNITS + f * T_UNITS / fold, block[f * T_SIDE / fold + row]);
+    }
+}
+
+/* job->p [rows, T_UNITS] from the weights in lanes. */
 static void t_turn(const kv8_attention_job *job, const t_lanes *at) {
     const int32_t per_lane = T_UNITS / at->fold;
-    for (int32_t v = 0; v < at->vecs; v++) {
-        for (int32_t unit = 0; unit < per_lane; unit += T_SIDE) {
-            v_f32 block[T_SIDE];
-            V_UNROLL
-            for (int i = 0; i < T_SIDE; i++)
-                block[i] = unit + i < per_lane
-                               ? v_load(job->s + ((int64_t)(unit + i) * at->vecs + v) * T_SIDE)
-                               : v_set1(0.0f);
-            v_transpose(block);
-            float turned[T_SIDE][T_SIDE];
-            V_UNROLL
-            for (int i = 0; i < T_SIDE; i++) v_store(turned[i], block[i]);
-            for (int32_t row = 0; row < T_SIDE / at->fold; row++) {
-                float *const p = job->p + (int64_t)(v * T_SIDE + row) * T_UNITS + unit;
-                for (int32_t f = 0; f < at->fold; f++)
-                    v_store(p + f * per_lane, v_load(turned[f * at->key_step + row]));
-            }
+    for (int32_t unit = 0; unit < per_lane; unit += T_SIDE) {
+        v_f32 block[T_SIDE];
+        float *const p = job->p + unit;
+        V_UNROLL
+        for (int i = 0; i < T_SIDE; i++) /* past the last unit: of older steps, overwritten */
+            block[i] = v_load(T_WEIGHTS(job) + (int64_t)(unit + i) * T_SIDE);
+        switch (at->fold) {
+            case 1: t_turn_block(block, p, 1); break;
+            case 2: t_turn_block(block, p, 2); break;
+            case 4: t_turn_block(block, p, 4); break;
+            case 8: t_turn_block(block, p, 8); break;
+            default: t_turn_block(block, p, 16); break;
         }
     }
 }
 
-/* The configured rows of P V, 32 columns at a time; O's rows are padded to that. */
-static void t_values_tile(const kv8_attention_job *job, const float *p, float *o) {
-    const int32_t dim = kv8_spec_v_head_dim(job->spec);
-    const size_t p_row = T_UNITS * sizeof(float), v_row = (size_t)job->v_row * sizeof(float);
-    for (int32_t d = 0; d < dim; d += 2 * T_SIDE) {
-        _tile_loadd(4, o + d, v_row);
-        _tile_loadd(5, o + d + T_SIDE, v_row);
-        for (int32_t u = 0; u < T_UNITS; u += T_SIDE) {
-            const float *const v = job->v + (int64_t)u * job->v_row + d;
-            _tile_loadd(6, p + u, p_row);
-            _tile_loadd(7, v, v_row);
-            _tile_dpbf16ps(4, 6, 7);
-            _tile_loadd(7, v + T_SIDE, v_row);
-            _tile_dpbf16ps(5, 6, 7);
-        }
-        _tile_stored(4, o + d, v_row);
-        _tile_stored(5, o + d + T_SIDE, v_row);
-    }
-}
-
-static void t_values(const kv8_attention_job *job, const t_lanes *at, float *o, bool changed,
-                     int32_t padded) {
-    (void)padded; /* the tile's keys are always filled up */
-    if (at->vecs > 1) T_KEEP_AWAKE();
-    t_turn(job, at);
-    for (int32_t row = 0; changed && row < at->num_rows; row++) {
+/* The rows' older sums times job->keep. */
+static void t_rescale(const kv8_attention_job *job, const t_lanes *at, float *o) {
+    for (int32_t row = 0; row < at->num_rows; row++) {
         float *const sums = o + (int64_t)row * job->v_row;
         for (int32_t d = 0; d < job->v_row; d += T_SIDE)
             v_store(sums + d, v_mul(v_set1(job->keep[row]), v_load(sums + d)));
     }
-    for (int32_t row = 0; row < at->num_rows; row += T_SIDE) {
-        const int32_t left = at->num_rows - row;
-        const bool partial = at->fold == 1 && left < T_SIDE && job->item->num_rows > T_SIDE;
-        if (partial) t_configure(T_SIDE, left);
-        t_values_tile(job, job->p + (int64_t)row * T_UNITS, o + (int64_t)row * job->v_row);
-        if (partial) t_configure(T_SIDE, T_SIDE);
+}
+
+/* Products wait in the queue under the work that does not need them: the first step's scores under
+ * the widening of V; a step's values, and the next step's scores, under softmax; the last step's
+ * values under the widening of the next head's K. */
+static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
+                           const uint8_t *order, int32_t head, t_queue *queue) {
+    t_rows rows;
+    t_rows_of(job, tile, next, head, &rows);
+    rows.queue = queue;
+    queue->ahead = rows.ahead;
+    t_aside aside;
+    aside.count = 0;
+    if (tile->mixed) t_set_aside(job, &rows, tile->end - tile->begin, &aside);
+    t_load_k(job, &rows, KV8_TILE_KEYS);
+    t_drain(queue);
+    const int32_t num_rows = job->item->num_rows;
+    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
+    float *const o = job->o + (int64_t)head * num_rows * job->v_row;
+    kv8_attention_job step = *job;
+    t_lanes at = t_lanes_of(job, 0);
+    const int32_t burst = at.fold == T_ASKING_FOLD ? 4 : 16;
+    t_ask_more(queue, burst);
+    t_push_scores(queue, job, &at, q, step.s);
+    t_spread_over(queue, T_TICKS);
+    t_load_v(job, &rows, KV8_TILE_KEYS, order, at.fold);
+    t_drain(queue);
+    for (int32_t row = 0, end; row < num_rows; row = end) {
+        end = row + at.num_rows;
+        const t_lanes now = at;
+        float *const other = step.s == job->s ? job->s + KV8_TILE_KEYS * T_SIDE : job->s;
+        if (end < num_rows) {
+            at = t_lanes_of(job, end);
+            t_push_scores(queue, job, &at, q + (int64_t)end * job->q_row, other);
+        }
+        t_spread_over(queue, T_TICKS);
+        if (row == 0) t_ask_more(queue, burst);
+        const bool moved = t_weigh(&step, &now, tile, &rows, head);
+        t_drain(queue);
+        if (row == 0) t_ask_more(queue, burst);
+        t_turn(&step, &now);
+        float *const sums = o + (int64_t)row * job->v_row;
+        if (moved) t_rescale(job, &now, sums);
+        t_add_aside(&step, &now, tile, &aside, sums);
+        t_push_values(queue, job, &now, sums);
+        if (row == 0) t_ask_more(queue, burst);
+        step.s = other;
     }
+    t_spread_over(queue, T_TICKS);
 }

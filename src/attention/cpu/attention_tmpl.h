@@ -11,9 +11,10 @@
  *     t_round_zip(a, b)          pairs (a_i, b_i) of the rounded lanes
  *     t_zip_lo(a, b), t_zip_hi   pairs (a_i, b_i) of the first and of the second V_LANES elements
  *     T_LOAD_64, T_LOAD_V_64     optional: see widen_tmpl.h
- *   T_OWN_PRODUCTS   the file brings its own t_lanes_of, t_q_at, t_order_units, t_scores, t_values
+ *   T_OWN_PRODUCTS   the file brings its own t_lanes_of, t_q_at, t_order_units, t_tile_of_head
  *                    (and t_begin, t_end around an item)
- *   T_KEEP_AWAKE()   optional: what must happen every few hundred cycles
+ *   T_OWN_WEIGH      the file brings its own t_weigh and T_WEIGHTS(job), where it leaves weights
+ *   T_TICK(queue)    optional, with its own t_queue: issue some of the work that waits
  *
  * Per tile of 64 keys and head: widen K and V; then for at most two vectors of rows at a time
  * S^T = K Q^T, weigh, O = keep O + P V. Rows lie in lanes and keys follow one another, so neither
@@ -48,10 +49,10 @@ static inline int32_t t_lanes_per_head(const kv8_attention_job *job) {
 }
 
 #ifndef T_OWN_PRODUCTS
-#define T_DEPTH_STEP V_LANES
-#define T_KEY_STEP   32 /* keys of a tile are padded to a multiple: two vectors at any fold */
-#define t_begin(job) ((void)(job))
-#define t_end(job)   ((void)(job))
+#define T_DEPTH_STEP        V_LANES
+#define T_KEY_STEP          32 /* keys of a tile are padded to a multiple: two vectors at any fold */
+#define t_begin(job, queue) ((void)(queue))
+#define t_end(queue)        ((void)(queue))
 
 /* The first key of each unit of V and P; the second of a pair is `fold` further. */
 static inline void t_order_units(int32_t fold, uint8_t *order) {
@@ -69,16 +70,14 @@ static inline void t_order_units(int32_t fold, uint8_t *order) {
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin);
 /* Where unit u of the step's row lies in the step's part of q_lanes. */
 static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u);
-/* job->s = the step's scores of `padded` keys. */
-static void t_scores(const kv8_attention_job *job, const t_lanes *at, const float *q,
-                     int32_t padded);
-/* o[r][..] = keep[r] * o[r][..] + P V; `changed`: some keep[r] is not 1. */
-static void t_values(const kv8_attention_job *job, const t_lanes *at, float *o, bool changed,
-                     int32_t padded);
+/* One tile for the item's head number `head`: o, lane_max and lane_sum move on, or will when what
+ * was put into the queue is done. `next`: the tile to read ahead, or NULL. */
+static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
+                           const uint8_t *order, int32_t head, t_queue *queue);
 
 #ifdef T_OWN_PRODUCTS
-static void t_begin(const kv8_attention_job *job);
-static void t_end(const kv8_attention_job *job);
+static void t_begin(const kv8_attention_job *job, t_queue *queue);
+static void t_end(t_queue *queue);
 #else
 
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
@@ -148,6 +147,7 @@ V_INLINE void t_scores_block(const float *k, int64_t k_row, const float *q, int3
     }
 }
 
+/* job->s = the step's scores of `padded` keys. */
 static void t_scores(const kv8_attention_job *job, const t_lanes *at, const float *q,
                      int32_t padded) {
     const int32_t depth = (int32_t)kv8_round_up((size_t)job->depth, V_LANES);
@@ -238,11 +238,9 @@ V_INLINE void t_values_rows(t_weights p, const float *v, int64_t v_row, float *c
         t_values_block(p, v + x * V_LANES, v_row, c + x * V_LANES, c_row, units, keep, rows, 1);
 }
 
-/* Rows go in blocks of nearly equal size, at most T_ROWS. A row's bits do not depend
- * on its block: each element is its own chain over the units. */
-static void t_values(const kv8_attention_job *job, const t_lanes *at, float *o, bool changed,
-                     int32_t padded) {
-    (void)changed;
+/* o[r][..] = keep[r] * o[r][..] + P V. Rows go in blocks of nearly equal size, at most T_ROWS. A
+ * row's bits do not depend on its block: each element is its own chain over the units. */
+static void t_values(const kv8_attention_job *job, const t_lanes *at, float *o, int32_t padded) {
     const int32_t vecs = (kv8_spec_v_head_dim(job->spec) + V_LANES - 1) / V_LANES;
     const int32_t units = padded / T_ELEMENTS;
     int32_t blocks = (at->num_rows + T_ROWS - 1) / T_ROWS;
@@ -349,37 +347,38 @@ static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const 
     t_rows_at(tile->v, n, v_head, job->spec->has_mask, rows->v);
     const bool ask = next != NULL && !job->spec->has_mask;
     for (int32_t i = ask ? next->end - next->begin : 0; i < KV8_TILE_KEYS; i++)
-        rows->k_ahead[i] = rows->v_ahead[i] = (const uint8_t *)job->k;
+        rows->ahead[i] = rows->ahead[KV8_TILE_KEYS + i] = (const uint8_t *)job->k;
     if (ask) {
         const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
         const int32_t count = next->end - next->begin;
         t_ask_rows(next->k, count, num_heads, head, job->k_head, k->stride_head < k->stride_slot,
-                   rows->k_ahead);
+                   rows->ahead);
         t_ask_rows(next->v, count, num_heads, head, job->v_head, v->stride_head < v->stride_slot,
-                   rows->v_ahead);
+                   rows->ahead + KV8_TILE_KEYS);
     }
     const bool k_int8 = job->spec->k_dtype == KV8_INT8, v_int8 = job->spec->v_dtype == KV8_INT8;
     if (!k_int8 && !v_int8) return;
     const int64_t k_next = head * job->args->k.row_scale_stride_head;
     const int64_t v_next = head * job->args->v.row_scale_stride_head;
     kv8_f16 k_bits[KV8_TILE_KEYS] = {{0}}, v_bits[KV8_TILE_KEYS] = {{0}};
-    for (int32_t i = 0; i < n; i++) {
-        if (rows->k[i] == NULL) continue;
-        if (k_int8) k_bits[i] = tile->k_scale[i][k_next];
-        if (v_int8) v_bits[i] = tile->v_scale[i][v_next];
-    }
+    for (int32_t i = 0; k_int8 && i < n; i++)
+        if (rows->k[i] != NULL) k_bits[i] = tile->k_scale[i][k_next];
+    for (int32_t i = 0; v_int8 && i < n; i++)
+        if (rows->v[i] != NULL) v_bits[i] = tile->v_scale[i][v_next];
     for (int32_t i = 0; i < KV8_TILE_KEYS; i += V_LANES) {
         v_store(rows->k_scale + i, v_widen_f16((const uint8_t *)(k_bits + i)));
         v_store(rows->v_scale + i, v_widen_f16((const uint8_t *)(v_bits + i)));
     }
 }
 
+#ifndef T_OWN_PRODUCTS
 static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
-                           const uint8_t *order, int32_t head) {
+                           const uint8_t *order, int32_t head, t_queue *queue) {
     const int32_t n = tile->end - tile->begin;
     const int32_t padded = (int32_t)kv8_round_up((size_t)n, T_KEY_STEP);
     t_rows rows;
     t_rows_of(job, tile, next, head, &rows);
+    rows.queue = queue;
     t_aside aside;
     aside.count = 0;
     if (tile->mixed) t_set_aside(job, &rows, n, &aside);
@@ -394,14 +393,15 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
         if (first) t_ask_quarter(job, &rows, 0);
         t_scores(job, &at, q + (int64_t)row * job->q_row, padded);
         if (first) t_ask_quarter(job, &rows, 1);
-        const bool changed = t_weigh(job, &at, tile, &rows, head, padded);
+        t_weigh(job, &at, tile, &rows, head, padded);
         if (first) t_ask_quarter(job, &rows, 2);
-        t_values(job, &at, o + (int64_t)row * job->v_row, changed, padded);
+        t_values(job, &at, o + (int64_t)row * job->v_row, padded);
         if (first) t_ask_quarter(job, &rows, 3);
         t_add_aside(job, &at, tile, &aside, o + (int64_t)row * job->v_row);
         row += at.num_rows;
     }
 }
+#endif
 
 /* Lays Q and the scales out in lanes and clears the sums. */
 static void t_prepare(const kv8_attention_job *job) {
@@ -461,7 +461,8 @@ static void t_finish(const kv8_attention_job *job) {
 
 void T_NAME(const kv8_attention_job *job) {
     t_prepare(job);
-    t_begin(job);
+    t_queue queue;
+    t_begin(job, &queue);
     kv8_tile tiles[2];
     uint8_t order[KV8_TILE_KEYS];
     t_order_units(t_lanes_of(job, 0).fold, order);
@@ -470,9 +471,9 @@ void T_NAME(const kv8_attention_job *job) {
     for (int now = 0; more; now ^= 1) {
         const bool last = !kv8_tile_next(job, &key, &tiles[now ^ 1]);
         for (int32_t head = 0; head < job->item->num_heads; head++)
-            t_tile_of_head(job, &tiles[now], last ? NULL : &tiles[now ^ 1], order, head);
+            t_tile_of_head(job, &tiles[now], last ? NULL : &tiles[now ^ 1], order, head, &queue);
         more = !last;
     }
-    t_end(job);
+    t_end(&queue);
     t_finish(job);
 }

@@ -124,6 +124,7 @@ static inline v_f32 t_max_of_row(const t_lanes *at, v_f32 top) {
     return top;
 }
 
+#ifndef T_OWN_WEIGH
 V_INLINE v_f32 t_score(const float *s, v_f32 scale) {
     return T_PAIRS ? v_mul(v_load(s), scale) : v_load(s);
 }
@@ -179,8 +180,8 @@ V_INLINE v_f32 t_weigh_vector(const kv8_attention_job *job, const t_lanes *at, i
     return keep;
 }
 
-/* All vectors of the step. job->keep gets a factor for each row; false when all of them are 1. */
-static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_tile *tile,
+/* All vectors of the step. job->keep gets a factor for each row. */
+static void t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_tile *tile,
                     const t_rows *rows, int32_t head, int32_t padded) {
     const kv8_attention_spec *const spec = job->spec;
     const int64_t lanes = (int64_t)head * t_lanes_per_head(job) + at->row_begin;
@@ -201,17 +202,13 @@ static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
         const int64_t lane = lanes + v * V_LANES;
         const v_f32 scale =
             plain ? v_mul(v_load(job->lane_scale + lane), v_set1(t_log2e)) : v_set1(1.0f);
-        if (v > 0) T_KEEP_AWAKE();
         v_store(keep + v * V_LANES, t_weigh_vector(job, at, v, count, scale, v_scale,
                                                    job->lane_max + lane, job->lane_sum + lane));
     }
-    bool changed = false;
-    for (int32_t row = 0; row < at->num_rows; row++) {
-        job->keep[row] = keep[row * at->row_step];
-        changed |= job->keep[row] != 1;
-    }
-    return changed;
+    for (int32_t row = 0; row < at->num_rows; row++) job->keep[row] = keep[row * at->row_step];
 }
+#define T_WEIGHTS(job) ((job)->s)
+#endif
 
 /* The weight of key i as it enters P V. */
 static inline float t_weight(const kv8_attention_job *job, const t_lanes *at, int32_t row,
@@ -219,12 +216,12 @@ static inline float t_weight(const kv8_attention_job *job, const t_lanes *at, in
 #if T_PAIRS
     const int32_t fold = at->fold, pair = i / (2 * fold) * fold + i % fold;
     uint32_t bits;
-    memcpy(&bits, job->s + t_score_at(at, row, pair), sizeof bits);
+    memcpy(&bits, T_WEIGHTS(job) + t_score_at(at, row, pair), sizeof bits);
     bits = i / fold % 2 == 0 ? bits << 16 : bits & 0xffff0000u;
     float weight;
     memcpy(&weight, &bits, sizeof weight);
     return weight;
 #else
-    return job->s[t_score_at(at, row, i)];
+    return T_WEIGHTS(job)[t_score_at(at, row, i)];
 #endif
 }

@@ -15,17 +15,21 @@
 #define T_PAIRS_OF_N(D, codes, n) v_widen_##D##_n(codes, n)
 #endif
 
-#ifndef T_KEEP_AWAKE
-#define T_KEEP_AWAKE() ((void)0)
+#ifndef T_TICK
+#define T_TICK(queue) ((void)0)
+typedef struct t_queue {
+    char none;
+} t_queue;
 #endif
 
 /* Rows of one head. NULL = no such key, or nobody sees it: zeros. */
 typedef struct t_rows {
     const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
     float k_scale[KV8_TILE_KEYS], v_scale[KV8_TILE_KEYS]; /* of int8 rows; else not set */
-    /* What to ask memory for meanwhile: a row of the next tile for each row of this one; where
-     * there is none, scratch, which costs nothing. */
-    const uint8_t *k_ahead[KV8_TILE_KEYS], *v_ahead[KV8_TILE_KEYS];
+    /* What to ask memory for meanwhile: a row of the next tile for each row of this one, K's and
+     * then V's; where there is none, scratch, which costs nothing. */
+    const uint8_t *ahead[2 * KV8_TILE_KEYS];
+    t_queue *queue; /* see T_TICK */
 } t_rows;
 
 /* KV8_TILE_KEYS rows, all heads of a token, then of the next. num_heads is a constant. */
@@ -63,12 +67,22 @@ static void t_ask_rows(const uint8_t *const *rows, int32_t n, int32_t num_heads,
 V_INLINE void t_ask_row(const uint8_t *row, int32_t bytes) {
     for (int32_t byte = 0; byte < bytes; byte += 64) V_PREFETCH_L2(row + byte);
 }
+#ifndef T_OWN_PRODUCTS
 /* A quarter of the rows of V, between the steps of the work that widen nothing. */
 static void t_ask_quarter(const kv8_attention_job *job, const t_rows *rows, int32_t quarter) {
     enum { COUNT = KV8_TILE_KEYS / 4 };
     for (int32_t i = 0; i < COUNT; i++)
-        t_ask_row(rows->v_ahead[quarter * COUNT + i], kv8_spec_v_head_dim(job->spec) * job->v_size);
+        t_ask_row(rows->ahead[KV8_TILE_KEYS + quarter * COUNT + i],
+                  kv8_spec_v_head_dim(job->spec) * job->v_size);
 }
+#endif
+
+/* What a loader asks for beside a row of K, and beside a unit of V. */
+#ifndef T_OWN_PRODUCTS
+#define T_ASK_BY_K(l, i) t_ask_row((l).ahead[i], (l).ahead_bytes)
+#define T_ASK_BY_V(l, u) \
+    if (T_PAIRS || (u) % 2 == 0) t_ask_row((l).ahead[(u)*T_ELEMENTS / 2], (l).ahead_bytes)
+#endif
 
 /* One tile of one head for a loader: `n` units from `rows` (two rows to a unit for V in bf16 math)
  * to out, `row` floats apart. */
@@ -77,6 +91,7 @@ typedef struct t_load {
     int64_t row;
     const uint8_t *const *rows, *const *ahead;
     int32_t n, dim, ahead_bytes; /* half of the rows are asked for */
+    t_queue *queue;
 } t_load;
 
 /* The usual head dims as constants: the loops over a row disappear. */
@@ -91,45 +106,44 @@ typedef struct t_load {
 
 /* For each dtype: V_LANES units of a row from element `at` on, of `dim`; K rows to units; V rows to
  * units; one V row as f32. */
-#define T_LOADERS(D, size)                                                                    \
-    V_INLINE v_f32 t_units_##D(const uint8_t *row, int32_t at, int32_t dim) {                 \
-        const int32_t left = dim - at;                                                        \
-        if (row == NULL || left <= 0) return v_set1(0.0f);                                    \
-        const uint8_t *const codes = row + (int64_t)at * (size);                              \
-        if (left >= T_ELEMENTS * V_LANES) return T_PAIRS_OF(D, codes);                        \
-        return T_PAIRS_OF_N(D, codes, left);                                                  \
-    }                                                                                         \
-    V_INLINE void t_load_k_of_##D(const t_load *load, const int32_t dim) {                    \
-        const t_load l = *load;                                                               \
-        const int32_t depth = (int32_t)kv8_round_up((size_t)dim, T_ELEMENTS * T_DEPTH_STEP);  \
-        float *out = l.out;                                                                   \
-        for (int32_t i = 0; i < l.n; i++, out += l.row) {                                     \
-            const uint8_t *const row = l.rows[i];                                             \
-            int32_t d = 0;                                                                    \
-            T_LOAD_64(D, row, dim, out, d)                                                    \
-            for (; d < depth; d += T_ELEMENTS * V_LANES)                                      \
-                v_store(out + d / T_ELEMENTS, t_units_##D(row, d, dim));                      \
-            for (int32_t byte = 0; byte < dim * (size); byte += 64)                           \
-                V_PREFETCH_L2(l.ahead[i] + byte);                                             \
-            if (i % 32 == 0) T_KEEP_AWAKE();                                                  \
-        }                                                                                     \
-    }                                                                                         \
-    V_INLINE void t_load_v_of_##D(const t_load *load, const int32_t dim) {                    \
-        const t_load l = *load;                                                               \
-        float *out = l.out;                                                                   \
-        for (int32_t u = 0; u < l.n; u++, out += l.row) {                                     \
-            T_LOAD_V_UNIT(D)                                                                  \
-            if (T_PAIRS || u % 2 == 0) t_ask_row(l.ahead[u * T_ELEMENTS / 2], l.ahead_bytes); \
-            if (u % 16 == 0) T_KEEP_AWAKE();                                                  \
-        }                                                                                     \
-    }                                                                                         \
-    T_BY_DIM(t_load_k_##D, t_load_k_of_##D)                                                   \
-    T_BY_DIM(t_load_v_##D, t_load_v_of_##D)                                                   \
-    static void t_value_row_##D(const uint8_t *row, int32_t dim, float *out) {                \
-        int32_t d = 0;                                                                        \
-        for (; d + V_LANES <= dim; d += V_LANES)                                              \
-            v_store(out + d, v_widen_##D(row + (int64_t)d * (size)));                         \
-        if (d < dim) v_store(out + d, v_widen_##D##_n(row + (int64_t)d * (size), dim - d));   \
+#define T_LOADERS(D, size)                                                                   \
+    V_INLINE v_f32 t_units_##D(const uint8_t *row, int32_t at, int32_t dim) {                \
+        const int32_t left = dim - at;                                                       \
+        if (row == NULL || left <= 0) return v_set1(0.0f);                                   \
+        const uint8_t *const codes = row + (int64_t)at * (size);                             \
+        if (left >= T_ELEMENTS * V_LANES) return T_PAIRS_OF(D, codes);                       \
+        return T_PAIRS_OF_N(D, codes, left);                                                 \
+    }                                                                                        \
+    V_INLINE void t_load_k_of_##D(const t_load *load, const int32_t dim) {                   \
+        const t_load l = *load;                                                              \
+        const int32_t depth = (int32_t)kv8_round_up((size_t)dim, T_ELEMENTS * T_DEPTH_STEP); \
+        float *out = l.out;                                                                  \
+        for (int32_t i = 0; i < l.n; i++, out += l.row) {                                    \
+            const uint8_t *const row = l.rows[i];                                            \
+            int32_t d = 0;                                                                   \
+            T_LOAD_64(D, row, dim, out, d)                                                   \
+            for (; d < depth; d += T_ELEMENTS * V_LANES)                                     \
+                v_store(out + d / T_ELEMENTS, t_units_##D(row, d, dim));                     \
+            T_ASK_BY_K(l, i);                                                                \
+            if (i % 8 == 0) T_TICK(l.queue);                                                 \
+        }                                                                                    \
+    }                                                                                        \
+    V_INLINE void t_load_v_of_##D(const t_load *load, const int32_t dim) {                   \
+        const t_load l = *load;                                                              \
+        float *out = l.out;                                                                  \
+        for (int32_t u = 0; u < l.n; u++, out += l.row) {                                    \
+            T_LOAD_V_UNIT(D)                                                                 \
+            T_ASK_BY_V(l, u);                                                                \
+            if (u % 4 == 0) T_TICK(l.queue);                                                 \
+        }                                                                                    \
+    }                                                                                        \
+    T_BY_DIM(t_load_k_##D, t_load_k_of_##D)                                                  \
+    T_BY_DIM(t_load_v_##D, t_load_v_of_##D)                                                  \
+    static void t_value_row_##D(const uint8_t *row, int32_t dim, float *out) {               \
+        int32_t d = 0;                                                                       \
+        for (; d + V_LANES <= dim; d += V_LANES)                                             \
+            v_store(out + d, v_widen_##D(row + (int64_t)d * (size)));                        \
+        if (d < dim) v_store(out + d, v_widen_##D##_n(row + (int64_t)d * (size), dim - d));  \
     }
 
 /* 64 codes at a time where the rung can: of a row, and of two V rows as pairs. */
@@ -187,10 +201,11 @@ static void t_load_k(const kv8_attention_job *job, const t_rows *rows, int32_t p
     const t_load load = {.out = job->k,
                          .row = job->q_row,
                          .rows = rows->k,
-                         .ahead = rows->k_ahead,
+                         .ahead = rows->ahead,
                          .n = padded,
                          .dim = job->spec->head_dim,
-                         .ahead_bytes = job->spec->head_dim * job->k_size};
+                         .ahead_bytes = job->spec->head_dim * job->k_size,
+                         .queue = rows->queue};
 #define T_CALL(D) t_load_k_##D(&load)
     T_BY_DTYPE(job->spec->k_dtype, T_CALL)
 #undef T_CALL
@@ -202,10 +217,11 @@ static void t_load_v(const kv8_attention_job *job, const t_rows *rows, int32_t p
     t_load load = {.out = job->v,
                    .row = job->v_row,
                    .rows = rows->v,
-                   .ahead = rows->k_ahead + KV8_TILE_KEYS / 2,
+                   .ahead = rows->ahead + KV8_TILE_KEYS / 2,
                    .n = padded / T_ELEMENTS,
                    .dim = kv8_spec_v_head_dim(job->spec),
-                   .ahead_bytes = job->spec->head_dim * job->k_size};
+                   .ahead_bytes = job->spec->head_dim * job->k_size,
+                   .queue = rows->queue};
 #if T_PAIRS
     const uint8_t *paired[KV8_TILE_KEYS];
     for (int32_t u = 0; u < load.n; u++) {

@@ -37,6 +37,11 @@
     KV8_BYTES16(of, c, shift), KV8_BYTES16(of, (c) + 16, shift), KV8_BYTES16(of, (c) + 32, shift), \
         KV8_BYTES16(of, (c) + 48, shift)
 
+#define KV8_SAME8(c) c, c, c, c, c, c, c, c
+#define KV8_SAME64(c)                                                                   \
+    KV8_SAME8(c), KV8_SAME8(c), KV8_SAME8(c), KV8_SAME8(c), KV8_SAME8(c), KV8_SAME8(c), \
+        KV8_SAME8(c), KV8_SAME8(c)
+
 /* [low, high byte][magnitude] */
 typedef struct kv8_bf16_table {
     _Alignas(64) uint8_t bytes[2][128];
@@ -118,15 +123,23 @@ KV8_WIDEN32(int8)
                 : (133 << 7) + ((c)&63) * 0x02)
 static const kv8_bf16_table kv8_bf16_of_int8 = KV8_BF16_TABLE(KV8_BF16_OF_INT8);
 
+/* The codes of e4m3 with exponent 0, and with exponent 15 from 56 on: low bytes, and what a
+ * normal's high byte would have to change. */
+#define KV8_LOW_OF_RARE(c)  KV8_BF16_OF_E4M3((c) < 56 ? (c) : (c) + 64)
+#define KV8_HIGH_OF_RARE(c) (KV8_LOW_OF_RARE(c) ^ (((c) < 56 ? 0x3c : 0x43) << 8))
+static const struct {
+    _Alignas(64) uint8_t bytes[2][64];
+} kv8_bf16_of_rare_e4m3 = {
+    {{KV8_BYTES64(KV8_LOW_OF_RARE, 0, 0)}, {KV8_BYTES64(KV8_HIGH_OF_RARE, 0, 8)}}};
+
 /* bf16 of 64 codes. In every 128-bit lane the first eight bytes go to out[0], the others to
  * out[1]; `rare` is what the code 0x80 stands for, 0 = its magnitude is 0 as in the table. */
 static inline void kv8_bf16x64_lookup(__m512i codes, const kv8_bf16_table *table,
-                                      const bool is_int8, const unsigned rare, __m512i out[2]) {
+                                      const unsigned rare, __m512i out[2]) {
     const __m512i sign = _mm512_set1_epi8((char)0x80);
-    const __m512i index = is_int8 ? _mm512_abs_epi8(codes) : codes;
-    __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[0]), index,
+    __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[0]), codes,
                                            _mm512_load_si512(table->bytes[0] + 64));
-    __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[1]), index,
+    __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[1]), codes,
                                             _mm512_load_si512(table->bytes[1] + 64));
     /* 0xf8: magnitude | (codes & sign) */
     high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);
@@ -135,6 +148,27 @@ static inline void kv8_bf16x64_lookup(__m512i codes, const kv8_bf16_table *table
         low = _mm512_mask_mov_epi8(low, is_rare, _mm512_set1_epi8((char)(rare & 0xff)));
         high = _mm512_mask_mov_epi8(high, is_rare, _mm512_set1_epi8((char)(rare >> 8)));
     }
+    out[0] = _mm512_unpacklo_epi8(low, high);
+    out[1] = _mm512_unpackhi_epi8(low, high);
+}
+/* The same of e4m3 by GFNI, whose affine maps take port 0 where lookups take port 5 twice. With the
+ * bits s eeee mmm, a normal's bf16 is high byte s e3 ~e3 ~e3 ~e3 ~e3 e2 e1 (the exponent's 120 + e
+ * without its last bit: a carry turns 01111 into 10000 where e3 is set) and low byte e0 mmm 0000.
+ * Exponents 0 (subnormals) and 15 (NaN among them), those whose neighbouring bits are all equal,
+ * are looked up: six bits of the code tell them apart. */
+static inline void kv8_bf16x64_e4m3(__m512i codes, __m512i out[2]) {
+    /* Byte 7 - i: which bits of the code add up to bit i. */
+    const __m512i high_bits = _mm512_set1_epi64(0x1020404040404080);
+    const __m512i low_bits = _mm512_set1_epi64(0x0000000001020408);
+    const __m512i neighbours = _mm512_set1_epi64(0x1830600000000000);
+    __m512i high = _mm512_gf2p8affine_epi64_epi8(codes, high_bits, 0x3c);
+    __m512i low = _mm512_gf2p8affine_epi64_epi8(codes, low_bits, 0);
+    const __m512i differ = _mm512_gf2p8affine_epi64_epi8(codes, neighbours, 0);
+    const __mmask64 rare = _mm512_testn_epi8_mask(differ, differ);
+    const __m512i low_rare = _mm512_load_si512(kv8_bf16_of_rare_e4m3.bytes[0]);
+    const __m512i high_change = _mm512_load_si512(kv8_bf16_of_rare_e4m3.bytes[1]);
+    low = _mm512_mask_permutexvar_epi8(low, rare, codes, low_rare);
+    high = _mm512_xor_si512(high, _mm512_maskz_permutexvar_epi8(rare, codes, high_change));
     out[0] = _mm512_unpacklo_epi8(low, high);
     out[1] = _mm512_unpackhi_epi8(low, high);
 }
@@ -167,7 +201,7 @@ static inline __m512i kv8_sixteens_to_halves(__m512i codes) {
     static inline void v_widen64_f32_##name(const void *codes, v_f32 out[4]) {                     \
         __m512i both[2];                                                                           \
         kv8_bf16x64_lookup(kv8_sixteens_to_halves(_mm512_loadu_si512(codes)), &kv8_bf16_of_##name, \
-                           false, rare, both);                                                     \
+                           rare, both);                                                            \
         const __m512i high = _mm512_set1_epi32((int)0xffff0000);                                   \
         for (int i = 0; i < 2; i++) {                                                              \
             out[2 * i] = _mm512_castsi512_ps(_mm512_slli_epi32(both[i], 16));                      \
@@ -180,22 +214,47 @@ KV8_WIDEN64_F32(e4m3fnuz, 0xffc0)
 
 /* v_widen64_bf16_D: 64 codes in order. v_widen64_pairs_bf16_D: two rows of 64 codes (NULL = zeros)
  * as pairs of even and odd. */
-#define KV8_WIDEN64(name, is_int8, rare)                                                          \
-    static inline void v_widen64_bf16_##name(const void *codes, __m512i out[2]) {                 \
-        kv8_bf16x64_lookup(kv8_halves_to_lanes(_mm512_loadu_si512(codes)), &kv8_bf16_of_##name,   \
-                           is_int8, rare, out);                                                   \
-    }                                                                                             \
-    static inline void v_widen64_pairs_bf16_##name(const void *even, const void *odd,             \
-                                                   __m512i out[4]) {                              \
-        const __m512i a = even == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(even);       \
-        const __m512i b = odd == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(odd);         \
-        kv8_bf16x64_lookup(kv8_zip_codes(a, b, 0), &kv8_bf16_of_##name, is_int8, rare, out);      \
-        kv8_bf16x64_lookup(kv8_zip_codes(a, b, 32), &kv8_bf16_of_##name, is_int8, rare, out + 2); \
+#define KV8_WIDEN64(name)                                                                   \
+    static inline void v_widen64_bf16_##name(const void *codes, __m512i out[2]) {           \
+        kv8_bf16x64_##name(kv8_halves_to_lanes(_mm512_loadu_si512(codes)), out);            \
+    }                                                                                       \
+    static inline void v_widen64_pairs_bf16_##name(const void *even, const void *odd,       \
+                                                   __m512i out[4]) {                        \
+        const __m512i a = even == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(even); \
+        const __m512i b = odd == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(odd);   \
+        kv8_bf16x64_##name(kv8_zip_codes(a, b, 0), out);                                    \
+        kv8_bf16x64_##name(kv8_zip_codes(a, b, 32), out + 2);                               \
     }
-KV8_WIDEN64(e4m3, false, 0)
-KV8_WIDEN64(e4m3fnuz, false, 0xffc0)
-KV8_WIDEN64(e5m2, false, 0)
-KV8_WIDEN64(int8, true, 0xc300)
+static inline void kv8_bf16x64_e4m3fnuz(__m512i codes, __m512i out[2]) {
+    kv8_bf16x64_lookup(codes, &kv8_bf16_of_e4m3fnuz, 0xffc0, out);
+}
+static inline void kv8_bf16x64_e5m2(__m512i codes, __m512i out[2]) {
+    kv8_bf16x64_lookup(codes, &kv8_bf16_of_e5m2, 0, out);
+}
+/* The table knows the magnitudes up to 127: -128 is set apart. gcc must not see what is in memory:
+ * it would make the bytes again for each use, on the port that the lookups need. */
+static const struct {
+    _Alignas(64) uint8_t lowest[64], high_of_lowest[64];
+} kv8_int8_bytes = {{KV8_SAME64(0x80)}, {KV8_SAME64(0xc3)}};
+static inline void kv8_bf16x64_int8(__m512i codes, __m512i out[2]) {
+    const kv8_bf16_table *const table = &kv8_bf16_of_int8;
+    const uint8_t *bytes = kv8_int8_bytes.lowest;
+    __asm__("" : "+r"(bytes));
+    const __m512i lowest = _mm512_load_si512(bytes), high_of_lowest = _mm512_load_si512(bytes + 64);
+    const __m512i magnitude = _mm512_abs_epi8(codes);
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[0]), magnitude,
+                                                 _mm512_load_si512(table->bytes[0] + 64));
+    __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[1]), magnitude,
+                                            _mm512_load_si512(table->bytes[1] + 64));
+    high = _mm512_ternarylogic_epi32(high, codes, lowest, 0xf8); /* high | (codes & sign) */
+    high = _mm512_mask_mov_epi8(high, _mm512_cmpeq_epi8_mask(codes, lowest), high_of_lowest);
+    out[0] = _mm512_unpacklo_epi8(low, high);
+    out[1] = _mm512_unpackhi_epi8(low, high);
+}
+KV8_WIDEN64(e4m3)
+KV8_WIDEN64(e4m3fnuz)
+KV8_WIDEN64(e5m2)
+KV8_WIDEN64(int8)
 #undef KV8_WIDEN64
 
 static inline __m512i v_widen32_bf16_bf16(const void *codes) {
