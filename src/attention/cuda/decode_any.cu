@@ -1,6 +1,6 @@
 /* decode_any.cu - attention for whatever the tensor core kernels do not take: any head_dim up to
  * 576, K and V of any two formats and head_dims, strides of any alignment, Q of any format. Right
- * first; also what batch_invariant uses, since nothing is cut.
+ * first; nothing is cut, so batch_invariant too.
  *
  * Grid: (num_qo_heads, any), blocks of 4 warps; a block takes query rows (token, head) one after
  * another. Each warp takes every fourth key, a lane every 32nd dim; the four results are joined in

@@ -163,6 +163,7 @@ struct mma_block {
     int full_from, full_to;                        /* keys that every row of the warp may see */
     int warp_from, warp_to;                        /* keys that some row may */
     bool fresh;                                    /* some row of the warp has no maximum yet */
+    bool odd;                                      /* S is never ready as it comes */
     /* Of rows lane / 4 (slot 0) and lane / 4 + 8 (slot 1) of each tile of 16. */
     float factor[ROW_TILES][2];                  /* from S to log2 units */
     float max_[ROW_TILES][2], sum[ROW_TILES][2]; /* max_ in log2 units; P is relative to it */
@@ -175,6 +176,7 @@ struct mma_block {
         scales_at = rows_at + SHAPE::ROWS * SHAPE::ROW_BYTES;
         item_at = scales_at + SHAPE::SCALE_BYTES;
         flag_at = item_at + KV8_PREFILL_ITEM_BYTES;
+        odd = a.soft_cap > 0 || a.mask_bits != 0 || a.k_dtype == INT8;
         q_lane = base + SHAPE::Q_AT + SHAPE::at(warp * SHAPE::WARP_ROWS + lane % 16, lane / 16);
         k_lane = base + SHAPE::K_AT + SHAPE::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
         v_lane = base + SHAPE::V_AT + SHAPE::at(lane % 16, lane / 16);
@@ -291,21 +293,27 @@ struct mma_block {
 #pragma unroll
             for (int i = 0; i < KEY_TILES; i++)
                 s[t][i][0] = s[t][i][1] = s[t][i][2] = s[t][i][3] = 0;
+        uint32_t q[2][ROW_TILES][4];
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++) load_matrices(q[0][t], q_lane + t * 16 * SHAPE::PITCH);
 #pragma unroll
         for (int step = 0; step < D / 16; step++) {
-            uint32_t q[ROW_TILES][4];
+            uint32_t both[KEY_TILES / 2][4];
 #pragma unroll
-            for (int t = 0; t < ROW_TILES; t++)
-                load_matrices(q[t], SHAPE::at_step(q_lane, step) + t * 16 * SHAPE::PITCH);
+            for (int i = 0; i < KEY_TILES / 2; i++)
+                load_matrices(both[i], SHAPE::at_step(k, step) + i * 16 * SHAPE::PITCH);
+            if (step + 1 < D / 16)
 #pragma unroll
-            for (int i = 0; i < KEY_TILES; i += 2) {
-                uint32_t both[4];
-                load_matrices(both, SHAPE::at_step(k, step) + i * 8 * SHAPE::PITCH);
-                const uint32_t b[2][2] = {{both[0], both[1]}, {both[2], both[3]}};
+                for (int t = 0; t < ROW_TILES; t++)
+                    load_matrices(q[(step + 1) % 2][t],
+                                  SHAPE::at_step(q_lane, step + 1) + t * 16 * SHAPE::PITCH);
+#pragma unroll
+            for (int i = 0; i < KEY_TILES / 2; i++) {
+                const uint32_t b[2][2] = {{both[i][0], both[i][1]}, {both[i][2], both[i][3]}};
 #pragma unroll
                 for (int t = 0; t < ROW_TILES; t++) {
-                    mma<IS_BF16>(s[t][i], q[t], b[0]);
-                    mma<IS_BF16>(s[t][i + 1], q[t], b[1]);
+                    mma<IS_BF16>(s[t][2 * i], q[step % 2][t], b[0]);
+                    mma<IS_BF16>(s[t][2 * i + 1], q[step % 2][t], b[1]);
                 }
             }
         }
@@ -390,16 +398,42 @@ struct mma_block {
             }
         }
     }
-    /* The rows' maxima over this tile too; O and the sums follow. */
-    __device__ __forceinline__ void raise_maxima(const float (&s)[KEY_TILES][4], int t) {
-        float top[2] = {s[0][0], s[0][2]}, keep[2];
+    __device__ __forceinline__ float row_maximum(const float (&s)[KEY_TILES][4], int t,
+                                                 int slot) const {
+        float top = s[0][2 * slot];
 #pragma unroll
         for (int i = 0; i < KEY_TILES; i++)
+            top = fmaxf(top, fmaxf(s[i][2 * slot], s[i][2 * slot + 1]));
+        return max_of_four(top) * factor[t][slot];
+    }
+    /* What S is not ready for the exponentials without, if anything: all of it behind one branch.
+     * Maxima of the rows that have none, whose O and sums are still 0. */
+    __device__ __forceinline__ void prepare(float (&s)[ROW_TILES][KEY_TILES][4], int tile) {
+        const bool edge = (tile + 1) * SHAPE::KEYS > full_to || tile * SHAPE::KEYS < full_from;
+        if (!(edge || fresh || odd)) return;
+        if (a.k_dtype == INT8) scale_scores(s);
+        bool open = false;
 #pragma unroll
-            for (int j = 0; j < 4; j++) top[j / 2] = fmaxf(top[j / 2], s[i][j]);
+        for (int t = 0; t < ROW_TILES; t++) {
+            if (a.soft_cap > 0) cap_scores(s[t], t);
+            if (edge) hide_by_range(s[t], t, tile);
+            if (loader.keys.mask != 0) hide_by_mask(s[t], t, tile);
+            if (!fresh) continue;
+#pragma unroll
+            for (int slot = 0; slot < 2; slot++) {
+                const float top = row_maximum(s[t], t, slot);
+                if (max_[t][slot] == -INFINITY) max_[t][slot] = top;
+                open = open || max_[t][slot] == -INFINITY;
+            }
+        }
+        if (fresh) fresh = __any_sync(~0u, open);
+    }
+    /* The rows' maxima over this tile too; O and the sums follow. */
+    __device__ __forceinline__ void raise_maxima(const float (&s)[KEY_TILES][4], int t) {
+        float keep[2];
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
-            const float now = fmaxf(max_of_four(top[slot]) * factor[t][slot], max_[t][slot]);
+            const float now = fmaxf(row_maximum(s, t, slot), max_[t][slot]);
             keep[slot] = max_[t][slot] == -INFINITY ? 0.0f : exp2_fast(max_[t][slot] - now);
             max_[t][slot] = now;
             sum[t][slot] *= keep[slot];
@@ -412,14 +446,9 @@ struct mma_block {
     /* S to P in 16 bits. A row's maximum is found in the first tile it sees and then only where a
      * lane's sum of a tile reaches 2^15, near f16's end: P may be as large, the final division
      * takes it back. */
-    __device__ __forceinline__ void softmax(float (&s)[KEY_TILES][4],
-                                            uint32_t (&p)[KEY_TILES / 2][4], int t, int tile) {
-        if (a.soft_cap > 0) cap_scores(s, t);
-        if ((tile + 1) * SHAPE::KEYS > full_to || tile * SHAPE::KEYS < full_from)
-            hide_by_range(s, t, tile);
-        if (loader.keys.mask != 0) hide_by_mask(s, t, tile);
-        if (fresh) raise_maxima(s, t);
-        for (bool raised = fresh;; raised = true) {
+    __device__ __forceinline__ void softmax(const float (&s)[KEY_TILES][4],
+                                            uint32_t (&p)[KEY_TILES / 2][4], int t) {
+        for (bool raised = false;; raised = true) {
             float part[2][2] = {{0, 0}, {0, 0}};
             const float offset[2] = {max_[t][0] == -INFINITY ? 0.0f : max_[t][0],
                                      max_[t][1] == -INFINITY ? 0.0f : max_[t][1]};
@@ -453,14 +482,9 @@ struct mma_block {
         if (seen) {
             float s[ROW_TILES][KEY_TILES][4];
             scores(s, k_lane + distance);
-            if (a.k_dtype == INT8) scale_scores(s);
-            bool open = false;
+            prepare(s, tile);
 #pragma unroll
-            for (int t = 0; t < ROW_TILES; t++) {
-                softmax(s[t], p[t], t, tile);
-                open = open || max_[t][0] == -INFINITY || max_[t][1] == -INFINITY;
-            }
-            if (fresh) fresh = __any_sync(~0u, open);
+            for (int t = 0; t < ROW_TILES; t++) softmax(s[t], p[t], t);
         }
         if (next >= 0) loader.copy(next, next_buffer);
         if (seen) add_output(p, v_lane + distance);
@@ -472,7 +496,7 @@ struct mma_block {
         const item_view v = view_item(a, item);
         int tile = max(item.tile_begin * RATIO, item.seen_from / SHAPE::KEYS);
         const int end = min(item.tile_end * RATIO, (item.seen_to + SHAPE::KEYS - 1) / SHAPE::KEYS);
-        const bool in_place = is_wide(a.k_dtype) && is_wide(a.v_dtype);
+        const bool in_place = loader.in_place;
         loader.open(item, v);
         loader.look_up(tile);
         if (tile < end) loader.copy(tile, 0);

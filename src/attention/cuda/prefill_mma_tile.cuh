@@ -45,7 +45,7 @@ struct mma_shape {
     /* Behind what the host adds for the next tile. */
     static const int ROW_BYTES = 16; /* factor, query, first key, end of keys */
     static const int SCALE_BYTES = KEYS * 2;
-    static_assert(KEYS % (16 * 1) == 0 && KV8_PREFILL_TILE_KEYS % KEYS == 0, "whole steps");
+    static_assert(KEYS % 16 == 0 && KV8_PREFILL_TILE_KEYS % KEYS == 0, "whole steps");
     static_assert(WARP_KEYS <= 32 && WARP_KEYS * WARPS == KEYS, "a lane owns a key");
 
     /* Byte offset of a chunk in a tile or in Q. */
@@ -153,6 +153,9 @@ struct chunk_walk {
         chunk = PAIRED ? four / 2 % (IN_ROW / 4) * 4 + nth % 4 : nth % IN_ROW;
     }
     __device__ __forceinline__ bool inside() const { return COUNT % 32 == 0 || nth < COUNT; }
+    static_assert(SHAPE::WARPS * PASSES * 512 <=
+                      (SHAPE::KEYS * SHAPE::HEAD_DIM * SIZE + 2047) / 2048 * 2048,
+                  "room that the host asks for");
 };
 
 /* --- a warp's share of the tiles --- */
@@ -177,29 +180,40 @@ struct request_keys {
 
 template <class SHAPE>
 struct tile_loader {
+    /* Of one tensor's codes, where both are of 8 bits. */
+    static const uint32_t RAW_BYTES = SHAPE::WARPS * chunk_walk<SHAPE, 1>::PASSES * 512;
     const kv8_prefill_args &a;
     uint32_t shared;
     int warp, lane;
     request_keys keys;
     item_view view;
     int seen_from, seen_to;  /* keys that some row of the item may see */
-    int page;                /* of this lane's key of the next tile; -1 where nobody looks */
+    int page, slot;          /* of this lane's key of the next tile; page -1 where nobody looks */
     __half k_scale, v_scale; /* int8: of this lane's key of the tile under way */
+    bool in_place;           /* both formats of 16 bits */
+    bool together;           /* K and V alike but for where they begin */
+    bool scaled;             /* int8 among them */
+    bool both_e4m3;
 
     __device__ tile_loader(const kv8_prefill_args &args, uint32_t base)
         : a(args),
           shared(base),
           warp(__shfl_sync(~0u, threadIdx.x / 32, 0)),
-          lane(threadIdx.x % 32) {}
+          lane(threadIdx.x % 32) {
+        const bool k_wide = is_wide(a.k_dtype), v_wide = is_wide(a.v_dtype);
+        in_place = k_wide && v_wide;
+        together = k_wide == v_wide && a.head_dim == SHAPE::HEAD_DIM &&
+                   a.v_head_dim == SHAPE::HEAD_DIM && a.k.stride_page == a.v.stride_page &&
+                   a.k.stride_slot == a.v.stride_slot && a.k.stride_head == a.v.stride_head;
+        scaled = a.k_dtype == INT8 || a.v_dtype == INT8;
+        both_e4m3 = a.k_dtype == E4M3 && a.v_dtype == E4M3;
+    }
 
     __device__ __forceinline__ void open(const kv8_prefill_item &item, const item_view &v) {
         keys = request_keys(a, item);
         view = v;
         seen_from = item.seen_from;
         seen_to = item.seen_to;
-    }
-    __device__ __forceinline__ int key_of(int tile) const {
-        return tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS + lane % SHAPE::WARP_KEYS;
     }
     /* With a mask a key may be no row's, and its page any number. */
     __device__ __forceinline__ bool some_row_sees(int key) const {
@@ -212,111 +226,101 @@ struct tile_loader {
         return false;
     }
     __device__ __forceinline__ void look_up(int tile) {
-        const int key = key_of(tile);
+        const int key = tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS + lane % SHAPE::WARP_KEYS;
+        const int nth = (int)divide(key, a.page_magic, a.page_shift);
         bool seen = key >= seen_from && key < seen_to;
-        if (keys.mask != 0 && seen) seen = some_row_sees(key);
-        page = seen ? keys.pages[divide(key, a.page_magic, a.page_shift)] : -1;
-    }
-    __device__ __forceinline__ int slot_of(int tile) const {
-        const int key = key_of(tile);
-        return key - (int)divide(key, a.page_magic, a.page_shift) * a.page_size;
+        if (keys.mask != 0) seen = seen && some_row_sees(key);
+        slot = key - nth * a.page_size;
+        page = seen ? keys.pages[nth] : -1;
     }
     /* Somewhere readable when nobody may see the key. */
-    __device__ __forceinline__ const uint8_t *row_of(const kv8_prefill_pages &p, int slot) const {
+    __device__ __forceinline__ const uint8_t *row_of(const kv8_prefill_pages &p) const {
         const uint64_t steps = (uint64_t)(uint32_t)max(page, 0) * p.stride_page +
                                (uint64_t)(uint32_t)slot * p.stride_slot +
                                (uint64_t)(uint32_t)view.kv_head * p.stride_head;
         return p.data + 16 * steps;
     }
-    __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p, int slot) const {
+    __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p) const {
         if (p.row_scale == 0 || page < 0) return __ushort_as_half(0);
         return __ushort_as_half(
             p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
                         view.kv_head * p.scale_stride_head]);
     }
 
-    /* IN_PLACE: to where ldmatrix reads; else to each lane's own place. BOTH: V too, as far from K
-     * in the pool and in shared memory as said. */
-    template <int SIZE, bool IN_PLACE, bool BOTH, bool WHOLE>
+    /* IN_PLACE: to where ldmatrix reads; else to each lane's own place. WHOLE: every key is seen
+     * and V lies beside K, as far from it in the pool and in shared memory as said. */
+    template <int SIZE, bool IN_PLACE, bool WHOLE>
     __device__ __forceinline__ void copy_chunks(const uint8_t *mine, uint32_t to, uint32_t seen,
-                                                int dim, int64_t v_from, uint32_t v_to) const {
+                                                int dim, int64_t from_k, uint32_t to_v) const {
         typedef chunk_walk<SHAPE, SIZE> walk;
 #pragma unroll
         for (int pass = 0; pass < walk::PASSES; pass++) {
             const walk w(pass, lane);
             const uint8_t *const from =
                 (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine, w.row) + 16 * w.chunk;
-            const bool here = WHOLE || ((seen >> w.row & 1) && w.chunk * 16 < dim * SIZE);
             const uint32_t at = IN_PLACE ? to + SHAPE::at(warp * SHAPE::WARP_KEYS + w.row, w.chunk)
                                          : to + ((warp * walk::PASSES + pass) * 32 + lane) * 16;
             if (!w.inside()) continue;
             if (WHOLE) {
                 copy16(at, from);
-                if (BOTH) copy16(at + v_to, from + v_from);
+                copy16(at + to_v, from + from_k);
             } else {
-                copy16_or_zero(at, from, here);
-                if (BOTH) copy16_or_zero(at + v_to, from + v_from, here);
+                copy16_or_zero(at, from, (seen >> w.row & 1) && w.chunk * 16 < dim * SIZE);
             }
         }
     }
     template <int SIZE, bool IN_PLACE>
-    __device__ __forceinline__ void copy_rows(const kv8_prefill_pages &p, int slot, uint32_t seen,
-                                              int dim, uint32_t to) const {
-        copy_chunks<SIZE, IN_PLACE, false, false>(row_of(p, slot), to, seen, dim, 0, 0);
+    __device__ __forceinline__ void copy_rows(const kv8_prefill_pages &p, uint32_t seen, int dim,
+                                              uint32_t to) const {
+        copy_chunks<SIZE, IN_PLACE, false>(row_of(p), to, seen, dim, 0, 0);
     }
-    /* K and V of one size, strides and head_dim: one walk for both. */
-    template <int SIZE, bool IN_PLACE>
-    __device__ __forceinline__ void copy_both(int slot, uint32_t seen, uint32_t to,
-                                              uint32_t v_to) const {
-        const int64_t v_from = a.v.data - a.k.data;
-        constexpr uint32_t ALL = SHAPE::WARP_KEYS == 32 ? ~0u : (1u << SHAPE::WARP_KEYS) - 1;
-        if ((seen & ALL) == ALL && a.head_dim == SHAPE::HEAD_DIM)
-            copy_chunks<SIZE, IN_PLACE, true, true>(row_of(a.k, slot), to, seen, a.head_dim, v_from,
-                                                    v_to);
-        else
-            copy_chunks<SIZE, IN_PLACE, true, false>(row_of(a.k, slot), to, seen, a.head_dim,
-                                                     v_from, v_to);
-    }
-    __device__ __forceinline__ bool alike() const {
-        return is_wide(a.k_dtype) == is_wide(a.v_dtype) && a.head_dim == a.v_head_dim &&
-               a.k.stride_page == a.v.stride_page && a.k.stride_slot == a.v.stride_slot &&
-               a.k.stride_head == a.v.stride_head;
+    __device__ __forceinline__ uint32_t raw() const {
+        return shared + SHAPE::NEXT_AT;
     }
     __device__ __forceinline__ uint32_t raw_v() const { /* behind K's codes */
         typedef chunk_walk<SHAPE, 1> narrow;
         typedef chunk_walk<SHAPE, 2> wide;
         const int k_passes = is_wide(a.k_dtype) ? wide::PASSES : narrow::PASSES;
-        return shared + SHAPE::NEXT_AT + SHAPE::WARPS * k_passes * 512;
+        return raw() + SHAPE::WARPS * k_passes * 512;
+    }
+    /* Keys that nobody sees among them, or K and V unlike each other. */
+    __device__ __forceinline__ void copy_part(uint32_t seen, uint32_t tiles) {
+        k_scale = scale_of(a.k);
+        v_scale = scale_of(a.v);
+        if (in_place) {
+            copy_rows<2, true>(a.k, seen, a.head_dim, tiles);
+            copy_rows<2, true>(a.v, seen, a.v_head_dim, tiles + SHAPE::TILE_BYTES);
+            return;
+        }
+        if (is_wide(a.k_dtype))
+            copy_rows<2, false>(a.k, seen, a.head_dim, raw());
+        else
+            copy_rows<1, false>(a.k, seen, a.head_dim, raw());
+        if (is_wide(a.v_dtype))
+            copy_rows<2, false>(a.v, seen, a.v_head_dim, raw_v());
+        else
+            copy_rows<1, false>(a.v, seen, a.v_head_dim, raw_v());
     }
     /* Starts the copies of a tile whose pages were looked up, and looks up the next one's. Both
      * formats of 16 bits: into buffer 0 or 1. */
     __device__ __forceinline__ void copy(int tile, int buffer) {
-        const int slot = slot_of(tile);
+        constexpr uint32_t ALL = (uint32_t)((UINT64_C(1) << SHAPE::WARP_KEYS) - 1);
         const uint32_t seen = __ballot_sync(~0u, page >= 0);
-        const bool k_wide = is_wide(a.k_dtype), v_wide = is_wide(a.v_dtype);
-        const uint32_t raw = shared + SHAPE::NEXT_AT;
         const uint32_t tiles = shared + SHAPE::K_AT + buffer * 2 * SHAPE::TILE_BYTES;
-        if (k_wide && v_wide) {
-            if (alike()) {
-                copy_both<2, true>(slot, seen, tiles, SHAPE::TILE_BYTES);
-            } else {
-                copy_rows<2, true>(a.k, slot, seen, a.head_dim, tiles);
-                copy_rows<2, true>(a.v, slot, seen, a.v_head_dim, tiles + SHAPE::TILE_BYTES);
-            }
-        } else if (alike()) {
-            copy_both<1, false>(slot, seen, raw, raw_v() - raw);
+        if ((seen & ALL) != ALL || !together) {
+            copy_part(seen, tiles);
         } else {
-            if (k_wide)
-                copy_rows<2, false>(a.k, slot, seen, a.head_dim, raw);
+            const uint8_t *const k = row_of(a.k);
+            const int64_t from_k = a.v.data - a.k.data;
+            if (in_place)
+                copy_chunks<2, true, true>(k, tiles, 0, 0, from_k, SHAPE::TILE_BYTES);
             else
-                copy_rows<1, false>(a.k, slot, seen, a.head_dim, raw);
-            if (v_wide)
-                copy_rows<2, false>(a.v, slot, seen, a.v_head_dim, raw_v());
-            else
-                copy_rows<1, false>(a.v, slot, seen, a.v_head_dim, raw_v());
+                copy_chunks<1, false, true>(k, raw(), 0, 0, from_k, RAW_BYTES);
+            if (scaled) {
+                k_scale = scale_of(a.k);
+                v_scale = scale_of(a.v);
+            }
         }
-        k_scale = scale_of(a.k, slot);
-        v_scale = scale_of(a.v, slot);
         copy_commit();
         look_up(tile + 1);
     }
@@ -382,7 +386,12 @@ struct tile_loader {
     /* The codes that this warp asked for, into the tile. K's scales wait for the f32 sums of the
      * products; V's are rounded into 16 bits with the code. */
     __device__ __forceinline__ void widen(uint32_t k_scales) const {
-        widen_as<false>(a.k_dtype, shared + SHAPE::NEXT_AT, shared + SHAPE::K_AT);
+        if (both_e4m3) {
+            widen_rows<E4M3, false>(raw(), shared + SHAPE::K_AT, k_scale);
+            widen_rows<E4M3, false>(raw() + RAW_BYTES, shared + SHAPE::V_AT, v_scale);
+            return;
+        }
+        widen_as<false>(a.k_dtype, raw(), shared + SHAPE::K_AT);
         widen_as<true>(a.v_dtype, raw_v(), shared + SHAPE::V_AT);
         if (a.k_dtype == INT8 && lane < SHAPE::WARP_KEYS)
             asm volatile(
