@@ -11,6 +11,9 @@
 
 enum {
     ITEMS_PER_THREAD = 4, /* work of a run / this = the largest item: at most 1/4 of a turn idles */
+    /* But none below this (block_weight: at head_dim 64 a unit is 0.4 ns on tiles, 1 on AVX-512):
+     * an item costs a microsecond whatever its work, and joining it a part of another. */
+    MIN_ITEM_WEIGHT = 1 << 16,
     MIN_SPLIT_KEYS = 256, /* below, joining costs more than it spreads */
     /* batch_invariant: cuts by the request's own keys alone, at most 16 of at least 1024 keys (one
      * more where the first begins inside a tile). */
@@ -89,7 +92,9 @@ static int64_t item_weight(const work *w) {
     while (next_block(w, &it))
         total +=
             block_weight(it.num_rows, it.keys.end - it.keys.begin) * w->plan->spec.num_kv_heads;
-    return total / ((int64_t)w->plan->num_threads * ITEMS_PER_THREAD) + 1;
+    const int64_t share = total / w->plan->num_threads;
+    const int64_t fitting = kv8_max_i64(share / MIN_ITEM_WEIGHT, 1);
+    return share / kv8_min_i64(fitting, ITEMS_PER_THREAD) + 1;
 }
 
 /* How one block is cut: num_splits ranges of `keys` keys (a multiple of the tile; the first and
