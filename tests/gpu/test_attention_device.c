@@ -4,6 +4,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attention_device_case.h"
+#include "attention_options.h"
 #include "attention_sweeps.h"
 
 static gpu *device;
@@ -34,41 +35,20 @@ static void sweep_check(const attention_case *c, bool many_threads) {
     if (!device_case_check(g, &f)) fail_msg("not on tensor cores: %s", case_text(&f, KV8_ISA_BEST));
 }
 
-/* dtypes x sink x window x cap x causal x mask x batch_invariant, head_dim 64 and whatever: each is
- * right or refused. */
+/* Every third of the walk, in shapes that reach the tensor core kernels too. */
 static void every_combination_is_right_or_refused(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     uint64_t n = 0;
-    for (int pair = 0; pair < 49; pair++) {
+    for (int pair = 0; pair < OPTION_PAIRS; pair++) {
         for (int q = KV8_F32; q < KV8_DTYPE_COUNT; q++) {
-            for (unsigned bits = (unsigned)(n % 3); bits < 64; bits += 3) {
-                static const kv8_dtype o_dtypes[] = {KV8_F32, KV8_F32, KV8_BF16, KV8_F16};
-                n++;
-                attention_case c = {
-                    .seed = n,
-                    .group_size = 1 + (int32_t)(n % 9),
-                    .num_kv_heads = 1 + (int32_t)(n % 2),
-                    .head_dim = pair % 8 == 0 ? 64 : 5 + (int32_t)(n % 14),
-                    .q_dtype = KV8_F32,
-                    .k_dtype = (kv8_dtype)(KV8_F32 + pair % 7),
-                    .v_dtype = (kv8_dtype)(KV8_F32 + pair / 7),
-                    .o_dtype = o_dtypes[n / 3 % 4],
-                    .page_size = n % 2 ? 16 : 1 + (int32_t)(n % 5),
-                    .sink = bits & 1 ? SINK_FINITE : SINK_NONE,
-                    .window_left = bits & 2 ? 2 : -1,
-                    .soft_cap = bits & 4 ? 3.0f : 0.0f,
-                    .causal = bits & 8 ? 1 : 0,
-                    .mask = bits & 16 ? MASK_RANDOM : MASK_NONE,
-                    .batch_invariant = bits & 32,
-                    .scale = (scale_kind)(n / 5 % SCALE_KINDS),
-                    .layout = (layout_kind)(n / 7 % LAYOUTS),
-                    .dense_table = n / 11 % 2,
-                    .batch = 1,
-                    .qo_len = {1 + (int32_t)(n % 2)},
-                    .kv_len = {3 + (int32_t)(n % 40)},
-                };
-                if (q != KV8_E4M3FNUZ && q != KV8_E5M2 && q != KV8_INT8) {
-                    c.q_dtype = (kv8_dtype)q;
+            for (unsigned bits = (unsigned)(n % 3); bits < OPTION_BITS; bits += 3) {
+                attention_case c = option_case(++n, pair, q, bits);
+                c.group_size = 1 + (int32_t)(n % 9);
+                c.num_kv_heads = 1 + (int32_t)(n % 2);
+                if (pair % 8 == 0) c.head_dim = 64; /* one format */
+                c.page_size = n % 2 ? 16 : 1 + (int32_t)(n % 5);
+                c.kv_len[0] = 3 + (int32_t)(n % 40);
+                if (option_q_is_supported(q)) {
                     (void)device_case_check(g, &c);
                     continue;
                 }

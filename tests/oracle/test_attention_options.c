@@ -2,7 +2,7 @@
  * there is no third. And what must hold bit by bit: batch invariance, equal scores.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "attention_case.h"
+#include "attention_options.h"
 
 /* A refused spec must be refused by the oracle too, and for a stated reason. */
 static void refused_everywhere(const attention_inputs *in, kv8_dtype q_dtype) {
@@ -15,41 +15,14 @@ static void refused_everywhere(const attention_inputs *in, kv8_dtype q_dtype) {
                    KV8_ERR_UNSUPPORTED, "supported");
 }
 
-/* dtypes x sink x window x cap x causal x mask x batch_invariant; the output dtype, layout, table
- * form and scales turn with the count. */
 static void every_combination_is_right_or_refused(void **state) {
     (void)state;
     uint64_t n = 0;
-    for (int pair = 0; pair < 49; pair++) {
+    for (int pair = 0; pair < OPTION_PAIRS; pair++) {
         for (int q = KV8_F32; q < KV8_DTYPE_COUNT; q++) {
-            const bool supported = q != KV8_E4M3FNUZ && q != KV8_E5M2 && q != KV8_INT8;
-            for (unsigned bits = 0; bits < 64; bits++) {
-                static const kv8_dtype o_dtypes[] = {KV8_F32, KV8_F32, KV8_BF16, KV8_F16};
-                n++;
-                attention_case c = {
-                    .seed = n,
-                    .group_size = 1 + (int32_t)(n % 3),
-                    .num_kv_heads = 1,
-                    .head_dim = 5 + (int32_t)(n % 14),
-                    .q_dtype = supported ? (kv8_dtype)q : KV8_F32,
-                    .k_dtype = (kv8_dtype)(KV8_F32 + pair % 7),
-                    .v_dtype = (kv8_dtype)(KV8_F32 + pair / 7),
-                    .o_dtype = o_dtypes[n / 3 % 4],
-                    .page_size = 1 + (int32_t)(n % 4),
-                    .sink = bits & 1 ? SINK_FINITE : SINK_NONE,
-                    .window_left = bits & 2 ? 2 : -1,
-                    .soft_cap = bits & 4 ? 3.0f : 0.0f,
-                    .causal = bits & 8 ? 1 : 0,
-                    .mask = bits & 16 ? MASK_RANDOM : MASK_NONE,
-                    .batch_invariant = bits & 32,
-                    .scale = (scale_kind)(n / 5 % SCALE_KINDS),
-                    .layout = (layout_kind)(n / 7 % LAYOUTS),
-                    .dense_table = n / 11 % 2,
-                    .batch = 1,
-                    .qo_len = {1 + (int32_t)(n % 2)},
-                    .kv_len = {3 + (int32_t)(n % 8)},
-                };
-                if (supported) {
+            for (unsigned bits = 0; bits < OPTION_BITS; bits++) {
+                const attention_case c = option_case(++n, pair, q, bits);
+                if (option_q_is_supported(q)) {
                     case_check(&c, NULL);
                 } else if (bits % 16 == 0) {
                     static attention_inputs in;
