@@ -15,7 +15,7 @@ static kv8_status count_devices(const kv8_driver *cu, int32_t *count_out) {
 
 kv8_status kv8_device_count(int32_t *count_out) {
     *count_out = 0;
-    const kv8_driver *cu;
+    const kv8_driver *cu = NULL;
     KV8_TRY(kv8_driver_get(&cu));
     return count_devices(cu, count_out);
 }
@@ -56,14 +56,14 @@ static kv8_status fill_info(kv8_device *device) {
 
 kv8_status kv8_device_open(kv8_device **out, int32_t device_idx) {
     *out = NULL;
-    const kv8_driver *cu;
-    int32_t count;
+    const kv8_driver *cu = NULL;
+    int32_t count = 0;
     KV8_TRY(kv8_driver_get(&cu));
     KV8_TRY(count_devices(cu, &count));
     if (device_idx < 0 || device_idx >= count)
         return kv8_fail(KV8_ERR_INVALID, "device %d: must be 0 to %d, the driver shows %d GPU%s",
                         device_idx, count - 1, count, count == 1 ? "" : "s");
-    void *memory;
+    void *memory = NULL;
     KV8_TRY(kv8_alloc(NULL, 1, sizeof(kv8_device), "device", &memory));
     kv8_device *const device = memory;
     device->driver = cu;
