@@ -16,23 +16,29 @@ typedef struct decode_choice {
     kv8_dtype dtype; /* of K and V */
     int32_t head_dim, num_warps;
     bool whole_granules; /* pages of a multiple of 16 tokens only */
-    size_t ring_bytes;
+    size_t fixed_bytes;  /* of shared memory */
 } decode_choice;
 
 static const decode_choice choices[] = {
-#define ROW(name, dtype, dim, warps, whole, ring) {#name, dtype, dim, warps, whole, ring},
-#define KV8_DECODE_E4M3(name, dim, warps, stages, whole, ring) \
-    ROW(name, KV8_E4M3, dim, warps, whole, ring)
-#define KV8_DECODE_E5M2(name, dim, warps, stages, whole, ring) \
-    ROW(name, KV8_E5M2, dim, warps, whole, ring)
-#define KV8_DECODE_INT8(name, dim, warps, stages, whole, ring) \
-    ROW(name, KV8_INT8, dim, warps, whole, ring)
-#define KV8_DECODE_BF16(name, dim, warps, stages, whole, ring) \
-    ROW(name, KV8_BF16, dim, warps, whole, ring)
-#define KV8_DECODE_F16(name, dim, warps, stages, whole, ring) \
-    ROW(name, KV8_F16, dim, warps, whole, ring)
+#define ROW(name, dtype, dim, warps, whole, fixed) {#name, dtype, dim, warps, whole, fixed},
+#define KV8_DECODE_E4M3(name, dim, warps, stages, whole, fixed) \
+    ROW(name, KV8_E4M3, dim, warps, whole, fixed)
+#define KV8_DECODE_E5M2(name, dim, warps, stages, whole, fixed) \
+    ROW(name, KV8_E5M2, dim, warps, whole, fixed)
+#define KV8_DECODE_INT8(name, dim, warps, stages, whole, fixed) \
+    ROW(name, KV8_INT8, dim, warps, whole, fixed)
+#define KV8_DECODE_BF16(name, dim, warps, stages, whole, fixed) \
+    ROW(name, KV8_BF16, dim, warps, whole, fixed)
+#define KV8_DECODE_F16(name, dim, warps, stages, whole, fixed) \
+    ROW(name, KV8_F16, dim, warps, whole, fixed)
 #include "cuda/decode_kernels.inc"
 #undef ROW
+};
+/* Those for one request; all want whole granules. */
+static const decode_choice singles[] = {
+#define KV8_DECODE_SINGLE(format, name, dim, warps, stages, fixed) \
+    {#name, KV8_##format, dim, warps, true, fixed},
+#include "cuda/decode_kernels.inc"
 };
 
 enum { DEVICE_ALIGNMENT = 256, ANY_THREADS = 128, ANY_MAX_ROWS = 65535 };
@@ -48,7 +54,9 @@ struct kv8_attention_device_plan {
     bool prefills;               /* the prefill kernels do, and choice is NULL */
     kv8_prefill_plan prefill;
     size_t prefill_at;
-    kv8_kernel kernel, any;
+    const decode_choice *single; /* for runs of one request; NULL: there is none */
+    int32_t single_blocks;       /* of a cluster */
+    kv8_kernel kernel, any, single_kernel;
     int32_t num_blocks, heads_per_block, min_units;
     size_t dynamic_bytes;
     /* Byte offsets into the workspace. */
@@ -72,13 +80,15 @@ static const decode_choice *choose(const kv8_attention_spec *spec, const kv8_dev
     return NULL;
 }
 
-/* KV heads that one block walks at once: four, whose rows of a token are at least 256 bytes in NHD,
- * which DRAM serves at once; fewer where a small batch would leave too few streams to join their
- * pieces in parallel. */
+/* KV heads that one block walks at once: rows of a token of 256 bytes in NHD, which DRAM serves at
+ * once, and of large batches four heads; fewer where a small batch would leave too few streams to
+ * join their pieces in parallel. */
 static int32_t heads_per_block(const kv8_attention_spec *spec, int32_t num_warps) {
-    const int32_t most = spec->max_batch > 4                               ? 4
-                         : spec->max_batch > 1 || spec->max_kv_len > 16384 ? 2
-                                                                           : 1;
+    enum { SERVED_BYTES = 256, LARGE_BATCH = 32 };
+    const int32_t row = spec->head_dim * (int32_t)kv8_dtype_size(spec->k_dtype);
+    int32_t most = 4;
+    if (spec->max_batch <= LARGE_BATCH && row * 2 >= SERVED_BYTES) most = 2;
+    if (spec->max_batch <= 4) most = spec->max_batch > 1 || spec->max_kv_len > 16384 ? 2 : 1;
     int32_t heads = 1;
     while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
            num_warps % (heads * 2) == 0)
@@ -98,12 +108,12 @@ static kv8_status prepare_choice(kv8_attention_device_plan *plan) {
     const kv8_device_info *const info = kv8_device_get_info(plan->device);
     const decode_choice *const c = choose(spec, plan->device);
     if (c == NULL) return KV8_OK;
-    enum { STATIC_BYTES = 4096 }; /* at least what the kernels declare beside the rings */
-    const size_t dynamic = c->ring_bytes + ((size_t)spec->max_batch + 1) * KV8_DECODE_RECORD_BYTES;
+    enum { STATIC_BYTES = 4096 }; /* at least what the kernels declare beside it */
+    const size_t dynamic = c->fixed_bytes + ((size_t)spec->max_batch + 1) * KV8_DECODE_START_BYTES;
     const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2;
     const int64_t streams = max_row_tiles(spec) * spec->num_kv_heads;
     if (dynamic + STATIC_BYTES > info->shared_bytes_per_block) return KV8_OK;
-    if (streams > INT32_MAX / granules) return KV8_OK;
+    if (streams > (INT32_MAX >> 1) / granules) return KV8_OK;
     KV8_TRY(kv8_kernel_get(&plan->kernel, plan->device, c->name, sizeof(kv8_decode_args), dynamic));
     int32_t per_sm = 0;
     KV8_TRY(kv8_kernel_max_blocks(&plan->kernel, (uint32_t)c->num_warps * 32, dynamic, &per_sm));
@@ -115,6 +125,43 @@ static kv8_status prepare_choice(kv8_attention_device_plan *plan) {
     plan->num_blocks = per_sm * info->num_sms;
     plan->heads_per_block = heads_per_block(spec, c->num_warps);
     plan->min_units = c->num_warps / plan->heads_per_block; /* a granule for every warp */
+    return KV8_OK;
+}
+
+static kv8_launch single_launch(const kv8_attention_device_plan *plan) {
+    return (kv8_launch){.grid = {(uint32_t)plan->single_blocks, (uint32_t)plan->spec.num_kv_heads},
+                        .block = {(uint32_t)plan->single->num_warps * 32},
+                        .cluster = {(uint32_t)plan->single_blocks},
+                        .dynamic_bytes = plan->single->fixed_bytes,
+                        .overlaps_previous = true};
+}
+
+/* Beside the tensor core kernel: the one for a single request, if the GPU has the clusters and the
+ * keys of a head are not so many that reading them takes longer than joining. */
+static kv8_status prepare_single(kv8_attention_device_plan *plan) {
+    enum { MAX_HEAD_BYTES = 2 << 20 };
+    const kv8_attention_spec *const spec = &plan->spec;
+    const int64_t row = (int64_t)spec->head_dim * (int64_t)kv8_dtype_size(spec->k_dtype);
+    if (plan->choice == NULL || !plan->choice->whole_granules || spec->has_mask ||
+        spec->logits_soft_cap != 0 || spec->max_kv_len > MAX_HEAD_BYTES / row)
+        return KV8_OK;
+    const decode_choice *found = NULL;
+    for (size_t i = 0; i < sizeof singles / sizeof singles[0] && found == NULL; i++)
+        if (singles[i].dtype == spec->k_dtype && singles[i].head_dim == spec->head_dim &&
+            kv8_kernel_exists(plan->device, singles[i].name))
+            found = &singles[i];
+    if (found == NULL) return KV8_OK;
+    KV8_TRY(kv8_kernel_get(&plan->single_kernel, plan->device, found->name, sizeof(kv8_decode_args),
+                           found->fixed_bytes));
+    plan->single = found;
+    for (plan->single_blocks = 16; plan->single_blocks >= 8; plan->single_blocks /= 2) {
+        const kv8_launch launch = single_launch(plan);
+        int32_t clusters = 0;
+        KV8_TRY(kv8_kernel_max_clusters(&plan->single_kernel, &launch, &clusters));
+        if (clusters >= spec->num_kv_heads || (plan->single_blocks == 8 && clusters > 0))
+            return KV8_OK;
+    }
+    plan->single = NULL;
     return KV8_OK;
 }
 
@@ -145,15 +192,15 @@ static void lay_out_workspace(kv8_attention_device_plan *plan) {
     size_t end = kv8_round_up((size_t)spec->num_qo_heads * sizeof(float), DEVICE_ALIGNMENT);
     if (plan->choice != NULL) {
         const size_t slots = 2 * (size_t)plan->num_blocks;
-        const size_t rows = (size_t)plan->heads_per_block * KV8_DECODE_ROWS;
         const int64_t streams = max_row_tiles(spec) * (spec->num_kv_heads / plan->heads_per_block);
+        const size_t fragments = (size_t)plan->heads_per_block * (size_t)spec->v_head_dim / 16;
         plan->arrivals_at = end;
-        plan->arrivals_bytes = (size_t)streams * sizeof(uint32_t);
+        plan->arrivals_bytes = (size_t)(streams * plan->choice->num_warps) * sizeof(uint32_t);
         end = kv8_round_up(end + plan->arrivals_bytes, DEVICE_ALIGNMENT);
         plan->sums_at = end;
-        end = kv8_round_up(end + slots * rows * 2 * sizeof(float), DEVICE_ALIGNMENT);
+        end = kv8_round_up(end + slots * fragments * 16 * sizeof(float), DEVICE_ALIGNMENT);
         plan->partials_at = end;
-        end += slots * rows * (size_t)spec->v_head_dim * sizeof(float);
+        end += slots * fragments * 128 * sizeof(float);
     }
     if (plan->prefills) {
         plan->prefill_at = end;
@@ -189,6 +236,7 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
     KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
     KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_decode_args), 0));
     KV8_TRY_GOTO(prepare(plan));
+    KV8_TRY_GOTO(prepare_single(plan));
     lay_out_workspace(plan);
     *out = plan;
     return KV8_OK;
@@ -246,6 +294,14 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan, 
     if (plan->choice == NULL) {
         snprintf(text, size, "%s on %s: a block per query row and head, workspace %zu bytes",
                  any_name, gpu, plan->workspace_size);
+        return KV8_OK;
+    }
+    if (plan->single != NULL && plan->spec.max_batch == 1) {
+        snprintf(text, size,
+                 "%s on %s: clusters of %d blocks of %d warps, one for each KV head, workspace %zu "
+                 "bytes",
+                 plan->single->name, gpu, plan->single_blocks, plan->single->num_warps,
+                 plan->workspace_size);
         return KV8_OK;
     }
     snprintf(text, size,
@@ -316,14 +372,16 @@ static kv8_decode_pages device_pages(const kv8_paged *paged, kv8_dtype dtype) {
     };
 }
 
-/* What copies of 16 bytes, offsets of a granule in 32 bits and "no page" as a negative offset ask.
- */
+/* What copies of 16 bytes and strides of 32 bits ask; and that all pages begin in the same half of
+ * a word of scales. */
 static bool fits_copies(const kv8_decode_pages *p) {
     const int64_t strides = p->stride_page | p->stride_slot | p->stride_head;
     const int64_t scales = p->scale_stride_page | p->scale_stride_slot | p->scale_stride_head;
     enum { MAX_SLOT = 1 << 27 };
     return (((uintptr_t)p->data | (uintptr_t)strides) & 15) == 0 && strides >= 0 && scales >= 0 &&
-           p->stride_slot < MAX_SLOT && p->scale_stride_slot < MAX_SLOT;
+           p->stride_page <= UINT32_MAX && p->scale_stride_page <= UINT32_MAX &&
+           p->scale_stride_page % 2 == 0 && p->stride_slot < MAX_SLOT &&
+           p->scale_stride_slot < MAX_SLOT;
 }
 
 /* n / d = high half of n * factor, shifted, for n below 2^31: with 2^(s-1) < d <= 2^s and factor =
@@ -391,11 +449,16 @@ static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
         .causal = spec->causal,
         .window_left = spec->window_left,
         .heads_per_block = plan->heads_per_block,
+        .num_slices = plan->choice == NULL ? 1 : plan->choice->num_warps / plan->heads_per_block,
+        .head_blocks = spec->num_kv_heads / plan->heads_per_block,
         .min_units = plan->min_units,
         .by_group = divisor(spec->num_qo_heads / spec->num_kv_heads),
         .by_page = divisor(spec->page_size),
         .by_min_units = divisor(plan->min_units),
+        .by_heads = divisor(plan->heads_per_block),
         .by_head_blocks = divisor(spec->num_kv_heads / plan->heads_per_block),
+        .by_slices =
+            divisor(plan->choice == NULL ? 1 : plan->choice->num_warps / plan->heads_per_block),
         .score_scale = spec->sm_scale * log2_e,
         .soft_cap = spec->logits_soft_cap * log2_e,
     };
@@ -409,10 +472,15 @@ kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_s
     if (plan->prefills && fits_copies(&a.k) && fits_copies(&a.v))
         return kv8_prefill_run(&plan->prefill, stream, args, a.sink_logit,
                                (uint8_t *)workspace + plan->prefill_at);
+    if (plan->single != NULL && args->batch == 1 && fits_copies(&a.k) && fits_copies(&a.v)) {
+        const kv8_launch launch = single_launch(plan);
+        return kv8_kernel_launch(&plan->single_kernel, stream, &launch, &a);
+    }
     if (plan->choice != NULL && fits_copies(&a.k) && fits_copies(&a.v)) {
         const kv8_launch launch = {.grid = {(uint32_t)plan->num_blocks},
                                    .block = {(uint32_t)plan->choice->num_warps * 32},
-                                   .dynamic_bytes = plan->dynamic_bytes};
+                                   .dynamic_bytes = plan->dynamic_bytes,
+                                   .overlaps_previous = true};
         return kv8_kernel_launch(&plan->kernel, stream, &launch, &a);
     }
     const int32_t rows =

@@ -58,6 +58,11 @@ typedef struct kv8_launch {
     bool overlaps_previous;
 } kv8_launch;
 
+/* Clusters of this launch that the GPU holds at once, 0 when it has none so wide; and permission
+ * for clusters of more than 8 blocks, which not every GPU has. */
+kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *launch,
+                                   int32_t *clusters_out);
+
 /* `args` is the kernel's one argument, kernel->args_bytes long; it is copied. */
 kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const kv8_launch *launch,
                              const void *args);

@@ -41,6 +41,7 @@ enum {
     CU_FUNC_LOCAL_BYTES = 3,
     CU_FUNC_NUM_REGS = 4,
     CU_FUNC_MAX_DYNAMIC_SHARED_BYTES = 8,
+    CU_FUNC_WIDE_CLUSTERS = 14,
 
     CU_STREAM_IS_NON_BLOCKING = 1,
     CU_CAPTURE_THREAD_LOCAL = 1,
@@ -111,6 +112,7 @@ typedef struct cu_launch_config {
     X(cuFuncGetAttribute, (int *, int, cu_function))                                  \
     X(cuFuncSetAttribute, (cu_function, int, int))                                    \
     X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, cu_function, int, size_t)) \
+    X(cuOccupancyMaxActiveClusters, (int *, cu_function, const cu_launch_config *))   \
     X(cuLaunchKernelEx, (const cu_launch_config *, cu_function, void **, void **))
 #define KV8_DRIVER_OPTIONAL(X) X(cuFuncGetParamInfo, (cu_function, size_t, size_t *, size_t *))
 

@@ -172,14 +172,10 @@ static kv8_status check_launch(const kv8_kernel *kernel, const kv8_stream *strea
     return KV8_OK;
 }
 
-kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const kv8_launch *launch,
-                             const void *args) {
-    KV8_TRY(check_launch(kernel, stream, launch));
-    const kv8_driver *const cu = kernel->device->driver;
-    cu_launch_attribute attributes[2];
-    memset(attributes, 0, sizeof attributes);
+/* `attributes`: room for two. */
+static cu_launch_config launch_config(const kv8_launch *launch, cu_launch_attribute *attributes) {
+    memset(attributes, 0, 2 * sizeof *attributes);
     cu_launch_config config = {.dynamic_bytes = (uint32_t)launch->dynamic_bytes,
-                               .stream = stream->handle,
                                .attributes = attributes};
     for (int i = 0; i < 3; i++) {
         config.grid[i] = at_least_1(launch->grid[i]);
@@ -198,6 +194,32 @@ kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const
         attribute->id = CU_LAUNCH_PROGRAMMATIC;
         attribute->value.programmatic = 1;
     }
+    return config;
+}
+
+kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *launch,
+                                   int32_t *clusters_out) {
+    const kv8_driver *const cu = kernel->device->driver;
+    cu_launch_attribute attributes[2];
+    const cu_launch_config config = launch_config(launch, attributes);
+    int clusters = 0;
+    KV8_TRY(kv8_device_enter(kernel->device));
+    /* A GPU that refuses the one or the other has no such clusters. */
+    if (cu->cuFuncSetAttribute(kernel->function, CU_FUNC_WIDE_CLUSTERS, 1) != CU_OK ||
+        cu->cuOccupancyMaxActiveClusters(&clusters, kernel->function, &config) != CU_OK)
+        clusters = 0;
+    kv8_device_leave(kernel->device);
+    *clusters_out = clusters;
+    return KV8_OK;
+}
+
+kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const kv8_launch *launch,
+                             const void *args) {
+    KV8_TRY(check_launch(kernel, stream, launch));
+    const kv8_driver *const cu = kernel->device->driver;
+    cu_launch_attribute attributes[2];
+    cu_launch_config config = launch_config(launch, attributes);
+    config.stream = stream->handle;
     void *const pointer = (void *)(uintptr_t)args; /* the driver reads it only */
     void *arguments[] = {pointer};
     KV8_TRY(kv8_device_enter(kernel->device));

@@ -132,6 +132,39 @@ static void a_graph_follows_the_lengths(void **state) {
     case_free(&other);
 }
 
+/* A launch for one request cuts its keys among the blocks of a cluster: none, fewer than blocks,
+ * one more than full. */
+static void one_request_of_every_length(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const int32_t lengths[] = {0,   1,   15,  16,   17,   127,  128,  129,
+                                      255, 256, 257, 2047, 2048, 2049, 4100, 9001};
+    static const kv8_dtype dtypes[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_F16, KV8_E5M2};
+    for (uint64_t n = 0; n < 64; n++) {
+        const kv8_dtype dtype = dtypes[n % 5];
+        const int32_t kv_len = lengths[n % 16];
+        const attention_case c = {.seed = n,
+                                  .group_size = 1 + (int32_t)(n * 7 % 12),
+                                  .num_kv_heads = 1 + (int32_t)(n % 3),
+                                  .head_dim = n / 2 % 2 ? 64 : 128,
+                                  .q_dtype = n % 3 && dtype != KV8_BF16 ? KV8_F16 : KV8_BF16,
+                                  .k_dtype = dtype,
+                                  .v_dtype = dtype,
+                                  .page_size = n % 4 == 3 ? 32 : 16,
+                                  .window_left = n % 7 == 6 ? 100 : -1,
+                                  .causal = n % 5 != 4,
+                                  .sink = n % 2 ? SINK_FINITE : SINK_NONE,
+                                  .scale = (scale_kind)(n / 5 % SCALE_KINDS),
+                                  .layout = n / 4 % 2 ? LAYOUT_NHD : LAYOUT_HND,
+                                  .dense_table = n / 3 % 2,
+                                  .batch = 1,
+                                  .qo_len = {kv_len == 0 ? 1 : 1 + (int32_t)(n / 16)},
+                                  .kv_len = {kv_len}};
+        if (c.qo_len[0] > kv_len && c.causal && kv_len > 0) continue;
+        if (!device_case_check(g, &c))
+            fail_msg("not on tensor cores: %s", case_text(&c, KV8_ISA_BEST));
+    }
+}
+
 static void wrong_inputs_are_refused(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     static attention_inputs in;
@@ -202,6 +235,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         SWEEPS,
         cmocka_unit_test(every_combination_is_right_or_refused),
+        cmocka_unit_test(one_request_of_every_length),
         cmocka_unit_test(a_graph_follows_the_lengths),
         cmocka_unit_test(wrong_inputs_are_refused),
     };

@@ -43,28 +43,31 @@ typedef struct kv8_decode_args {
     const float *q_scale; /* general kernel and E4M3 Q alone; may be 0 */
     int64_t q_scale_stride_batch, q_scale_stride_row, q_scale_stride_kv_head, q_scale_stride_group;
     /* Workspace of a launch: partial results of cut streams and their arrival counters. */
-    float *partials;     /* [2 * grid][heads_per_block * rows][v_head_dim] */
-    float *partial_sums; /* [2 * grid][heads_per_block * rows][2]: max, sum */
-    uint32_t *arrivals;  /* one per stream; 0 before and after every launch */
+    float *partials;     /* [2 * grid][fragments of the heads of a block][128] */
+    float *partial_sums; /* [2 * grid][fragments][4][4]: maxima and sums of two rows */
+    uint32_t *arrivals;  /* one per stream and warp; 0 before and after every launch */
     int32_t batch, num_qo_heads, num_kv_heads, group_size;
     int32_t head_dim, v_head_dim, page_size;
     int32_t q_dtype, k_dtype, v_dtype, o_dtype; /* kv8_dtype */
     int32_t causal, window_left;
     int32_t heads_per_block; /* KV heads that one block walks at once: 1, 2, 4.. up to its warps */
-    kv8_decode_divisor by_group, by_page, by_min_units, by_head_blocks;
+    int32_t num_slices, head_blocks; /* warps of a block per head; num_kv_heads / heads_per_block */
+    kv8_decode_divisor by_group, by_page, by_min_units, by_heads, by_head_blocks, by_slices;
     int32_t min_units; /* granules below which no block is put to work */
     float score_scale; /* sm_scale * log2(e) */
     float soft_cap;    /* logits_soft_cap * log2(e); 0 = off */
 } kv8_decode_args;
 
-/* Of a launch: packed query rows of a tile, tokens of a granule, bytes of shared memory behind the
- * rings for each request and one more. */
-enum { KV8_DECODE_ROWS = 8, KV8_DECODE_TOKENS = 16, KV8_DECODE_RECORD_BYTES = 32 };
+enum {
+    KV8_DECODE_ROWS = 8,       /* packed query rows of a tile */
+    KV8_DECODE_TOKENS = 16,    /* of a granule */
+    KV8_DECODE_START_BYTES = 4 /* of shared memory for each request and one more */
+};
 
 #ifdef __cplusplus
-static_assert(sizeof(kv8_decode_args) == 480, "layout");
+static_assert(sizeof(kv8_decode_args) == 504, "layout");
 #else
-_Static_assert(sizeof(kv8_decode_args) == 480, "layout");
+_Static_assert(sizeof(kv8_decode_args) == 504, "layout");
 #endif
 
 #endif

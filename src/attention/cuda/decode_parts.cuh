@@ -17,21 +17,41 @@ __host__ __device__ constexpr int size_of(Format f) {
     return f == BF16 || f == F16 ? 2 : 1;
 }
 
+// A value that is not to be computed again wherever it is used.
+__device__ inline uint32_t keep(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 __device__ inline uint32_t smem_address(const void *p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// 16 bytes. The hint is what makes short rows fast: without it DRAM serves 64 bytes of a line at
-// the cost of all of it.
+// 16 bytes, and what lies beside them ahead of its use: without that hint DRAM serves 64 bytes of a
+// line at the cost of all of it. WIDE: 256 bytes, for rows that tile them; else 128.
+template <bool WIDE = true>
 __device__ inline void copy16(uint32_t to, const void *from) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from)
-                 : "memory");
+    if constexpr (WIDE)
+        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                     : "memory");
+    else
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                     : "memory");
 }
 // Zeros unless `inside`; then nothing is read.
+template <bool WIDE = true>
 __device__ inline void copy16_or_zero(uint32_t to, const void *from, bool inside) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(inside ? 16 : 0)
-                 : "memory");
+    const int bytes = inside ? 16 : 0;
+    if constexpr (WIDE)
+        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "r"(bytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "r"(bytes)
+                     : "memory");
+}
+__device__ inline void copy4(uint32_t to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ inline void copy4_or_zero(uint32_t to, const void *from, bool inside) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
@@ -102,10 +122,9 @@ __device__ inline uint32_t e5m2_pair_high(uint32_t codes) {
         : "r"(codes));
     return r;
 }
-// Two's complement codes at bytes 0 and 2: with the sign bit turned, beside 0x64, they are the f16
-// numbers 1024 + 128 + code: exact, and so is the rest.
-__device__ inline uint32_t int8_pair(uint32_t codes) {
-    const uint32_t raised = (codes & 0x00ff00ffu) ^ 0x64806480u;
+// Two codes, sign bits turned, beside 0x64 each: the f16 numbers 1024 + 128 + code. Exact, and so
+// is the rest.
+__device__ inline uint32_t int8_pair(uint32_t raised) {
     const __half2 r = __hsub2(*reinterpret_cast<const __half2 *>(&raised),
                               __half2half2(__ushort_as_half(0x6480)));
     return *reinterpret_cast<const uint32_t *>(&r);
@@ -120,8 +139,9 @@ __device__ inline void widen4(uint32_t codes, uint32_t &lo, uint32_t &hi) {
         lo = e5m2_pair(codes), hi = e5m2_pair_high(codes);
     } else {
         static_assert(F == INT8);
-        lo = int8_pair(__byte_perm(codes, 0, 0x4140)),
-        hi = int8_pair(__byte_perm(codes, 0, 0x4342));
+        codes ^= 0x80808080u;
+        lo = int8_pair(__byte_perm(codes, 0x64646464u, 0x4140)),
+        hi = int8_pair(__byte_perm(codes, 0x64646464u, 0x4342));
     }
 }
 

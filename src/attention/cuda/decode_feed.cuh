@@ -1,0 +1,211 @@
+// decode_feed.cuh - the copying side of a warp: which granule comes next, and where it lies.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "decode.cuh"
+
+namespace kv8 {
+
+// Asks for a warp's granules of a piece one after another, each into the next stage of its ring.
+template <class C>
+class Feed {
+   public:
+    // The granules first, first + step, ..: `count` of them.
+    __device__ Feed(const kv8_decode_args &args, const Piece &piece_in, uint32_t ring_in, int head,
+                    int first_in, int step_in, int count_in)
+        : a(args), piece(piece_in), ring(ring_in), first(first_in), step(step_in), count(count_in) {
+        look_up(0, now);
+        if constexpr (!C::GRANULE_PAGES) look_up(1, next);
+        prepare_copies(a.k, head, k_lane, k_row);
+        prepare_copies(a.v, head, v_lane, v_row);
+        if constexpr (C::F == INT8) {
+            const kv8_decode_pages &from = lane() < TOKENS ? a.k : a.v;
+            scale_lane = from.row_scale + head * from.scale_stride_head;
+            if constexpr (C::GRANULE_PAGES) scale_lane += lane() % TOKENS * from.scale_stride_slot;
+        }
+    }
+
+    // Asks for the next granule, if there is one. One group of copies, always: a granule is here
+    // once STAGES - 2 groups have followed its own.
+    __device__ void ask() {
+        if (i < count) {
+            if (C::GRANULE_PAGES && i > 0 && i % 32 == 0) look_up(i / 32, now);
+            if (!C::GRANULE_PAGES && i > 0) now = next, look_up(i + 1, next);
+            fetch();
+            i++;
+            to = to + 1 == C::STAGES ? 0 : to + 1;
+        }
+        copy_commit();
+    }
+    // As many as the ring takes.
+    __device__ void fill() {
+#pragma unroll 1
+        for (int asked = 0; asked < C::STAGES - 1; asked++) ask();
+    }
+
+   private:
+    static constexpr int CHUNKS = C::R::CHUNKS, PASSES = (CHUNKS * TOKENS + 31) / 32;
+    static constexpr bool REGULAR = 32 % CHUNKS == 0;  // each pass takes whole rows
+    static constexpr bool WIDE = C::R::BYTES % 64 == 0;
+
+    const kv8_decode_args &a;
+    const Piece &piece;
+    const uint32_t ring;
+    const int first, step, count;
+    int i = 0;   // the next granule
+    int to = 0;  // its stage
+    // Where 32 granules lie, one per lane; or the tokens of one, looked up one ahead. Page -1:
+    // nobody sees it. Of a granule that is seen in part, the slot is ~slot.
+    struct Place {
+        int page, slot;
+    };
+    Place now, next;
+    // A lane's copies: its first address in page 0, and how much further each pass goes.
+    const uint8_t *k_lane, *v_lane;
+    uint32_t k_row[REGULAR ? 1 : PASSES], v_row[REGULAR ? 1 : PASSES];
+    const uint16_t *scale_lane;  // int8: lane t has K's token t, lane 16 + t V's
+
+    __device__ static int lane() {
+        return threadIdx.x % 32;
+    }
+    __device__ int token_of(int granule) const {
+        return (first + granule * step) * TOKENS;
+    }
+
+    // A page that no row of the tile may see is never read.
+    __device__ void look_up(int batch, Place &place) const {
+        constexpr int SPAN = C::GRANULE_PAGES ? TOKENS : 1;  // tokens of an entry
+        const int n = C::GRANULE_PAGES ? batch * 32 + lane() : batch;
+        const int token = token_of(n) + (C::GRANULE_PAGES ? 0 : lane() % TOKENS);
+        place = {-1, 0};
+        if (n >= count) return;
+        if (token >= piece.any.end || token + SPAN <= piece.any.begin) return;
+        if (!C::SINGLE && a.mask_bits != nullptr && !mask_shows(token, SPAN)) return;
+        const int index = divide(token, a.by_page);
+        place.slot = token - index * a.page_size;
+        if (token < piece.any.begin || token + SPAN > piece.any.end) place.slot = ~place.slot;
+        place.page = __ldg(piece.pages + index);
+    }
+    // Does some row of the tile see one of these keys?
+    __device__ bool mask_shows(int key, int num_keys) const {
+        const int first_row = divide(piece.row_begin, a.by_group);
+        const int last_row = divide(piece.row_begin + piece.num_rows - 1, a.by_group);
+        for (int q_token = first_row; q_token <= last_row; q_token++) {
+            const KeyRange seen = visible_keys(a, piece.request, q_token);
+            for (int k = max(key, seen.begin); k < min(key + num_keys, seen.end); k++)
+                if (mask_bit(a, piece.request, q_token, k)) return true;
+        }
+        return false;
+    }
+
+    __device__ void prepare_copies(const kv8_decode_pages &p, int head, const uint8_t *&lane_from,
+                                   uint32_t (&row_from)[REGULAR ? 1 : PASSES]) const {
+        lane_from = p.data + head * p.stride_head;
+        if constexpr (REGULAR) {
+            lane_from += lane() % CHUNKS * 16;
+            if constexpr (C::GRANULE_PAGES) lane_from += lane() / CHUNKS * uint32_t(p.stride_slot);
+        } else {
+#pragma unroll
+            for (int n = 0; n < PASSES; n++) {
+                const int index = n * 32 + lane();
+                row_from[n] = index % CHUNKS * 16;
+                if constexpr (C::GRANULE_PAGES)
+                    row_from[n] += index / CHUNKS * uint32_t(p.stride_slot);
+            }
+        }
+    }
+    // How much further than lane_from pass n goes.
+    __device__ static uint32_t further(const kv8_decode_pages &p, int n,
+                                       const uint32_t (&row_from)[REGULAR ? 1 : PASSES]) {
+        if constexpr (!REGULAR)
+            return row_from[n];
+        else
+            return C::GRANULE_PAGES ? n * (32 / CHUNKS) * uint32_t(p.stride_slot) : 0;
+    }
+
+    __device__ void fetch() const {
+        const uint32_t stage = ring + to * C::STAGE_BYTES;
+        const int token = token_of(i);
+        Place from = now;
+        if constexpr (C::GRANULE_PAGES) {
+            from.page = __shfl_sync(~0u, now.page, i % 32);
+            from.slot = __shfl_sync(~0u, now.slot, i % 32);
+            if (from.page >= 0 && from.slot >= 0) {
+                copy_rows(a.k, k_lane, k_row, from, stage);
+                copy_rows(a.v, v_lane, v_row, from, stage + C::R::TILE_BYTES);
+                if constexpr (C::F == INT8) copy_granule_scales(from, true, stage + C::SCALES);
+                return;
+            }
+            from.slot = from.slot < 0 ? ~from.slot : from.slot;
+        }
+        copy_visible_rows(a.k, k_lane, k_row, from, token, stage);
+        copy_visible_rows(a.v, v_lane, v_row, from, token, stage + C::R::TILE_BYTES);
+        if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
+            const int t = token + lane() % TOKENS;
+            copy_granule_scales(from, from.page >= 0 && t >= piece.any.begin && t < piece.any.end,
+                                stage + C::SCALES);
+        } else if constexpr (C::F == INT8) {
+            copy_token_scale(from, stage + C::SCALES);
+        }
+    }
+    __device__ static const uint8_t *row_at(const kv8_decode_pages &p, const uint8_t *lane_from,
+                                            const Place &from) {
+        return lane_from + uint64_t(uint32_t(from.page)) * uint32_t(p.stride_page) +
+               uint32_t(from.slot) * uint64_t(uint32_t(p.stride_slot));
+    }
+    __device__ void copy_rows(const kv8_decode_pages &p, const uint8_t *lane_from,
+                              const uint32_t (&row_from)[REGULAR ? 1 : PASSES], const Place &from,
+                              uint32_t stage) const {
+        const uint8_t *const at = row_at(p, lane_from, from);
+#pragma unroll
+        for (int n = 0; n < PASSES; n++) {
+            const int index = n * 32 + lane(), row = index / CHUNKS;
+            if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
+                copy16<WIDE>(stage + C::R::at(row, index % CHUNKS), at + further(p, n, row_from));
+        }
+    }
+    // Zeros for what nobody sees.
+    __device__ void copy_visible_rows(const kv8_decode_pages &p, const uint8_t *lane_from,
+                                      const uint32_t (&row_from)[REGULAR ? 1 : PASSES],
+                                      const Place &place, int token, uint32_t stage) const {
+#pragma unroll
+        for (int n = 0; n < PASSES; n++) {
+            const int index = n * 32 + lane(), row = index / CHUNKS;
+            Place from = place;
+            if constexpr (!C::GRANULE_PAGES) {
+                from.page = __shfl_sync(~0u, place.page, row % TOKENS);
+                from.slot = __shfl_sync(~0u, place.slot, row % TOKENS);
+            }
+            bool inside = from.page >= 0;  // an entry of its own says it all
+            if constexpr (C::GRANULE_PAGES)
+                inside = inside && token + row >= piece.any.begin && token + row < piece.any.end;
+            const uint8_t *const at =
+                inside ? row_at(p, lane_from, from) + further(p, n, row_from) : p.data;
+            if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
+                copy16_or_zero<WIDE>(stage + C::R::at(row, index % CHUNKS), at, inside);
+        }
+    }
+
+    // int8: lane t copies the word that holds the scale of K's token t, lane 16 + t of V's.
+    __device__ void copy_granule_scales(const Place &from, bool inside, uint32_t to_words) const {
+        const kv8_decode_pages &p = lane() < TOKENS ? a.k : a.v;
+        const uint16_t *const at = scale_lane +
+                                   uint64_t(uint32_t(from.page)) * uint32_t(p.scale_stride_page) +
+                                   uint32_t(from.slot) * uint32_t(p.scale_stride_slot);
+        copy4_or_zero(to_words + lane() * 4, word_of(inside ? at : p.row_scale), inside);
+    }
+    __device__ void copy_token_scale(const Place &place, uint32_t to_words) const {
+        const kv8_decode_pages &p = lane() < TOKENS ? a.k : a.v;
+        const bool inside = place.page >= 0;
+        const uint16_t *const at = inside ? scale_lane + place.page * p.scale_stride_page +
+                                                place.slot * p.scale_stride_slot
+                                          : p.row_scale;
+        copy4_or_zero(to_words + lane() * 8, word_of(at), inside);
+        store_shared(to_words + lane() * 8 + 4, uint32_t(reinterpret_cast<uintptr_t>(at) & 2) * 8);
+    }
+    __device__ static const void *word_of(const uint16_t *at) {
+        return reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(3));
+    }
+};
+
+}  // namespace kv8

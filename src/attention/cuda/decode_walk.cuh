@@ -1,0 +1,413 @@
+// decode_walk.cuh - the computing side of a warp: scores, softmax, values of one granule after
+// another.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "decode_feed.cuh"
+
+namespace kv8 {
+
+// What a warp keeps of its rows: o for every dim, reference maximum and sum (of this lane's tokens)
+// for columns 2c and 2c + 1 of every n-tile.
+template <class C>
+struct State {
+    float o[C::DIM / 16][C::NT][4];
+    float max[C::NT][2], sum[C::NT][2];
+
+    __device__ void clear() {
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++) {
+#pragma unroll
+            for (int col = 0; col < 2; col++) max[nt][col] = NO_KEY, sum[nt][col] = 0;
+#pragma unroll
+            for (int t = 0; t < C::DIM / 16; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) o[t][nt][i] = 0;
+        }
+    }
+};
+
+constexpr float LAZY_LIMIT = 0x1p14f;  // weights stay below it in f16
+constexpr float LAZY_TARGET = 6.0f;    // a new maximum gets 2^6: small ones keep their bits longer
+
+template <class C>
+class Walker {
+   public:
+    __device__ Walker(const kv8_decode_args &args, const Piece &piece_in, int head_in)
+        : a(args), piece(piece_in), head(head_in), g(threadIdx.x % 32 / 4), c(threadIdx.x % 4) {
+        load_q();
+        if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
+            scale_half[0] = which_half(a.k);
+            scale_half[1] = which_half(a.v);
+        }
+    }
+
+    // Once there is nothing left to ask for: Q in the format of the MMA.
+    __device__ void ready() { narrow_q(); }
+    // The granule whose keys begin at `first_key`, in shared memory at `stage`.
+    __device__ void compute(int first_key, uint32_t stage, State<C> &state) {
+        const uint32_t values = stage + C::R::TILE_BYTES;
+        float s[C::NT][4];
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++)
+#pragma unroll
+            for (int x = 0; x < 4; x++) s[nt][x] = 0;
+        C::K::template multiply<C::NT, C::IS_BF16, 1>(stage, g, c, q, s);
+        // Every row sees every token?
+        const bool masked = first_key < piece.all.begin || first_key + TOKENS > piece.all.end;
+        scale_scores(row_scales(stage, false), s);
+        if (masked) mask_scores(first_key, s);
+        const RowScales v_rows = row_scales(stage, true);
+        uint32_t p[C::P_PARTS][C::NT][2];
+        weigh(v_rows, masked, s, p, state);
+        if (masked && has_non_finite(values))
+            add_one_by_one(first_key, values, p, state);
+        else
+            add_values(values, p, state);
+    }
+
+   private:
+    const kv8_decode_args &a;
+    const Piece &piece;
+    const int head, g, c;
+    uint32_t q[1][C::NT][C::DIM / 16][2];
+    float k_scale;
+    float factor[C::NT][2];  // of columns 2c, 2c + 1: score in base 2 = sum * factor
+    uint32_t scale_half[2];  // int8: 2 where the scales of tokens g lie in the upper half of a word
+
+    // Scales of tokens g and g + 8 of a stage: of K, or of V.
+    struct RowScales {
+        float of[2];
+    };
+    // Pages hold whole granules and an even number of scales: a token's place in the granule says
+    // it.
+    __device__ uint32_t which_half(const kv8_decode_pages &p) const {
+        return reinterpret_cast<uintptr_t>(p.row_scale + head * p.scale_stride_head +
+                                           g * p.scale_stride_slot) &
+               2;
+    }
+    __device__ RowScales row_scales(uint32_t stage, bool of_v) const {
+        RowScales r = {{1, 1}};
+        if constexpr (C::F == INT8)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint32_t at =
+                    stage + C::SCALES + (of_v * TOKENS + half * 8 + g) * C::SCALE_PITCH;
+                uint32_t bits;
+                if constexpr (C::GRANULE_PAGES) {
+                    bits = load_shared<2>(at + scale_half[of_v]).w[0];
+                } else {
+                    const auto word = load_shared<8>(at);
+                    bits = word.w[0] >> word.w[1];
+                }
+                r.of[half] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+            }
+        return r;
+    }
+
+    // Four consecutive elements of Q.
+    __device__ static void load_four(const uint16_t *from, uint32_t (&to)[2]) {
+        if (reinterpret_cast<uintptr_t>(from) % 8 == 0) {
+            const uint2 both = __ldg(reinterpret_cast<const uint2 *>(from));
+            to[0] = both.x, to[1] = both.y;
+        } else {
+            to[0] = __ldg(from) | uint32_t(__ldg(from + 1)) << 16;
+            to[1] = __ldg(from + 2) | uint32_t(__ldg(from + 3)) << 16;
+        }
+    }
+    // Q as the B fragment of the first MMA, still in its own format.
+    __device__ void load_q() {
+        const Request &r = piece.request;
+        k_scale = 1;
+        if (a.k_scale != nullptr)
+            k_scale =
+                __ldg(a.k_scale + r.index * a.k_scale_stride_batch + head * a.k_scale_stride_head);
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++) {
+            const int n = nt * 8 + g;
+            const int row = piece.row_begin + n, token = divide(row, a.by_group);
+            const uint16_t *from = static_cast<const uint16_t *>(a.q);
+            if (n < piece.num_rows)
+                from += (r.qo_begin + token) * a.q_stride_row +
+                        (head * a.group_size + row - token * a.group_size) * a.q_stride_head;
+#pragma unroll
+            for (int s = 0; s < C::DIM / 16; s++) {
+                constexpr int PER = 64 / size_of(C::F) / 16;  // steps of a segment
+                const int d = C::K::dim(s / PER, c, s % PER * 4);
+                q[0][nt][s][0] = q[0][nt][s][1] = 0;
+                if (n < piece.num_rows) load_four(from + d, q[0][nt][s]);
+            }
+        }
+    }
+    // Q into the format of the MMA: a row of bf16 is scaled by a power of two into f16's range.
+    // Then every column's factor.
+    __device__ void narrow_q() {
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++) {
+            float x = a.score_scale * k_scale;
+            if (!C::IS_BF16 && a.q_dtype == BF16) x *= narrow_row(q[0][nt]);
+#pragma unroll
+            for (int i = 0; i < 2; i++) factor[nt][i] = __shfl_sync(~0u, x, (2 * c + i) * 4);
+        }
+    }
+    // bf16 pairs of one row (spread over the four lanes of c) to f16, times 2^e; returns 2^-e.
+    __device__ static float narrow_row(uint32_t (&row)[C::DIM / 16][2]) {
+        uint32_t top = 0;  // largest exponent, where bf16 keeps it
+#pragma unroll
+        for (int s = 0; s < C::DIM / 16; s++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t low = row[s][i] & 0x7f80u, high = row[s][i] >> 16 & 0x7f80u;
+                if (low < 0x7f80u) top = max(top, low);
+                if (high < 0x7f80u) top = max(top, high);
+            }
+        top = max(top, __shfl_xor_sync(~0u, top, 1));
+        top = max(top, __shfl_xor_sync(~0u, top, 2));
+        // The largest magnitude lands in [2^14, 2^15); both factors stay normal numbers.
+        const int shift = min(max(14 - (int(top >> 7) - 127), -126), 126);
+        const float up = __int_as_float((shift + 127) << 23);
+#pragma unroll
+        for (int s = 0; s < C::DIM / 16; s++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                row[s][i] = pack_f16(__uint_as_float(row[s][i] << 16) * up,
+                                     __uint_as_float(row[s][i] & 0xffff0000u) * up);
+        return __int_as_float((127 - shift) << 23);
+    }
+
+    // Sums of products -> scores in base 2.
+    __device__ void scale_scores(const RowScales &rows, float (&s)[C::NT][4]) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int nt = 0; nt < C::NT; nt++)
+#pragma unroll
+                for (int col = 0; col < 2; col++) {
+                    float &x = s[nt][half * 2 + col];
+                    x *= C::F == INT8 ? factor[nt][col] * rows.of[half] : factor[nt][col];
+                    if (!C::SINGLE && a.soft_cap > 0) x = cap(x);
+                }
+    }
+    // cap * tanh(x / cap), by tanh(y) = 1 - 2 / (1 + e^2y).
+    __device__ float cap(float x) const {
+        constexpr float TWO_LOG2E = 2.885390081777927f;
+        const float e = exp2_fast(x * (TWO_LOG2E / a.soft_cap));
+        return a.soft_cap * (1.0f - __fdividef(2.0f, 1.0f + e));
+    }
+    // What follows is rare: nothing of it may be computed ahead and held in registers.
+    __device__ static void keep_here() {
+        asm volatile("" ::: "memory");
+    }
+    __device__ bool shows(int q_token, int key) const {
+        return C::SINGLE || mask_bit(a, piece.request, q_token, key);
+    }
+    // -inf where a row may not see a key; those of a granule begin at `first_key`.
+    __device__ void mask_scores(int first_key, float (&s)[C::NT][4]) const {
+        keep_here();
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++)
+#pragma unroll
+            for (int col = 0; col < 2; col++) {
+                const int n = nt * 8 + 2 * c + col;
+                const int q_token = divide(piece.row_begin + n, a.by_group);
+                KeyRange seen = visible_keys(a, piece.request, q_token);
+                if (n >= piece.num_rows) seen.end = 0;
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int key = first_key + half * 8 + g;
+                    if (key < seen.begin || key >= seen.end || !shows(q_token, key))
+                        s[nt][half * 2 + col] = -INFINITY;
+                }
+            }
+    }
+
+    // Scores of one granule -> probabilities as the second MMA's B fragment, and the sums.
+    __device__ void weigh(const RowScales &v_rows, bool masked, const float (&s)[C::NT][4],
+                          uint32_t (&p)[C::P_PARTS][C::NT][2], State<C> &state) const {
+        float x[C::NT][4], w[C::NT][4];
+        weights(v_rows, s, state, x, w);
+        float top = 0;
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++)
+            top = fmaxf(top, fmaxf(fmaxf(w[nt][0], w[nt][1]), fmaxf(w[nt][2], w[nt][3])));
+        if (__any_sync(~0u, top > LAZY_LIMIT)) {
+            raise_max(v_rows, s, state);
+            weights(v_rows, s, state, x, w);
+        }
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                state.sum[nt][i % 2] += x[nt][i];
+                // What a row may not see has weight 0, whatever its scale.
+                if (C::F == INT8 && masked && s[nt][i] == -INFINITY) w[nt][i] = 0;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float left = w[nt][2 * half], right = w[nt][2 * half + 1];
+                if constexpr (C::IS_BF16) {
+                    const uint32_t high = pack_bf16(left, right);
+                    p[0][nt][half] = transpose8x8(high);
+                    p[1][nt][half] =
+                        transpose8x8(pack_bf16(left - __uint_as_float(high << 16),
+                                               right - __uint_as_float(high & 0xffff0000u)));
+                } else {
+                    p[0][nt][half] = transpose8x8(pack_f16(left, right));
+                }
+            }
+        }
+    }
+    // x: what joins the sum; w: what V is multiplied by.
+    __device__ static void weights(const RowScales &v_rows, const float (&s)[C::NT][4],
+                                   const State<C> &state, float (&x)[C::NT][4],
+                                   float (&w)[C::NT][4]) {
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                x[nt][i] = exp2_fast(s[nt][i] - state.max[nt][i % 2]);
+                w[nt][i] = C::F == INT8 ? x[nt][i] * v_rows.of[i / 2] : x[nt][i];
+            }
+    }
+    // A new reference, by which the largest weight becomes 2^LAZY_TARGET.
+    __device__ static void raise_max(const RowScales &v_rows, const float (&s)[C::NT][4],
+                                     State<C> &state) {
+        keep_here();
+        // log2 of the factor that joins p on its way to V; int8 alone.
+        float more[2] = {0, 0};
+        if constexpr (C::F == INT8)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                more[half] = __log2f(fmaxf(v_rows.of[half], 0x1p-24f));
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++)
+#pragma unroll
+            for (int col = 0; col < 2; col++) {
+                float m = fmaxf(s[nt][col] + more[0], s[nt][2 + col] + more[1]);
+#pragma unroll
+                for (int lanes = 4; lanes < 32; lanes *= 2)
+                    m = fmaxf(m, __shfl_xor_sync(~0u, m, lanes));
+                m = fmaxf(state.max[nt][col], m - LAZY_TARGET);
+                const float keep = exp2_fast(state.max[nt][col] - m);
+                state.max[nt][col] = m;
+                state.sum[nt][col] *= keep;
+#pragma unroll
+                for (int d = 0; d < C::DIM / 16; d++)
+                    state.o[d][nt][col] *= keep, state.o[d][nt][col + 2] *= keep;
+            }
+    }
+
+    __device__ void add_values(uint32_t tile, const uint32_t (&p)[C::P_PARTS][C::NT][2],
+                               State<C> &state) const {
+        C::V::each(tile, g, c, [&](int d, const uint32_t(&v)[4]) {
+#pragma unroll
+            for (int part = 0; part < C::P_PARTS; part++)
+#pragma unroll
+                for (int nt = 0; nt < C::NT; nt++) mma<C::IS_BF16>(state.o[d][nt], v, p[part][nt]);
+        });
+    }
+    __device__ bool has_non_finite(uint32_t tile) const {
+        const uint32_t exponent = C::IS_BF16 ? 0x7f80u : 0x7c00u;
+        bool found = false;
+        C::V::each(tile, g, c, [&](int, const uint32_t(&v)[4]) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                found |= (v[i] & exponent) == exponent || (v[i] >> 16 & exponent) == exponent;
+        });
+        return __any_sync(~0u, found);
+    }
+    // A probability of 0 does not hide a NaN: each query token's rows take only values they may
+    // see.
+    __device__ void add_one_by_one(int key, uint32_t tile,
+                                   const uint32_t (&p)[C::P_PARTS][C::NT][2],
+                                   State<C> &state) const {
+        keep_here();
+        const int begin = divide(piece.row_begin, a.by_group);
+        const int end = divide(piece.row_begin + piece.num_rows - 1, a.by_group);
+#pragma unroll 1
+        for (int q_token = begin; q_token <= end; q_token++) {
+            const KeyRange keys = visible_keys(a, piece.request, q_token);
+            uint32_t keep[2];  // of tokens 2c, 2c + 1 and 2c + 8, 2c + 9
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                keep[i] = 0;
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    const int k = key + 2 * c + i * 8 + n;
+                    if (k >= keys.begin && k < keys.end && shows(q_token, k))
+                        keep[i] |= 0xffffu << (16 * n);
+                }
+            }
+            C::V::each(tile, g, c, [&](int d, const uint32_t(&v)[4]) {
+                const uint32_t seen[4] = {v[0] & keep[0], v[1] & keep[0], v[2] & keep[1],
+                                          v[3] & keep[1]};
+#pragma unroll
+                for (int nt = 0; nt < C::NT; nt++) {
+                    float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+                    for (int part = 0; part < C::P_PARTS; part++)
+                        mma<C::IS_BF16>(sum, seen, p[part][nt]);
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (divide(piece.row_begin + nt * 8 + 2 * c + i % 2, a.by_group) == q_token)
+                            state.o[d][nt][i] += sum[i];
+                }
+            });
+        }
+    }
+};
+
+// A warp's result to shared memory.
+template <class C>
+__device__ void leave_result(uint8_t *to, State<C> &state) {
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    float4 *const o = reinterpret_cast<float4 *>(to);
+    float *const maxima = reinterpret_cast<float *>(to + C::FRAGMENTS * 512);
+#pragma unroll
+    for (int nt = 0; nt < C::NT; nt++) {
+#pragma unroll
+        for (int t = 0; t < C::DIM / 16; t++) {
+            const float(&x)[4] = state.o[t][nt];
+            o[(t * C::NT + nt) * 32 + lane] = make_float4(x[0], x[1], x[2], x[3]);
+        }
+#pragma unroll
+        for (int col = 0; col < 2; col++) {
+            float sum = state.sum[nt][col];
+#pragma unroll
+            for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+            if (g != 0) continue;
+            maxima[nt * 8 + 2 * c + col] = state.max[nt][col];
+            maxima[C::ROWS + nt * 8 + 2 * c + col] = sum;
+        }
+    }
+}
+
+// A warp's granules of a piece; what they come to takes the place of its ring. `meanwhile` runs
+// while the first copies are on their way.
+template <class C, class MEANWHILE>
+__device__ __forceinline__ void walk_piece(const kv8_decode_args &a, const Piece &piece, int head,
+                                           int first, int step, int count, uint8_t *ring_bytes,
+                                           MEANWHILE &&meanwhile) {
+    const uint32_t ring = keep(smem_address(ring_bytes));
+    Walker<C> walker(a, piece, head);
+    Feed<C> feed(a, piece, ring, head, first, step, count);
+    feed.fill();
+    meanwhile();
+    walker.ready();
+    State<C> state;
+    state.clear();
+    int at = 0;  // stage of the ring
+#pragma unroll 1
+    for (int i = 0; i < count; i++) {
+        copy_wait<C::STAGES - 2>();
+        __syncwarp();
+        feed.ask();
+        walker.compute((first + i * step) * TOKENS, ring + at * C::STAGE_BYTES, state);
+        at = at + 1 == C::STAGES ? 0 : at + 1;
+    }
+    copy_wait<0>();
+    __syncwarp();
+    leave_result<C>(ring_bytes, state);
+}
+
+}  // namespace kv8
