@@ -63,13 +63,15 @@ static bool fits(const kv8_model *model, const kv8_cache *cache, const kv8_cache
 
 /* --- building --- */
 
-/* Rounding Q to bf16 (2^-9) disappears beside K in 8 bits (e4m3 2^-4, int8 about 2^-7 of a row's
- * largest) and lets the plan take bf16 products; beside wider K it would be the larger error.
- * Figures: docs/design/evaluation.md. */
+/* Rounding Q to bf16 (2^-9) is as K's rounding, or disappears beside it, where K has no more bits,
+ * and lets the plan take bf16 products; beside f16 and f32 it would be the larger error. Figures:
+ * docs/design/evaluation.md. */
 static kv8_dtype q_dtype_for(const kv8_cache_layer *stored) {
-    const bool in_8_bits =
-        kv8_dtype_size(stored->k_dtype) == 1 && kv8_dtype_size(stored->v_dtype) == 1;
-    return in_8_bits ? KV8_BF16 : KV8_F32;
+    const kv8_dtype both[] = {stored->k_dtype, stored->v_dtype};
+    for (int i = 0; i < 2; i++) {
+        if (both[i] == KV8_F32 || both[i] == KV8_F16) return KV8_F32;
+    }
+    return KV8_BF16;
 }
 
 static kv8_status create_plan(kv8_model *model, int32_t layer) {

@@ -28,7 +28,7 @@ void kv8_buffers_release(kv8_buffers *buffers);
 typedef struct kv8_activations {
     float *residual, *normed, *projected; /* [n, hidden] */
     float *q, *attended;                  /* [n, num_qo_heads * head_dim] */
-    kv8_bf16 *q_rounded;                  /* the same shape: q for layers with 8-bit KV */
+    kv8_bf16 *q_rounded;                  /* the same shape: q as most plans take it */
     float *k, *v;                         /* [n, num_kv_heads * head_dim] */
     float *cos_sin;                       /* [n, head_dim] */
     int32_t *positions;                   /* [n] */

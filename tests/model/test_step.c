@@ -155,8 +155,8 @@ static const char *describe_layer(const kv8_cache *cache, int32_t layer, const k
 static void forks_share_their_pages_and_equal_requests_alone(void **state) {
     (void)state;
     enum { STEM = 200 };
-    kv8_cache *const cache = open_cache(model, KV8_BF16, 16, BATCH, 256, false);
-    kv8_cache *const single = open_cache(model, KV8_BF16, 16, 1, 256, false);
+    kv8_cache *const cache = open_cache(model, KV8_F32, 16, BATCH, 256, false);
+    kv8_cache *const single = open_cache(model, KV8_F32, 16, 1, 256, false);
     float *const together = malloc(logits_count(BATCH) * sizeof *together);
     float *const alone = malloc(logits_count(1) * sizeof *alone);
     kv8_seq seqs[BATCH];
