@@ -32,6 +32,9 @@ static inline void t_order_units(int32_t fold, uint8_t *order) {
         order[u] = (uint8_t)(u % per_lane * 2 * fold + u / per_lane);
 }
 
+static void t_place(const kv8_attention_job *job, float *row);
+#define T_PLACE_VALUE(job) t_place(job, (job)->value)
+
 #include "attention_tmpl.h"
 
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
@@ -40,6 +43,7 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     if (left > T_SIDE) at.num_rows = T_SIDE;
     while (job->item->num_rows * at.fold * 2 <= T_SIDE) at.fold = 1 << ++at.shift;
     at.key_step = T_SIDE / at.fold;
+    at.num_quartered = job->k_size == 1 ? job->spec->head_dim / 64 * 32 : 0;
     return at;
 }
 
@@ -47,8 +51,30 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
 static inline int32_t t_columns(const t_lanes *at) {
     return T_SIDE / at->fold;
 }
+/* Whole 64 codes of K are left as unpacking has them: unit 8 L + 4 h + j of 32 is 16 h + 4 L + j.
+ */
 static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u) {
+    if (u < at->num_quartered) u = (u & ~31) | (u & 4) << 2 | (u & 24) >> 1 | (u & 3);
     return (int64_t)u * t_columns(at) + row;
+}
+
+/* Of V too: quarter L of vector x of 64 columns is quarter x of vector L, and the other way round.
+ * In place, so this puts a row into the order of O's columns or back. */
+static void t_place(const kv8_attention_job *job, float *row) {
+    const int32_t end = job->v_size == 1 ? kv8_spec_v_head_dim(job->spec) / 64 * 64 : 0;
+    for (int32_t d = 0; d < end; d += 64) {
+        v_f32 x[4], half[4];
+        V_UNROLL
+        for (int i = 0; i < 4; i++) x[i] = v_load(row + d + i * T_SIDE);
+        half[0] = _mm512_shuffle_f32x4(x[0], x[1], 0x44);
+        half[1] = _mm512_shuffle_f32x4(x[0], x[1], 0xee);
+        half[2] = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
+        half[3] = _mm512_shuffle_f32x4(x[2], x[3], 0xee);
+        v_store(row + d, _mm512_shuffle_f32x4(half[0], half[2], 0x88));
+        v_store(row + d + T_SIDE, _mm512_shuffle_f32x4(half[0], half[2], 0xdd));
+        v_store(row + d + 2 * T_SIDE, _mm512_shuffle_f32x4(half[1], half[3], 0x88));
+        v_store(row + d + 3 * T_SIDE, _mm512_shuffle_f32x4(half[1], half[3], 0xdd));
+    }
 }
 
 static void t_begin(const kv8_attention_job *job, t_queue *queue) {
@@ -62,9 +88,11 @@ static void t_begin(const kv8_attention_job *job, t_queue *queue) {
     queue->ahead_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;
     t_configure(T_SIDE / at.fold, at.num_rows < T_SIDE ? at.num_rows : T_SIDE);
 }
-static void t_end(t_queue *queue) {
+static void t_end(const kv8_attention_job *job, t_queue *queue) {
     t_drain(queue);
     _tile_release();
+    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
+    for (int64_t row = 0; row < rows; row++) t_place(job, job->o + row * job->v_row);
 }
 
 /* s = the step's scores: for 32 keys at a time, all of head_dim. */
@@ -144,6 +172,7 @@ V_INLINE v_f32 t_weigh_pass(const t_pass *pass, v_f32 shift, t_queue *queue, con
                             const bool v_scaled, const int asks) {
     enum { STEP = KV8_TILE_KEYS / T_TICKS };
     const t_pass p = *pass;
+    t_keep_awake(queue);
     v_f32 sum = v_set1(0.0f), sum2 = sum;
     for (int32_t begin = 0; begin < p.count; begin += STEP) {
         t_tick(queue);

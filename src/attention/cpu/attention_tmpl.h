@@ -14,6 +14,7 @@
  *   T_OWN_PRODUCTS   the file brings its own t_lanes_of, t_q_at, t_order_units, t_tile_of_head
  *                    (and t_begin, t_end around an item)
  *   T_OWN_WEIGH      the file brings its own t_weigh and T_WEIGHTS(job), where it leaves weights
+ *   T_PLACE_VALUE(job)  optional: brings job->value into the order of O's columns
  *   T_TICK(queue)    optional, with its own t_queue: issue some of the work that waits
  *
  * Per tile of 64 keys and head: widen K and V; then for at most two vectors of rows at a time
@@ -52,7 +53,7 @@ static inline int32_t t_lanes_per_head(const kv8_attention_job *job) {
 #define T_DEPTH_STEP        V_LANES
 #define T_KEY_STEP          32 /* keys of a tile are padded to a multiple: two vectors at any fold */
 #define t_begin(job, queue) ((void)(queue))
-#define t_end(queue)        ((void)(queue))
+#define t_end(job, queue)   ((void)(queue))
 
 /* The first key of each unit of V and P; the second of a pair is `fold` further. */
 static inline void t_order_units(int32_t fold, uint8_t *order) {
@@ -77,7 +78,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
 
 #ifdef T_OWN_PRODUCTS
 static void t_begin(const kv8_attention_job *job, t_queue *queue);
-static void t_end(t_queue *queue);
+static void t_end(const kv8_attention_job *job, t_queue *queue);
 #else
 
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
@@ -315,6 +316,9 @@ static void t_add_aside(const kv8_attention_job *job, const t_lanes *at, const k
     const int32_t dim = kv8_spec_v_head_dim(job->spec);
     for (int32_t k = 0; k < aside->count; k++) {
         t_value_row(job, aside->row[k], aside->scale[k]);
+#ifdef T_PLACE_VALUE
+        T_PLACE_VALUE(job);
+#endif
         for (int32_t row = 0; row < at->num_rows; row++) {
             if (!kv8_job_sees(job, at->row_begin + row, tile->begin + aside->at[k])) continue;
             const float weight = t_weight(job, at, row, aside->at[k]);
@@ -423,14 +427,21 @@ static void t_prepare(const kv8_attention_job *job) {
             const int64_t lane = (int64_t)head * lanes + begin;
             float *const to = job->q_lanes + lane * job->q_row;
             const int64_t step = t_q_at(&at, 0, at.fold); /* between units of a lane */
+            int64_t place[KV8_MAX_HEAD_DIM];
+            for (int32_t u = 0; at.num_quartered > 0 && u < depth; u++)
+                place[u] = t_q_at(&at, 0, u);
             for (int32_t row = 0; row < at.num_rows; row++) {
                 const int64_t from = (int64_t)head * item->num_rows + begin + row;
                 const float *const q = job->q + from * job->q_row;
                 const float factor = job->scale[from] * t_log2e;
                 for (int32_t f = 0; f < at.fold; f++) {
                     float *unit = to + t_q_at(&at, row, f);
-                    for (int32_t u = f; u < depth; u += at.fold, unit += step)
-                        *unit = scaled ? q[u] * factor : q[u];
+                    if (at.num_quartered > 0) {
+                        for (int32_t u = f; u < depth; u += at.fold) to[place[u] + row] = q[u];
+                    } else {
+                        for (int32_t u = f; u < depth; u += at.fold, unit += step)
+                            *unit = scaled ? q[u] * factor : q[u];
+                    }
                     job->lane_scale[lane + t_score_at(&at, row, f)] = job->scale[from];
                 }
             }
@@ -474,6 +485,6 @@ void T_NAME(const kv8_attention_job *job) {
             t_tile_of_head(job, &tiles[now], last ? NULL : &tiles[now ^ 1], order, head, &queue);
         more = !last;
     }
-    t_end(&queue);
+    t_end(job, &queue);
     t_finish(job);
 }

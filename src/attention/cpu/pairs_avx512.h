@@ -44,23 +44,30 @@ static inline v_f32 t_zip_hi(v_f32 a, v_f32 b) {
     return t_zip(a, b, 16);
 }
 
-/* 64 codes of K, 64 codes of two rows of V; bf16 itself goes the template's way. */
-#define T_WIDEN_64(D)                                                                            \
-    V_INLINE bool t_widen64_##D(const uint8_t *row, float *out) {                                \
-        __m512i pairs[2];                                                                        \
-        v_widen64_bf16_##D(row, pairs);                                                          \
-        v_store(out, _mm512_castsi512_ps(pairs[0]));                                             \
-        v_store(out + V_LANES, _mm512_castsi512_ps(pairs[1]));                                   \
-        return true;                                                                             \
-    }                                                                                            \
-    V_INLINE bool t_widen64_pairs_##D(const uint8_t *even, const uint8_t *odd, int32_t at,       \
-                                      float *out) {                                              \
-        __m512i pairs[4];                                                                        \
-        v_widen64_pairs_bf16_##D(even == NULL ? NULL : even + at, odd == NULL ? NULL : odd + at, \
-                                 pairs);                                                         \
-        V_UNROLL                                                                                 \
-        for (int i = 0; i < 4; i++) v_store(out + i * V_LANES, _mm512_castsi512_ps(pairs[i]));   \
-        return true;                                                                             \
+/* 64 codes of K, 64 codes of two rows of V, in order or, with T_QUARTERS, as unpacking leaves them;
+ * bf16 itself goes the template's way. */
+#ifdef T_QUARTERS
+#define T_WIDEN_ROW(D)  v_widen64_bf16_quarters_##D
+#define T_WIDEN_ROWS(D) v_widen64_pairs_bf16_quarters_##D
+#else
+#define T_WIDEN_ROW(D)  v_widen64_bf16_##D
+#define T_WIDEN_ROWS(D) v_widen64_pairs_bf16_##D
+#endif
+#define T_WIDEN_64(D)                                                                           \
+    V_INLINE bool t_widen64_##D(const uint8_t *row, float *out) {                               \
+        __m512i pairs[2];                                                                       \
+        T_WIDEN_ROW(D)(row, pairs);                                                             \
+        v_store(out, _mm512_castsi512_ps(pairs[0]));                                            \
+        v_store(out + V_LANES, _mm512_castsi512_ps(pairs[1]));                                  \
+        return true;                                                                            \
+    }                                                                                           \
+    V_INLINE bool t_widen64_pairs_##D(const uint8_t *even, const uint8_t *odd, int32_t at,      \
+                                      float *out) {                                             \
+        __m512i pairs[4];                                                                       \
+        T_WIDEN_ROWS(D)(even == NULL ? NULL : even + at, odd == NULL ? NULL : odd + at, pairs); \
+        V_UNROLL                                                                                \
+        for (int i = 0; i < 4; i++) v_store(out + i * V_LANES, _mm512_castsi512_ps(pairs[i]));  \
+        return true;                                                                            \
     }
 T_WIDEN_64(e4m3)
 T_WIDEN_64(e4m3fnuz)

@@ -12,6 +12,7 @@
 #ifndef KV8_QUEUE_AMX_H
 #define KV8_QUEUE_AMX_H
 
+#define T_QUARTERS 1 /* see t_q_at, t_place */
 #include "pairs_avx512.h"
 
 enum { T_SIDE = 16, T_UNITS = KV8_TILE_KEYS / 2 }; /* rows, columns, pairs of a tile; units of P */
@@ -116,13 +117,17 @@ V_INLINE void t_issue(const t_queue *queue, const t_op *op) {
 V_INLINE void t_tick(t_queue *queue) {
     int32_t due = queue->count - queue->next;
     if (due > queue->per_tick) due = queue->per_tick;
-    if (due <= 0) _tile_dpbf16ps(4, 6, 7);
     for (; due > 0; due--) {
         __asm__ volatile("" ::: "memory");
         t_issue(queue, &queue->ops[queue->next++]);
     }
 }
 #define T_TICK(queue) t_tick(queue)
+/* A tile unit left alone for about a thousand cycles sleeps and takes as long to wake. Where
+ * nothing waits, a product whose sums are never read keeps it awake. */
+V_INLINE void t_keep_awake(const t_queue *queue) {
+    if (queue->next == queue->count) _tile_dpbf16ps(4, 6, 7);
+}
 
 /* Asks for the next row. All the work on a head does so, in a steady stream and in the order of
  * addresses: bursts fill the core's sixteen line buffers, which the loaders need too. */
@@ -144,7 +149,7 @@ enum { T_ASKING_FOLD = 2, T_ASKS = 3 };
 /* Issues all that is left, and empties the queue. */
 static void t_drain(t_queue *queue) {
     queue->per_tick = queue->count;
-    if (queue->next < queue->count) t_tick(queue);
+    t_tick(queue);
     queue->next = queue->count = 0;
 }
 

@@ -12,6 +12,7 @@ typedef struct t_lanes {
     int32_t row_begin, num_rows; /* within the head's rows of the item */
     int32_t fold, shift, vecs;   /* fold = 1 << shift; vecs is 1 when it is above 1 */
     int32_t row_step, key_step;  /* in lanes */
+    int32_t num_quartered;       /* units of Q that a rung lays out in its own order */
 } t_lanes;
 
 /* Where key i of the step's row `row` lies among the scores. */

@@ -37,11 +37,6 @@
     KV8_BYTES16(of, c, shift), KV8_BYTES16(of, (c) + 16, shift), KV8_BYTES16(of, (c) + 32, shift), \
         KV8_BYTES16(of, (c) + 48, shift)
 
-#define KV8_SAME8(c) c, c, c, c, c, c, c, c
-#define KV8_SAME64(c)                                                                   \
-    KV8_SAME8(c), KV8_SAME8(c), KV8_SAME8(c), KV8_SAME8(c), KV8_SAME8(c), KV8_SAME8(c), \
-        KV8_SAME8(c), KV8_SAME8(c)
-
 /* [low, high byte][magnitude] */
 typedef struct kv8_bf16_table {
     _Alignas(64) uint8_t bytes[2][128];
@@ -213,41 +208,52 @@ KV8_WIDEN64_F32(e4m3fnuz, 0xffc0)
 #undef KV8_WIDEN64_F32
 
 /* v_widen64_bf16_D: 64 codes in order. v_widen64_pairs_bf16_D: two rows of 64 codes (NULL = zeros)
- * as pairs of even and odd. */
-#define KV8_WIDEN64(name)                                                                   \
-    static inline void v_widen64_bf16_##name(const void *codes, __m512i out[2]) {           \
-        kv8_bf16x64_##name(kv8_halves_to_lanes(_mm512_loadu_si512(codes)), out);            \
-    }                                                                                       \
-    static inline void v_widen64_pairs_bf16_##name(const void *even, const void *odd,       \
-                                                   __m512i out[4]) {                        \
-        const __m512i a = even == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(even); \
-        const __m512i b = odd == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(odd);   \
-        kv8_bf16x64_##name(kv8_zip_codes(a, b, 0), out);                                    \
-        kv8_bf16x64_##name(kv8_zip_codes(a, b, 32), out + 2);                               \
+ * as pairs of even and odd. ..._quarters_D: the same as unpacking leaves it, without a permutation
+ * of the codes: of 64 codes, quarter L of out[h] is codes 16 L + 8 h on; of pairs, quarter L of
+ * out[x] is pairs 16 L + 4 x on. */
+#define KV8_WIDEN64(name)                                                                      \
+    static inline void v_widen64_bf16_##name(const void *codes, __m512i out[2]) {              \
+        kv8_bf16x64_##name(kv8_halves_to_lanes(_mm512_loadu_si512(codes)), out);               \
+    }                                                                                          \
+    static inline void v_widen64_pairs_bf16_##name(const void *even, const void *odd,          \
+                                                   __m512i out[4]) {                           \
+        const __m512i a = kv8_load64_or_zero(even), b = kv8_load64_or_zero(odd);               \
+        kv8_bf16x64_##name(kv8_zip_codes(a, b, 0), out);                                       \
+        kv8_bf16x64_##name(kv8_zip_codes(a, b, 32), out + 2);                                  \
+    }                                                                                          \
+    static inline void v_widen64_bf16_quarters_##name(const void *codes, __m512i out[2]) {     \
+        kv8_bf16x64_##name(_mm512_loadu_si512(codes), out);                                    \
+    }                                                                                          \
+    static inline void v_widen64_pairs_bf16_quarters_##name(const void *even, const void *odd, \
+                                                            __m512i out[4]) {                  \
+        const __m512i a = kv8_load64_or_zero(even), b = kv8_load64_or_zero(odd);               \
+        kv8_bf16x64_##name(_mm512_unpacklo_epi8(a, b), out);                                   \
+        kv8_bf16x64_##name(_mm512_unpackhi_epi8(a, b), out + 2);                               \
     }
+static inline __m512i kv8_load64_or_zero(const void *codes) {
+    return codes == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(codes);
+}
 static inline void kv8_bf16x64_e4m3fnuz(__m512i codes, __m512i out[2]) {
     kv8_bf16x64_lookup(codes, &kv8_bf16_of_e4m3fnuz, 0xffc0, out);
 }
 static inline void kv8_bf16x64_e5m2(__m512i codes, __m512i out[2]) {
     kv8_bf16x64_lookup(codes, &kv8_bf16_of_e5m2, 0, out);
 }
-/* The table knows the magnitudes up to 127: -128 is set apart. gcc must not see what is in memory:
- * it would make the bytes again for each use, on the port that the lookups need. */
-static const struct {
-    _Alignas(64) uint8_t lowest[64], high_of_lowest[64];
-} kv8_int8_bytes = {{KV8_SAME64(0x80)}, {KV8_SAME64(0xc3)}};
+/* The table knows the magnitudes up to 127; 128, in which only bit 7 is set, has 0 there and needs
+ * 0x43 in its high byte. Both bits are moved by affine maps, which leave port 5 to the lookups. */
 static inline void kv8_bf16x64_int8(__m512i codes, __m512i out[2]) {
     const kv8_bf16_table *const table = &kv8_bf16_of_int8;
-    const uint8_t *bytes = kv8_int8_bytes.lowest;
-    __asm__("" : "+r"(bytes));
-    const __m512i lowest = _mm512_load_si512(bytes), high_of_lowest = _mm512_load_si512(bytes + 64);
+    /* Byte 7 - i: which bits add up to bit i. */
+    const __m512i sign_bit = _mm512_set1_epi64(0x0000000000000080);
+    const __m512i high_of_128 = _mm512_set1_epi64((long long)0x8080000000008000);
     const __m512i magnitude = _mm512_abs_epi8(codes);
     const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[0]), magnitude,
                                                  _mm512_load_si512(table->bytes[0] + 64));
     __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table->bytes[1]), magnitude,
                                             _mm512_load_si512(table->bytes[1] + 64));
-    high = _mm512_ternarylogic_epi32(high, codes, lowest, 0xf8); /* high | (codes & sign) */
-    high = _mm512_mask_mov_epi8(high, _mm512_cmpeq_epi8_mask(codes, lowest), high_of_lowest);
+    const __m512i sign = _mm512_gf2p8affine_epi64_epi8(codes, sign_bit, 0);
+    const __m512i rest = _mm512_gf2p8affine_epi64_epi8(magnitude, high_of_128, 0);
+    high = _mm512_ternarylogic_epi32(high, sign, rest, 0xfe); /* any of the three */
     out[0] = _mm512_unpacklo_epi8(low, high);
     out[1] = _mm512_unpackhi_epi8(low, high);
 }
