@@ -78,8 +78,8 @@ static void close_run(device_run *r) {
 enum { PIECE_BYTES = 16 << 20 }; /* random data of a buffer, before it repeats */
 
 /* `num` codes of normal values; row scales near 1/32, int8 codes anything. */
-static kv8_status random_codes(kv8_dtype dtype, size_t num, uint8_t *out) {
-    uint64_t state = num;
+static kv8_status random_codes(kv8_dtype dtype, size_t num, uint64_t seed, uint8_t *out) {
+    uint64_t state = seed;
     if (dtype == KV8_INT8) {
         for (size_t i = 0; i < num; i++) out[i] = (uint8_t)(bench_random(&state) % 255 - 127);
         return KV8_OK;
@@ -119,10 +119,12 @@ static kv8_status make_pages(device_run *r, const bench_device *b, const device_
     const size_t num_scales = (size_t)(r->num_sets * r->pages_per_set * slots * heads);
     uint8_t *const piece = malloc(PIECE_BYTES);
     if (piece == NULL) return KV8_ERR_NO_MEMORY;
-    kv8_status status = random_codes(row->kv, PIECE_BYTES / (size_t)size, piece);
+    kv8_status status = KV8_OK;
     kv8_paged *const both[2] = {&r->args.k, &r->args.v};
     for (int i = 0; status == KV8_OK && i < 2; i++) {
-        status = fill_pool(r, b->stream, piece, PIECE_BYTES, bytes, &both[i]->data);
+        status = random_codes(row->kv, PIECE_BYTES / (size_t)size, 2 + (uint64_t)i, piece);
+        if (status == KV8_OK)
+            status = fill_pool(r, b->stream, piece, PIECE_BYTES, bytes, &both[i]->data);
         both[i]->stride_page = slots * heads * dim;
         both[i]->stride_slot = a->hnd ? dim : heads * dim;
         both[i]->stride_head = a->hnd ? slots * dim : dim;
@@ -200,7 +202,7 @@ static kv8_status make_queries(device_run *r, const bench_device *b, const devic
     uint8_t *const piece = malloc(piece_num * size);
     if (piece == NULL) return KV8_ERR_NO_MEMORY;
     static const float one = 1;
-    kv8_status status = random_codes(a->q, piece_num, piece);
+    kv8_status status = random_codes(a->q, piece_num, 1, piece);
     if (status == KV8_OK)
         status = fill_pool(r, b->stream, piece, piece_num * size, num * size, &r->args.q);
     free(piece);

@@ -5,7 +5,8 @@
  * (lengths, page tables, Q, pages) may change between replays of a captured graph. Nothing reads
  * them on the host, so these are the caller's to keep: lengths within the plan's bounds, indptr
  * from 0 and rising, page ids of visible keys within the pool. Codes are widened exactly to f16 or
- * bf16, Q and P are never rounded to FP8, sums are f32.
+ * bf16, Q and P are never rounded to FP8, sums are f32; but with Q in e4m3 the prefill kernels of
+ * Hopper multiply the codes themselves and round P to e4m3: o within 5e-2, lse within 0.065.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_ATTENTION_DEVICE_H
@@ -28,7 +29,8 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
  * of one format out of e4m3, e5m2, int8, bf16, f16 at head_dim 64 and 128, without a mask; those on
  * mma.sync, since sm_80, K and V of any two formats but f32 at any two head_dims that are multiples
  * of 16 up to 256, with masks too. Q is bf16, or f16 where neither K nor V is bf16; f16 and bf16
- * pages are not mixed.
+ * pages are not mixed. Q of e4m3 over e4m3 or e5m2 pages takes wgmma alone; over others, and on
+ * other GPUs, the general kernel, which is exact.
  *
  * With fewer rows a decode kernel is taken, on sm_90 and later: formats as with wgmma, head_dim 64
  * and 128 (e4m3: also 80, 96, 256 where page_size is a multiple of 16), neither mask nor

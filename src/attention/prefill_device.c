@@ -7,13 +7,14 @@
 #include <math.h>
 
 _Static_assert((int)KV8_PREFILL_F32 == (int)KV8_F32 && (int)KV8_PREFILL_BF16 == (int)KV8_BF16 &&
-                   (int)KV8_PREFILL_F16 == (int)KV8_F16,
+                   (int)KV8_PREFILL_F16 == (int)KV8_F16 && (int)KV8_PREFILL_E4M3 == (int)KV8_E4M3,
                "kernels know these dtypes by number");
 
 /* --- the kernels --- */
 
 typedef struct kv8_prefill_row {
     const char *name;
+    bool fp8; /* multiplies codes: Q is e4m3 */
     kv8_dtype code;
     int32_t head_dim, num_math;
     size_t shared_bytes;
@@ -21,18 +22,34 @@ typedef struct kv8_prefill_row {
 
 #define KV8_PREFILL(CODE, NAME, HEAD_DIM, NUM_MATH, STAGES, AHEAD, MATH_REGISTERS,      \
                     PRODUCER_REGISTERS)                                                 \
-    {"kv8_prefill_" #NAME "_d" #HEAD_DIM "__sm90", KV8_##CODE, HEAD_DIM, NUM_MATH,      \
+    {"kv8_prefill_" #NAME "_d" #HEAD_DIM "__sm90",                                      \
+     false,                                                                             \
+     KV8_##CODE,                                                                        \
+     HEAD_DIM,                                                                          \
+     NUM_MATH,                                                                          \
      KV8_PREFILL_SM90_SHARED((KV8_##CODE == KV8_F16 || KV8_##CODE == KV8_BF16 ? 2 : 1), \
                              KV8_##CODE == KV8_INT8, HEAD_DIM, NUM_MATH, STAGES, AHEAD)},
+#define KV8_PREFILL_FP8(CODE, NAME, HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES, AHEAD, MATH_REGISTERS, \
+                        PRODUCER_REGISTERS)                                                        \
+    {"kv8_prefill_e4m3_" #NAME "_d" #HEAD_DIM "__sm90",                                            \
+     true,                                                                                         \
+     KV8_##CODE,                                                                                   \
+     HEAD_DIM,                                                                                     \
+     NUM_MATH,                                                                                     \
+     KV8_PREFILL_FP8_SHARED(HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES, AHEAD)},
 static const kv8_prefill_row rows[] = {
+#include "prefill_fp8_kernels.inc"
 #include "prefill_kernels.inc"
 };
 #undef KV8_PREFILL
+#undef KV8_PREFILL_FP8
 enum { NUM_ROWS = sizeof rows / sizeof rows[0] };
 
 static const kv8_prefill_row *find_row(const kv8_attention_spec *spec) {
     for (int i = 0; i < NUM_ROWS; i++) {
-        if (rows[i].code == spec->k_dtype && rows[i].head_dim == spec->head_dim) return &rows[i];
+        if (rows[i].fp8 == (spec->q_dtype == KV8_E4M3) && rows[i].code == spec->k_dtype &&
+            rows[i].head_dim == spec->head_dim)
+            return &rows[i];
     }
     return NULL;
 }
@@ -40,8 +57,8 @@ static const kv8_prefill_row *find_row(const kv8_attention_spec *spec) {
 static kv8_status choose_wgmma(const kv8_attention_spec *spec, kv8_prefill_kernel *kernel_out) {
     const kv8_dtype q = spec->q_dtype;
     const int32_t v_head_dim = kv8_spec_v_head_dim(spec);
-    if (q != KV8_BF16 && q != KV8_F16)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "prefill: q_dtype is %s; supported: bf16, f16",
+    if (q != KV8_BF16 && q != KV8_F16 && q != KV8_E4M3)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "prefill: q_dtype is %s; supported: bf16, f16, e4m3",
                         kv8_dtype_name(q));
     if (spec->has_mask)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "prefill: has_mask is 1; supported: 0");
@@ -66,9 +83,10 @@ static kv8_status choose_wgmma(const kv8_attention_spec *spec, kv8_prefill_kerne
         return KV8_OK;
     }
     return kv8_fail(KV8_ERR_UNSUPPORTED,
-                    "prefill: pages of %s at head_dim %d; supported: e4m3, e5m2, int8, f16, bf16 "
-                    "at 64 and 128",
-                    kv8_dtype_name(spec->k_dtype), spec->head_dim);
+                    "prefill: pages of %s at head_dim %d with q_dtype %s; supported: %s at 64 and "
+                    "128",
+                    kv8_dtype_name(spec->k_dtype), spec->head_dim, kv8_dtype_name(q),
+                    q == KV8_E4M3 ? "e4m3, e5m2" : "e4m3, e5m2, int8, f16, bf16");
 }
 
 static kv8_status choose(const kv8_device *device, const kv8_attention_spec *spec,
@@ -224,18 +242,22 @@ static kv8_status check_pointers(const kv8_prefill_plan *plan, const kv8_attenti
         return kv8_fail(KV8_ERR_INVALID, "prefill: page_indptr and block_table are both %s",
                         pages->page_indptr != NULL ? "set" : "NULL");
     const bool csr = pages->page_indptr != NULL;
+    const bool fp8 = plan->args.q_dtype == KV8_PREFILL_E4M3;
     const char *const missing =
         args->qo_indptr == NULL                                                    ? "qo_indptr"
         : csr && pages->page_indices == NULL                                       ? "page_indices"
         : csr && pages->last_page_len == NULL                                      ? "last_page_len"
         : !csr && pages->seq_lens == NULL                                          ? "seq_lens"
         : args->q == NULL                                                          ? "q"
+        : fp8 && args->q_scale == NULL                                             ? "q_scale"
         : args->o == NULL                                                          ? "o"
         : workspace == NULL                                                        ? "workspace"
         : plan->has_sink && sink_logit == NULL                                     ? "sink_logit"
         : plan->has_mask && (args->mask_bits == NULL || args->mask_indptr == NULL) ? "mask"
                                                                                    : NULL;
     if (missing != NULL) return kv8_fail(KV8_ERR_INVALID, "prefill: %s is NULL", missing);
+    if (!fp8 && args->q_scale != NULL)
+        return kv8_fail(KV8_ERR_INVALID, "prefill: q_scale is set; e4m3 Q alone has one");
     if (!plan->has_sink && sink_logit != NULL)
         return kv8_fail(KV8_ERR_INVALID, "prefill: sink_logit is set, the plan has none");
     if (!aligned(workspace, 256))
@@ -245,17 +267,24 @@ static kv8_status check_pointers(const kv8_prefill_plan *plan, const kv8_attenti
 }
 
 static void fill_rows(kv8_prefill_args *a, const kv8_attention_args *args) {
-    const size_t o_size = kv8_dtype_size((kv8_dtype)a->o_dtype);
+    const int64_t o_size = (int64_t)kv8_dtype_size((kv8_dtype)a->o_dtype);
+    const bool fp8 = a->q_dtype == KV8_PREFILL_E4M3;
+    const int64_t of_q = fp8 ? 16 : 8, of_o = fp8 ? 4 : 2; /* elements at a time */
     a->q = args->q;
     a->q_stride_row = args->q_stride_row;
     a->q_stride_head = args->q_stride_head;
     a->q_aligned =
-        aligned(args->q, 16) && args->q_stride_row % 8 == 0 && args->q_stride_head % 8 == 0;
+        aligned(args->q, 16) && args->q_stride_row % of_q == 0 && args->q_stride_head % of_q == 0;
     a->o = args->o;
     a->o_stride_row = args->o_stride_row;
     a->o_stride_head = args->o_stride_head;
-    a->o_aligned =
-        aligned(args->o, 2 * o_size) && args->o_stride_row % 2 == 0 && args->o_stride_head % 2 == 0;
+    a->o_aligned = aligned(args->o, (size_t)(of_o * o_size)) && args->o_stride_row % of_o == 0 &&
+                   args->o_stride_head % of_o == 0;
+    a->q_scale = args->q_scale;
+    a->q_scale_stride_batch = args->q_scale_stride_batch;
+    a->q_scale_stride_row = args->q_scale_stride_row;
+    a->q_scale_stride_kv_head = args->q_scale_stride_kv_head;
+    a->q_scale_stride_group = args->q_scale_stride_group;
     a->lse = args->lse;
     a->qo_indptr = args->qo_indptr;
     a->page_indptr = args->pages.page_indptr;

@@ -17,7 +17,7 @@ static kv8_prefill_path path;
 typedef struct gpu_case {
     void *copies[24];
     kv8_attention_args args;
-    void *o, *lse, *sinks, *workspace;
+    void *q, *o, *lse, *sinks, *workspace;
     size_t o_bytes;
 } gpu_case;
 
@@ -38,6 +38,23 @@ static void *on_device(const attention_inputs *in, const gpu_case *c, const void
     return NULL;
 }
 
+/* Q without gaps between its rows: aligned to 16 bytes. */
+static void pack_queries(const gpu *g, const attention_inputs *in, gpu_case *c) {
+    const int64_t heads = in->num_qo_heads, dim = in->c->head_dim;
+    const size_t size = kv8_dtype_size(in->c->q_dtype), row = (size_t)dim * size;
+    uint8_t *const packed = malloc((size_t)(in->total_q * heads) * row + 1);
+    for (int64_t i = 0; i < in->total_q * heads; i++) {
+        const int64_t at = i / heads * in->args.q_stride_row + i % heads * in->args.q_stride_head;
+        memcpy(packed + (size_t)i * row, (const uint8_t *)in->args.q + (size_t)at * size, row);
+    }
+    c->q = gpu_upload(g, packed, (size_t)(in->total_q * heads) * row + 1);
+    free(packed);
+    c->args.q = c->q;
+    c->args.q_stride_head = dim;
+    c->args.q_stride_row = heads * dim;
+}
+
+/* gap: of elements after every row of O, which must stay untouched; without one, Q has none. */
 static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_plan *plan,
                    int32_t gap, gpu_case *c) {
     memset(c, 0, sizeof *c);
@@ -49,6 +66,7 @@ static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_p
     *a = in->args;
     a->qo_indptr = on_device(in, c, a->qo_indptr);
     a->q = on_device(in, c, a->q);
+    a->q_scale = on_device(in, c, a->q_scale);
     a->k.data = on_device(in, c, a->k.data);
     a->v.data = on_device(in, c, a->v.data);
     a->k.row_scale = on_device(in, c, a->k.row_scale);
@@ -63,7 +81,8 @@ static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_p
     a->v_scale = on_device(in, c, a->v_scale);
     a->mask_bits = on_device(in, c, a->mask_bits);
     a->mask_indptr = on_device(in, c, a->mask_indptr);
-    a->o_stride_head = in->v_head_dim + gap; /* the gap must stay untouched */
+    if (gap == 0) pack_queries(g, in, c);
+    a->o_stride_head = in->v_head_dim + gap;
     a->o_stride_row = in->num_qo_heads * a->o_stride_head;
     c->o_bytes = (size_t)(in->total_q * a->o_stride_row) * kv8_dtype_size(in->spec.o_dtype);
     c->o = a->o = gpu_alloc(g, c->o_bytes + 1);
@@ -75,6 +94,7 @@ static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_p
 
 static void gpu_case_free(const gpu *g, const attention_inputs *in, gpu_case *c) {
     for (int i = 0; i < in->num_buffers; i++) kv8_device_free(g->device, c->copies[i]);
+    kv8_device_free(g->device, c->q);
     kv8_device_free(g->device, c->o);
     kv8_device_free(g->device, c->lse);
     kv8_device_free(g->device, c->sinks);
@@ -107,60 +127,88 @@ static void fetch(const gpu *g, const attention_inputs *in, const gpu_case *c, f
     gpu_download(g, lse_out, c->lse, (size_t)(in->total_q * in->num_qo_heads) * 4);
 }
 
-/* The contract's bounds for 16-bit arithmetic. */
+/* The contract's bounds for 16-bit arithmetic and for FP8. The latter's sums are of P rounded to
+ * e4m3, by 2^-4 of a value at most: lse follows. */
 static void compare(const attention_inputs *in, const float *o, const float *lse) {
-    double o_bound = 4e-3;
+    const bool fp8 = in->spec.q_dtype == KV8_E4M3;
+    const double o_bound = fp8 ? 5e-2 : 4e-3, lse_bound = fp8 ? 0.065 : 2e-3;
     for (int32_t b = 0; b < in->c->batch; b++) { /* requests apart: a small one is not drowned */
         const size_t first = (size_t)(in->args.qo_indptr[b] * in->num_qo_heads);
         const size_t rows = (size_t)(in->c->qo_len[b] * in->num_qo_heads);
         const size_t dim = (size_t)in->v_head_dim;
         const double error = relative_error(o + first * dim, in->ref_o + first * dim, rows * dim);
-        if (!(error <= o_bound))
+        if (!(error <= o_bound)) {
+            for (size_t i = first * dim; i < (first + rows) * dim; i++) {
+                if (isnan((double)o[i]) != isnan(in->ref_o[i]) ||
+                    isinf((double)o[i]) != isinf(in->ref_o[i]))
+                    fail_msg("request %d: o[%zu][%zu] is %g, not %g, lse %g, not %g: %s", b,
+                             i / dim, i % dim, (double)o[i], in->ref_o[i], (double)lse[i / dim],
+                             in->ref_lse[i / dim], case_text(in->c, KV8_ISA_BEST));
+            }
             fail_msg("request %d: o is off by %g, bound %g: %s", b, error, o_bound,
                      case_text(in->c, KV8_ISA_BEST));
+        }
         for (size_t i = first; i < first + rows; i++) {
             const double ref = in->ref_lse[i], got = (double)lse[i];
             if (isnan(ref) ? isnan(got) : isinf(ref) && got == ref) continue;
-            if (!(fabs(got - ref) <= 2e-3))
+            if (!(fabs(got - ref) <= lse_bound))
                 fail_msg("request %d: lse[%zu] is %g, not %g: %s", b, i, got, ref,
                          case_text(in->c, KV8_ISA_BEST));
         }
     }
 }
 
+/* o_out and lse_out of one run over made inputs. */
+static void run_once(const gpu *g, const attention_inputs *in, int32_t gap, float *o_out,
+                     float *lse_out) {
+    kv8_prefill_plan plan;
+    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in->spec, path));
+    gpu_case on_gpu;
+    upload(g, in, &plan, gap, &on_gpu);
+    poison(g, in, &plan, &on_gpu);
+    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.sinks, on_gpu.workspace));
+    fetch(g, in, &on_gpu, o_out, lse_out);
+    gpu_case_free(g, in, &on_gpu);
+}
+
+/* Made inputs against the oracle. */
+static void check_made(const gpu *g, const attention_inputs *in, int32_t gap) {
+    assert_ok(kv8_attention_reference(&in->spec, &in->args, in->ref_o, in->ref_lse));
+    const size_t rows = (size_t)(in->total_q * in->num_qo_heads);
+    float *const o = calloc(rows * (size_t)in->v_head_dim + 1, sizeof *o);
+    float *const lse = calloc(rows + 1, sizeof *lse);
+    run_once(g, in, gap, o, lse);
+    compare(in, o, lse);
+    free(o);
+    free(lse);
+}
+
 static void check(const gpu *g, const attention_case *c, int32_t gap) {
     static attention_inputs in;
     case_make(&in, c);
-    assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
-    kv8_prefill_plan plan;
-    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec, path));
-    gpu_case on_gpu;
-    upload(g, &in, &plan, gap, &on_gpu);
-    const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
-    float *const o = calloc(rows * (size_t)in.v_head_dim + 1, sizeof *o);
-    float *const lse = calloc(rows + 1, sizeof *lse);
-    poison(g, &in, &plan, &on_gpu);
-    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.sinks, on_gpu.workspace));
-    fetch(g, &in, &on_gpu, o, lse);
-    compare(&in, o, lse);
-    free(o);
-    free(lse);
-    gpu_case_free(g, &in, &on_gpu);
+    check_made(g, &in, gap);
     case_free(&in);
 }
 
 /* --- cases --- */
 
-static const kv8_dtype codes[] = {KV8_E4M3, KV8_E5M2, KV8_INT8, KV8_F16, KV8_BF16};
-enum { NUM_CODES = sizeof codes / sizeof codes[0] };
+/* Formats of Q and of K and V. */
+static const kv8_dtype formats[][2] = {
+    {KV8_BF16, KV8_E4M3}, {KV8_BF16, KV8_E5M2}, {KV8_BF16, KV8_INT8}, {KV8_BF16, KV8_F16},
+    {KV8_BF16, KV8_BF16}, {KV8_E4M3, KV8_E4M3}, {KV8_E4M3, KV8_E5M2}};
+enum { NUM_FORMATS = sizeof formats / sizeof formats[0], E4M3_PAGES = 0, FP8 = 5 };
+/* e4m3 Q is the wgmma kernels' alone. */
+static int num_formats(void) {
+    return path == KV8_PREFILL_WGMMA ? NUM_FORMATS : FP8;
+}
 
-static attention_case plain(kv8_dtype code, int32_t head_dim) {
+static attention_case plain(int format, int32_t head_dim) {
     return (attention_case){.group_size = 8,
                             .num_kv_heads = 2,
                             .head_dim = head_dim,
-                            .q_dtype = KV8_BF16,
-                            .k_dtype = code,
-                            .v_dtype = code,
+                            .q_dtype = formats[format][0],
+                            .k_dtype = formats[format][1],
+                            .v_dtype = formats[format][1],
                             .o_dtype = KV8_F32,
                             .page_size = 16,
                             .window_left = -1,
@@ -175,9 +223,9 @@ static attention_case plain(kv8_dtype code, int32_t head_dim) {
 static void every_edge_of_a_tile(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     static const int32_t lens[] = {1, 2, 15, 16, 17, 127, 128, 129, 255, 256, 257, 385};
-    for (int i = 0; i < NUM_CODES; i++) {
+    for (int i = 0; i < num_formats(); i++) {
         for (int32_t head_dim = 64; head_dim <= 128; head_dim += 64) {
-            attention_case c = plain(codes[i], head_dim);
+            attention_case c = plain(i, head_dim);
             c.batch = sizeof lens / sizeof lens[0];
             for (int b = 0; b < c.batch; b++) {
                 c.kv_len[b] = lens[b];
@@ -198,11 +246,12 @@ static void options_at_random(void **state) {
     static const int32_t pages[] = {1, 2, 7, 16, 64}, windows[] = {-1, -1, 0, 1, 127, 128, 300};
     static const int32_t groups[] = {1, 3, 4, 8, 64};
     test_rng rng = {2026};
-    for (int i = 0; i < 80; i++) {
-        attention_case c = plain(codes[i % NUM_CODES], rng_range(&rng, 1, 2) * 64);
+    for (int i = 0; i < 112; i++) {
+        attention_case c = plain(i % num_formats(), rng_range(&rng, 1, 2) * 64);
         c.group_size = pick(&rng, groups, 5);
         c.num_kv_heads = c.group_size > 8 ? 1 : rng_range(&rng, 1, 3);
-        if (c.k_dtype != KV8_BF16 && rng_range(&rng, 0, 1)) c.q_dtype = KV8_F16;
+        if (c.q_dtype == KV8_BF16 && c.k_dtype != KV8_BF16 && rng_range(&rng, 0, 1))
+            c.q_dtype = KV8_F16;
         if (rng_range(&rng, 0, 2) == 0) c.o_dtype = KV8_F16;
         c.page_size = pick(&rng, pages, 5);
         c.window_left = pick(&rng, windows, 7);
@@ -229,8 +278,8 @@ static void options_at_random(void **state) {
 /* Few rows over many keys: every row is split, on any GPU. */
 static void few_rows_are_split(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    for (int i = 0; i < NUM_CODES; i++) {
-        attention_case c = plain(codes[i], i % 2 == 0 ? 64 : 128);
+    for (int i = 0; i < num_formats(); i++) {
+        attention_case c = plain(i, i % 2 == 0 ? 64 : 128);
         c.batch = 3;
         c.qo_len[0] = 9, c.kv_len[0] = 5000;
         c.qo_len[1] = 1, c.kv_len[1] = 3001;
@@ -247,8 +296,8 @@ static void few_rows_are_split(void **state) {
 /* Scores that grow along the keys: the running maximum rises far beyond what P may lag behind. */
 static void maxima_rise(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    for (int i = 0; i < NUM_CODES; i++) {
-        attention_case c = plain(codes[i], 64);
+    for (int i = 0; i < num_formats(); i++) {
+        attention_case c = plain(i, 64);
         c.sm_scale = 4;
         c.kv_len[0] = 900;
         c.qo_len[0] = 70;
@@ -259,8 +308,8 @@ static void maxima_rise(void **state) {
 /* NaN in K or V of the newest token, which the last row alone may see; infinities anywhere. */
 static void what_is_not_finite_stays_where_it_is_seen(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    for (int i = 0; i < NUM_CODES; i++) {
-        attention_case c = plain(codes[i], i % 2 == 0 ? 128 : 64);
+    for (int i = 0; i < num_formats(); i++) {
+        attention_case c = plain(i, i % 2 == 0 ? 128 : 64);
         c.nan_newest = true;
         c.batch = 5;
         c.qo_len[1] = 20, c.kv_len[1] = 150;
@@ -274,16 +323,120 @@ static void what_is_not_finite_stays_where_it_is_seen(void **state) {
         c.qo_len[3] = 9, c.kv_len[3] = 4; /* rows without a key beside one that sees NaN */
         check(g, &c, 0);
         c.nan_newest = false;
-        c.infinities = codes[i] == KV8_E5M2;
+        c.infinities = c.k_dtype == KV8_E5M2;
         c.qo_len[0] = 17;
         check(g, &c, 0);
+    }
+}
+
+/* Writes K's and V's rows of every key, by value(rng, key, d, is_v). */
+static void plant(attention_inputs *in, float (*value)(test_rng *, int32_t, int32_t, bool)) {
+    const attention_case *const c = in->c;
+    union {
+        const void *in;
+        uint8_t *out;
+    } data[2] = {{.in = in->args.k.data}, {.in = in->args.v.data}};
+    test_rng rng = {11};
+    for (int32_t key = 0; key < c->kv_len[0]; key++) {
+        const int64_t page = in->args.pages.page_indices[key / c->page_size];
+        for (int v = 0; v < 2; v++) {
+            const kv8_paged *const p = v ? &in->args.v : &in->args.k;
+            const int64_t at = page * p->stride_page + key % c->page_size * p->stride_slot;
+            for (int32_t d = 0; d < c->head_dim; d++)
+                case_store(c->k_dtype, data[v].out, at + d, value(&rng, key, d, v));
+        }
+    }
+}
+
+static float values_of_one(test_rng *rng, int32_t key, int32_t d, bool is_v) {
+    (void)key, (void)d;
+    return is_v ? 1.0f : rng_normal(rng);
+}
+/* The sum that divides is of the P that multiply, whatever they were rounded to. */
+static void fp8_means_of_ones_are_one(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    for (int i = 0; i < 4; i++) {
+        attention_case c = plain(FP8 + i % 2, i < 2 ? 64 : 128);
+        c.num_kv_heads = 1;
+        c.kv_len[0] = 1900;
+        c.sm_scale = 1;
+        c.sink = SINK_NONE;
+        c.scale = SCALE_NONE;
+        c.batch_invariant = i % 2;
+        static attention_inputs in;
+        case_make(&in, &c);
+        plant(&in, values_of_one);
+        const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
+        float *const o = calloc(rows * (size_t)c.head_dim, sizeof *o);
+        float *const lse = calloc(rows, sizeof *lse);
+        run_once(g, &in, i / 2, o, lse);
+        for (size_t at = 0; at < rows * (size_t)c.head_dim; at++)
+            if (!(fabsf(o[at] - 1.0f) <= 1e-6f))
+                fail_msg("o[%zu] is %.9g, not 1", at, (double)o[at]);
+        free(o);
+        free(lse);
+        case_free(&in);
+    }
+}
+
+/* Where needles lie among 131072 keys, and which way Q looks for them. */
+enum { HAYSTACK = 131072 };
+static bool is_needle(int32_t key) {
+    return key % 13001 == 777;
+}
+static float direction(int32_t d) {
+    return d * 7 % 13 < 6 ? 1.0f : -1.0f;
+}
+/* V of other keys drifts from 0.5 to 1.5: sums that lose what comes late show it. */
+static float haystack(test_rng *rng, int32_t key, int32_t d, bool is_v) {
+    if (!is_v) return is_needle(key) ? direction(d) : 0.9f * rng_normal(rng);
+    if (is_needle(key)) return d % 2 ? 3.0f : -2.0f;
+    return 0.5f + (float)key / HAYSTACK + 0.3f * rng_normal(rng);
+}
+/* A dozen needles that together weigh about as much as all the other keys, in one piece and in
+ * many. */
+static void fp8_finds_needles_among_131072_keys(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    for (int i = 0; i < 4; i++) {
+        attention_case c = plain(FP8 + i % 2, i < 2 ? 128 : 64);
+        c.num_kv_heads = 1;
+        c.group_size = 2;
+        c.qo_len[0] = 4;
+        c.kv_len[0] = HAYSTACK;
+        c.sm_scale = c.head_dim == 64 ? 0.16f : 0.08f;
+        c.sink = SINK_NONE;
+        c.scale = SCALE_NONE;
+        c.batch_invariant = i % 2 == 0;
+        static attention_inputs in;
+        case_make(&in, &c);
+        union {
+            const void *in;
+            uint8_t *out;
+        } q = {.in = in.args.q};
+        for (int64_t row = 0; row < in.total_q; row++) {
+            for (int64_t h = 0; h < in.num_qo_heads; h++) {
+                for (int32_t d = 0; d < c.head_dim; d++)
+                    case_store(KV8_E4M3, q.out,
+                               row * in.args.q_stride_row + h * in.args.q_stride_head + d,
+                               direction(d) * (1.0f + 0.125f * (float)((d + row) % 2)));
+            }
+        }
+        for (int32_t r = 0; r < in.total_q * in.num_qo_heads; r++)
+            ((union {
+                const float *in;
+                float *out;
+            }){.in = in.args.q_scale})
+                .out[r] = 0.96f;
+        plant(&in, haystack);
+        check_made(g, &in, 0);
+        case_free(&in);
     }
 }
 
 /* The public plan takes these kernels where its bounds speak of many rows, and says so. */
 static void the_plan_chooses(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    attention_case c = plain(KV8_E4M3, 64);
+    attention_case c = plain(E4M3_PAGES, 64);
     static attention_inputs in;
     case_make(&in, &c);
     char text[256];
@@ -301,7 +454,7 @@ static void the_plan_chooses(void **state) {
 
 static void a_graph_follows_the_lengths(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    attention_case c = plain(KV8_E4M3, 64);
+    attention_case c = plain(E4M3_PAGES, 64);
     c.batch = 2;
     c.qo_len[0] = 30, c.kv_len[0] = 700;
     c.qo_len[1] = 50, c.kv_len[1] = 290;
@@ -343,7 +496,7 @@ static void a_graph_follows_the_lengths(void **state) {
 /* batch_invariant: the bits of a request do not depend on its company. */
 static void company_changes_no_bit(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    attention_case c = plain(KV8_E4M3, 128);
+    attention_case c = plain(E4M3_PAGES, 128);
     c.batch_invariant = true;
     c.kv_len[0] = 1500;
     float *results[2] = {NULL, NULL};
@@ -392,7 +545,7 @@ static void company_changes_no_bit(void **state) {
 
 static void wrong_inputs_are_refused(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    const attention_case c = plain(KV8_E4M3, 64);
+    const attention_case c = plain(E4M3_PAGES, 64);
     static attention_inputs in;
     case_make(&in, &c);
     kv8_prefill_plan plan;
@@ -404,8 +557,10 @@ static void wrong_inputs_are_refused(void **state) {
                        part);                                                                     \
     } while (0)
     SPEC_REFUSED(q_dtype = KV8_F32, "q_dtype is f32");
-    SPEC_REFUSED(q_dtype = KV8_E4M3, "q_dtype is e4m3");
     if (path == KV8_PREFILL_WGMMA) {
+        SPEC_REFUSED(q_dtype = KV8_E4M3;
+                     spec.k_dtype = spec.v_dtype = KV8_INT8,
+                     "pages of int8 at head_dim 64 with q_dtype e4m3; supported: e4m3, e5m2");
         SPEC_REFUSED(has_mask = 1, "has_mask is 1");
         SPEC_REFUSED(v_dtype = KV8_BF16, "v_dtype bf16");
         SPEC_REFUSED(v_head_dim = 32, "v_head_dim 32");
@@ -413,6 +568,7 @@ static void wrong_inputs_are_refused(void **state) {
         SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_E4M3FNUZ, "pages of e4m3fnuz");
         SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_BF16; spec.q_dtype = KV8_F16, "f16 over bf16");
     } else {
+        SPEC_REFUSED(q_dtype = KV8_E4M3, "q_dtype is e4m3");
         SPEC_REFUSED(v_dtype = KV8_F32, "v_dtype f32");
         SPEC_REFUSED(v_head_dim = 40, "v_head_dim 40");
         SPEC_REFUSED(head_dim = 272, "head_dim is 272");
@@ -434,6 +590,7 @@ static void wrong_inputs_are_refused(void **state) {
     ARGS_REFUSED(qo_indptr = NULL, KV8_ERR_INVALID, "qo_indptr is NULL");
     ARGS_REFUSED(pages.page_indptr = NULL, KV8_ERR_INVALID, "both NULL");
     ARGS_REFUSED(k.data = NULL, KV8_ERR_INVALID, "k.data is NULL");
+    ARGS_REFUSED(q_scale = in.sinks, KV8_ERR_INVALID, "q_scale is set");
     ARGS_REFUSED(v.stride_head += 3, KV8_ERR_UNSUPPORTED, "v strides");
     ARGS_REFUSED(k.stride_page *= -1, KV8_ERR_UNSUPPORTED, "k strides");
     ARGS_REFUSED(k.data = (const uint8_t *)on_gpu.args.k.data + 1, KV8_ERR_UNSUPPORTED, "k.data");
@@ -484,7 +641,7 @@ static void any_formats_head_dims_and_masks(void **state) {
 /* The plan takes mma.sync where nothing else is better than the general kernel. */
 static void the_plan_chooses_mma(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    attention_case c = plain(KV8_E4M3, 96);
+    attention_case c = plain(E4M3_PAGES, 96);
     c.v_dtype = KV8_INT8;
     static attention_inputs in;
     case_make(&in, &c);
@@ -527,7 +684,9 @@ static int open_mma(void **state) {
         cmocka_unit_test(what_is_not_finite_stays_where_it_is_seen)
 
 int main(void) {
-    const struct CMUnitTest wgmma[] = {BOTH_PATHS, cmocka_unit_test(the_plan_chooses)};
+    const struct CMUnitTest wgmma[] = {BOTH_PATHS, cmocka_unit_test(the_plan_chooses),
+                                       cmocka_unit_test(fp8_means_of_ones_are_one),
+                                       cmocka_unit_test(fp8_finds_needles_among_131072_keys)};
     const struct CMUnitTest mma[] = {BOTH_PATHS, cmocka_unit_test(any_formats_head_dims_and_masks),
                                      cmocka_unit_test(the_plan_chooses_mma)};
     const int failed =

@@ -84,6 +84,14 @@ __device__ __forceinline__ uint64_t descriptor_at(uint32_t lower, uint32_t bytes
     const uint32_t upper = (1024 >> 4) | 1u << 30;
     return (uint64_t)upper << 32 | (lower + (bytes >> 4));
 }
+/* The same for rows of ROW_BYTES: 128, or 64 under the 64-byte swizzle (chunk c of row r stands at
+ * c ^ (r / 2 % 4)), eight rows 512 bytes apart from the next. */
+template <int ROW_BYTES>
+__device__ __forceinline__ uint64_t row_descriptor_at(uint32_t lower, uint32_t bytes) {
+    static_assert(ROW_BYTES == 64 || ROW_BYTES == 128, "swizzles");
+    const uint32_t upper = (8 * ROW_BYTES >> 4) | (ROW_BYTES == 128 ? 1u : 2u) << 30;
+    return (uint64_t)upper << 32 | (lower + (bytes >> 4));
+}
 
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -122,6 +130,16 @@ __device__ __forceinline__ void registers_pin(uint32_t (&d)[N]) {
     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
     "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
     "%56, %57, %58, %59, %60, %61, %62, %63}"
+
+#define KV8_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define KV8_REGS_36                                                                               \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35}"
+#define KV8_REGS_68                                                                               \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
+    "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
+    "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67}"
 
 /* d (64 x 128) = or += A (64 x 16, shared) * B (16 x 128, shared, rows are columns of d). */
 template <bool BF16>
@@ -166,6 +184,61 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t *
         KV8_WGMMA("bf16");
     else
         KV8_WGMMA("f16");
+#undef KV8_WGMMA
+}
+
+/* --- wgmma of e4m3 by e4m3 or e5m2; both operands' rows run along k --- */
+
+/* d (64 x 64) = or += A (64 x 32, shared) * B (32 x 64, shared). */
+template <bool E5M2>
+__device__ __forceinline__ void wgmma8_shared(float (&d)[32], uint64_t a, uint64_t b,
+                                              int accumulate) {
+#define KV8_WGMMA(TYPE)                                                         \
+    asm volatile(                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                            \
+        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3." TYPE " " KV8_REGS_32 \
+        ", %32, %33, p, 1, 1;\n}\n"                                             \
+        : KV8_D32(d)                                                            \
+        : "l"(a), "l"(b), "r"(accumulate))
+    if (E5M2)
+        KV8_WGMMA("e5m2");
+    else
+        KV8_WGMMA("e4m3");
+#undef KV8_WGMMA
+}
+
+/* d, e (64 x 64 and 64 x 8, or 64 x 128 and 64 x 8) = or += A (64 x 32, registers) * B (32 x N,
+ * shared), N = 72 or 136. */
+template <bool E5M2>
+__device__ __forceinline__ void wgmma8_registers(float (&d)[32], float (&e)[4], const uint32_t *a,
+                                                 uint64_t b, int accumulate) {
+#define KV8_WGMMA(TYPE)                                                         \
+    asm volatile(                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %41, 0;\n"                            \
+        "wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3." TYPE " " KV8_REGS_36 \
+        ", {%36, %37, %38, %39}, %40, p, 1, 1;\n}\n"                            \
+        : KV8_D32(d), KV8_D4(e, 0)                                              \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+    if (E5M2)
+        KV8_WGMMA("e5m2");
+    else
+        KV8_WGMMA("e4m3");
+#undef KV8_WGMMA
+}
+template <bool E5M2>
+__device__ __forceinline__ void wgmma8_registers(float (&d)[64], float (&e)[4], const uint32_t *a,
+                                                 uint64_t b, int accumulate) {
+#define KV8_WGMMA(TYPE)                                                          \
+    asm volatile(                                                                \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %73, 0;\n"                             \
+        "wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3." TYPE " " KV8_REGS_68 \
+        ", {%68, %69, %70, %71}, %72, p, 1, 1;\n}\n"                             \
+        : KV8_D64(d), KV8_D4(e, 0)                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+    if (E5M2)
+        KV8_WGMMA("e5m2");
+    else
+        KV8_WGMMA("e4m3");
 #undef KV8_WGMMA
 }
 

@@ -13,7 +13,7 @@
 enum { KV8_PREFILL_TILE_KEYS = 128 };
 
 /* dtypes of Q and O. */
-enum { KV8_PREFILL_F32 = 1, KV8_PREFILL_BF16 = 2, KV8_PREFILL_F16 = 3 };
+enum { KV8_PREFILL_F32 = 1, KV8_PREFILL_BF16 = 2, KV8_PREFILL_F16 = 3, KV8_PREFILL_E4M3 = 4 };
 
 typedef struct kv8_prefill_pages {
     const uint8_t *data;
@@ -68,6 +68,8 @@ typedef struct kv8_prefill_args {
     const int32_t *block_table;
     int64_t block_table_stride;
     const int32_t *seq_lens;
+    const float *q_scale; /* e4m3 Q alone; may be 0 */
+    int64_t q_scale_stride_batch, q_scale_stride_row, q_scale_stride_kv_head, q_scale_stride_group;
     const float *k_scale, *v_scale; /* may be 0 */
     int64_t k_scale_stride_batch, k_scale_stride_head;
     int64_t v_scale_stride_batch, v_scale_stride_head;
@@ -86,7 +88,8 @@ typedef struct kv8_prefill_args {
     int32_t page_size;
     int32_t q_dtype, o_dtype;
     int32_t head_dim, v_head_dim, k_dtype, v_dtype; /* for kernels that take several */
-    int32_t q_aligned, o_aligned; /* rows of Q to 16 bytes; pairs of O to their size */
+    int32_t q_aligned, o_aligned;                   /* rows of Q to 16 bytes; pairs of O (fours
+                                                     * where Q is e4m3) to their size */
     int32_t causal, window_left;
     int32_t block_rows; /* packed rows of an item, as the kernel is built: a multiple of 64 */
     int32_t num_blocks; /* of threads that take items: what the work is spread over */
@@ -120,6 +123,15 @@ typedef struct kv8_prefill_args {
     (((rows) + 2 * (keys)) * KV8_PREFILL_MMA_PITCH(head_dim) +                     \
      KV8_PREFILL_MMA_NEXT(head_dim, keys, k_wide, v_wide) + (rows)*16 + (keys)*2 + \
      KV8_PREFILL_ITEM_BYTES + 16)
+
+/* Of a kernel that multiplies codes: Q, the stages of K and of V (turned, with eight columns for
+ * the sums), V's codes under way, sums of both levels, barriers, items, 16 bytes a row twice. */
+#define KV8_PREFILL_FP8_SHARED(head_dim, num_math, k_stages, v_stages, num_ahead) \
+    ((num_math)*64 * (head_dim) + (k_stages)*128 * (head_dim) +                   \
+     (v_stages)*128 * ((head_dim) + 8) + (num_ahead)*128 * (head_dim) +           \
+     (num_math)*256 * (head_dim) +                                                \
+     8 * (2 * ((k_stages) + (v_stages)) + 1 + 2 * KV8_PREFILL_ITEM_SLOTS) + 8 +   \
+     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_BYTES + (num_math)*2048)
 
 /* n / d == (n * magic) >> (31 + shift) for every 0 <= n < 2^31: magic = ceil(2^(31+shift) / d) with
  * shift = ceil(log2 d) exceeds the exact quotient by less than 2^shift / d. */

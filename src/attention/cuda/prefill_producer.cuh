@@ -5,48 +5,23 @@
 #ifndef KV8_PREFILL_PRODUCER_CUH
 #define KV8_PREFILL_PRODUCER_CUH
 
+#include "prefill_pages.cuh"
 #include "prefill_shape.cuh"
 
 template <class SHAPE>
-struct producer {
+struct producer : page_walk {
     enum {
         WIDE = code_traits<SHAPE::CODE>::wide,
         NUM_AHEAD = SHAPE::NUM_AHEAD,
         LOADS = SHAPE::LOADS /* of 16 bytes at a time */
     };
-    const kv8_prefill_args &a;
-    uint32_t shared;
-    int warp, lane;
-    /* The tile to fetch next, and the page of this lane's key there. */
-    int tile, tile_end, kv_head, page;
-    const int32_t *pages;
-    int seen_from, seen_to; /* keys that some row of the item may see */
     ring<SHAPE::NUM_STAGES> stored;
     __half2 scales[NUM_AHEAD + 1]; /* int8: K's and V's scale of this lane's key, oldest first */
 
-    __device__ producer(const kv8_prefill_args &args, uint32_t base)
-        : a(args),
-          shared(base),
-          warp(__shfl_sync(~0u, threadIdx.x % 128 / 32, 0)), /* uniform */
-          lane(threadIdx.x % 32) {}
+    __device__ producer(const kv8_prefill_args &args, uint32_t base) : page_walk(args, base) {}
 
-    __device__ __forceinline__ void open_item(const kv8_prefill_item &item) {
-        seen_from = item.seen_from;
-        seen_to = item.seen_to;
-        pages = (a.page_indptr != 0 ? a.page_indices : a.block_table) + item.pages_at;
-        kv_head = item.kv_head;
-        tile = item.tile_begin;
-        tile_end = item.tile_end;
-        page = page_of(tile);
-    }
     __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
-    }
-    /* The page of this lane's key of the tile; -1 where nobody looks. */
-    __device__ __forceinline__ int page_of(int of_tile) const {
-        const int key = of_tile * TILE_KEYS + 32 * warp + lane;
-        if (of_tile >= tile_end || key < seen_from || key >= seen_to) return -1;
-        return pages[divide(key, a.page_magic, a.page_shift)];
     }
     __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p, int slot) const {
         if (page < 0) return __ushort_as_half(0);
@@ -56,11 +31,6 @@ struct producer {
     }
     __device__ __forceinline__ uint32_t tile_address(int at, int stage, int column) const {
         return shared + at + (stage * SHAPE::COLUMNS + column) * TILE_BYTES + warp * 32 * 128;
-    }
-    __device__ __forceinline__ void publish(uint32_t full) const {
-        fence_stores_before_wgmma();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(full);
     }
     /* K, with what int8's lanes stored for the math's lanes to read. */
     __device__ __forceinline__ void publish_k(uint32_t full) const {
@@ -76,17 +46,6 @@ struct producer {
                piece * RAW_PIECE_BYTES;
     }
 
-    /* Where this lane's key lies; somewhere readable when nobody may see it. */
-    __device__ __forceinline__ const uint8_t *key_of(const kv8_prefill_pages &p, int slot) const {
-        const uint64_t offset = (uint64_t)(uint32_t)max(page, 0) * p.stride_page +
-                                (uint64_t)(uint32_t)slot * p.stride_slot +
-                                (uint64_t)(uint32_t)kv_head * p.stride_head;
-        return p.data + 16 * offset;
-    }
-    __device__ __forceinline__ int slot_of(int of_tile) const {
-        const int key = of_tile * TILE_KEYS + 32 * warp + lane;
-        return key - (int)divide(key, a.page_magic, a.page_shift) * a.page_size;
-    }
     /* Copies of K or V; of V too, at the same distances from its pool as K, when `together`. */
     __device__ __forceinline__ void fetch_half(uint32_t raw, const uint8_t *mine, uint32_t seen,
                                                bool together) const {

@@ -18,6 +18,7 @@ template <int CODE_, int HEAD_DIM_, int NUM_MATH_, int NUM_STAGES_, int NUM_AHEA
           int MATH_REGISTERS_, int PRODUCER_REGISTERS_>
 struct prefill_shape {
     static const int CODE = CODE_, HEAD_DIM = HEAD_DIM_, NUM_MATH = NUM_MATH_;
+    static const bool FP8 = false; /* products of 8-bit codes: prefill_fp8_shape.cuh */
     static const int NUM_STAGES = NUM_STAGES_;
     static const int NUM_AHEAD = NUM_AHEAD_; /* tiles whose codes are under way */
     static const int MATH_REGISTERS = MATH_REGISTERS_, PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
@@ -38,7 +39,8 @@ struct prefill_shape {
     static const int BARRIERS_AT =
         K_SCALES_AT + (CODE == CODE_INT8 ? NUM_STAGES * TILE_KEYS * 2 : 0);
     /* Barriers: K full, K empty, V full, V empty per stage; item full, empty. */
-    static const int ITEMS_AT = BARRIERS_AT + 8 * (4 * NUM_STAGES + 2 * KV8_PREFILL_ITEM_SLOTS);
+    static const int ITEM_BARRIERS_AT = BARRIERS_AT + 8 * 4 * NUM_STAGES;
+    static const int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS;
     static const int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * (int)sizeof(kv8_prefill_item);
     static const int SHARED_BYTES = ROWS_AT + NUM_MATH * 64 * 16;
     static_assert(SHARED_BYTES == KV8_PREFILL_SM90_SHARED(code_traits<CODE>::bytes,

@@ -21,8 +21,7 @@ typedef ring<KV8_PREFILL_ITEM_SLOTS> item_ring;
  * be an item ahead of the math; returns the slot's address, 0 when there is no more. */
 template <class SHAPE>
 __device__ __forceinline__ uint32_t item_barrier(uint32_t shared, int kind) {
-    return shared + SHAPE::BARRIERS_AT +
-           8 * (4 * SHAPE::NUM_STAGES + KV8_PREFILL_ITEM_SLOTS * kind);
+    return shared + SHAPE::ITEM_BARRIERS_AT + 8 * KV8_PREFILL_ITEM_SLOTS * kind;
 }
 template <class SHAPE>
 __device__ __forceinline__ void fetch_item(const kv8_prefill_args &a, uint32_t shared,
@@ -56,6 +55,44 @@ __device__ __forceinline__ void leave_item(uint32_t shared, item_ring &r) {
 }
 
 template <class SHAPE>
+__device__ __forceinline__ void init_item_barriers(uint32_t shared) {
+    for (int i = 0; i < KV8_PREFILL_ITEM_SLOTS; i++) {
+        barrier_init(item_barrier<SHAPE>(shared, 0) + 8 * i, 1);
+        barrier_init(item_barrier<SHAPE>(shared, 1) + 8 * i, 4 * (SHAPE::NUM_MATH + 1));
+    }
+}
+
+template <class SHAPE, class PRODUCER>
+__device__ __forceinline__ void produce_items(const kv8_prefill_args &a, uint32_t shared) {
+    registers_give<SHAPE::PRODUCER_REGISTERS>();
+    PRODUCER p(a, shared);
+    item_ring items, fetched;
+    if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched);
+    for (;;) {
+        const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
+        if (item == 0) break;
+        fetched.next();
+        if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched);
+        p.open_item(*item);
+        leave_item<SHAPE>(shared, items);
+        p.run();
+    }
+}
+template <class SHAPE, class MATH>
+__device__ __forceinline__ void compute_items(const kv8_prefill_args &a, uint32_t shared) {
+    registers_take<SHAPE::MATH_REGISTERS>();
+    MATH m(a, shared);
+    item_ring items;
+    m.start();
+    for (;;) {
+        const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
+        if (item == 0) break;
+        m.run(*item);
+        leave_item<SHAPE>(shared, items);
+    }
+}
+
+template <class SHAPE>
 __device__ __forceinline__ void prefill_block(const kv8_prefill_args &a) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t shared = shared_address(memory);
@@ -65,39 +102,14 @@ __device__ __forceinline__ void prefill_block(const kv8_prefill_args &a) {
                 barrier_init(
                     shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + i),
                     (kind % 2 == 0 ? 4 : 4 * SHAPE::NUM_MATH) * (kind < 2 ? SHAPE::K_ARRIVALS : 1));
-        for (int i = 0; i < KV8_PREFILL_ITEM_SLOTS; i++) {
-            barrier_init(item_barrier<SHAPE>(shared, 0) + 8 * i, 1);
-            barrier_init(item_barrier<SHAPE>(shared, 1) + 8 * i, 4 * (SHAPE::NUM_MATH + 1));
-        }
+        init_item_barriers<SHAPE>(shared);
         barrier_init_fence();
     }
     __syncthreads();
-    item_ring items;
-    if (threadIdx.x / 128 == SHAPE::NUM_MATH) {
-        registers_give<SHAPE::PRODUCER_REGISTERS>();
-        producer<SHAPE> p(a, shared);
-        item_ring fetched;
-        if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched);
-        for (;;) {
-            const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
-            if (item == 0) break;
-            fetched.next();
-            if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched);
-            p.open_item(*item);
-            leave_item<SHAPE>(shared, items);
-            p.run();
-        }
-    } else {
-        registers_take<SHAPE::MATH_REGISTERS>();
-        math_warpgroup<SHAPE> m(a, shared);
-        if (m.index == SHAPE::NUM_MATH - 1) m.pass_turn();
-        for (;;) {
-            const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
-            if (item == 0) break;
-            m.run(*item);
-            leave_item<SHAPE>(shared, items);
-        }
-    }
+    if (threadIdx.x / 128 == SHAPE::NUM_MATH)
+        produce_items<SHAPE, producer<SHAPE>>(a, shared);
+    else
+        compute_items<SHAPE, math_warpgroup<SHAPE>>(a, shared);
 }
 
 #endif

@@ -39,5 +39,17 @@ __device__ __forceinline__ int row_begin(const kv8_prefill_args &a, const item_v
 __device__ __forceinline__ int query_of(const kv8_prefill_args &a, int packed_row) {
     return (int)divide((uint32_t)packed_row, a.group_magic, a.group_shift);
 }
+__device__ __forceinline__ float k_scale_of(const kv8_prefill_args &a, const item_view &v) {
+    if (a.k_scale == 0) return 1.0f;
+    return a.k_scale[v.request * a.k_scale_stride_batch + v.kv_head * a.k_scale_stride_head];
+}
+/* e4m3 Q: of a row's head. */
+__device__ __forceinline__ float q_scale_of(const kv8_prefill_args &a, const item_view &v,
+                                            int query, int head) {
+    return a.q_scale[v.request * a.q_scale_stride_batch +
+                     (int64_t)(v.q_begin + query) * a.q_scale_stride_row +
+                     v.kv_head * a.q_scale_stride_kv_head +
+                     (head - v.kv_head * a.group_size) * a.q_scale_stride_group];
+}
 
 #endif

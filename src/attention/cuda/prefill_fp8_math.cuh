@@ -1,0 +1,296 @@
+/* prefill_fp8_math.cuh - a math warpgroup of the kernels that multiply codes: 64 packed query rows
+ * of an item through both products, in e4m3, and the softmax.
+ *
+ * P is rounded to e4m3, so its place in that format's range matters: a row's largest P so far is
+ * 2^6 when it is found, may grow to 448 before it is found again, and P keeps all its bits down to
+ * 2^-12 of the largest. The row's sum is that of the rounded values, by a column of ones beside V.
+ *
+ * The tensor cores keep about 14 bits of a sum: after FLUSH_TILES tiles O moves to f32 sums of a
+ * second level in shared memory, each thread's own.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_PREFILL_FP8_MATH_CUH
+#define KV8_PREFILL_FP8_MATH_CUH
+
+#include "prefill_fp8_shape.cuh"
+#include "prefill_rows.cuh"
+
+/* Four values to e4m3; beyond 448 they become 448, NaN stays. */
+__device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
+    uint32_t codes;
+    asm("{\n.reg .b16 l, h;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\n"
+        "mov.b32 %0, {l, h};\n}\n"
+        : "=r"(codes)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return codes;
+}
+
+template <class SHAPE>
+struct fp8_warpgroup : row_state<SHAPE> {
+    typedef row_state<SHAPE> rows;
+    using rows::a, rows::shared, rows::index, rows::thread, rows::lane, rows::D, rows::NUM_O;
+    using rows::factor, rows::full_from, rows::full_to, rows::max_, rows::o, rows::sum;
+    using rows::row_address, rows::row_of;
+    static const bool E5M2 = SHAPE::CODE == CODE_E5M2;
+    enum { FLUSH_TILES = 8 };
+    static constexpr float LARGEST = 6; /* log2 of P where a maximum is found */
+    float ones[4]; /* lane 0 of four: the rows' sums since the last flush; others: 0 */
+    int held;      /* tiles since then */
+    bool flushed;  /* whether the second level holds anything */
+    stage_ring<SHAPE::K_STAGES> k_tiles;
+    stage_ring<SHAPE::V_STAGES> v_tiles;
+    uint32_t num_queries;
+
+    __device__ fp8_warpgroup(const kv8_prefill_args &args, uint32_t base)
+        : rows(args, base), num_queries(0) {}
+    __device__ __forceinline__ void start() const {}
+
+    /* Q's first tile of K comes with it. */
+    __device__ __forceinline__ void start_rows() {
+        this->rows_slot = num_queries % 2;
+        num_queries++;
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) {
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(factor[slot])
+                         : "r"(row_address(row_of(slot))));
+            if (a.soft_cap > 0) factor[slot] = 1.0f; /* the cap leaves log2 units */
+        }
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(full_to) : "r"(row_address(0) + 12));
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(full_from) : "r"(row_address(63) + 8));
+        held = 0;
+        flushed = false;
+    }
+
+    /* Of 64 keys: half 0 or 1 of a tile. */
+    __device__ __forceinline__ void start_scores(float (&s)[32], uint32_t q, uint32_t k, int half) {
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            wgmma8_shared<E5M2>(s, row_descriptor_at<D>(q, 32 * i),
+                                row_descriptor_at<D>(k, half * 64 * D + 32 * i), i != 0);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void start_output(const uint32_t (&p)[8], uint32_t v, int half) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            wgmma8_registers<E5M2>(o, ones, p + 4 * i,
+                                   row_descriptor_at<128>(v, 64 * half + 32 * i),
+                                   half > 0 || i > 0 || held > 0);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void pin_output() {
+        registers_pin(o);
+        registers_pin(ones);
+    }
+    __device__ __forceinline__ uint32_t k_descriptor() const {
+        return matrix_descriptor(shared + SHAPE::K_AT + k_tiles.stage * SHAPE::K_BYTES, 16);
+    }
+    __device__ __forceinline__ uint32_t v_descriptor() const {
+        return matrix_descriptor(shared + SHAPE::V_AT + v_tiles.stage * SHAPE::V_BYTES, 16);
+    }
+    __device__ __forceinline__ void wait_k() const {
+        barrier_wait(k_barrier<SHAPE>(shared, 0, k_tiles.stage), k_tiles.parity);
+    }
+    __device__ __forceinline__ void wait_v() const {
+        barrier_wait(v_barrier<SHAPE>(shared, 0, v_tiles.stage), v_tiles.parity);
+    }
+    __device__ __forceinline__ void release_k() {
+        if (lane == 0) barrier_arrive(k_barrier<SHAPE>(shared, 1, k_tiles.stage));
+        k_tiles.next();
+    }
+    __device__ __forceinline__ void release_v() {
+        if (lane == 0) barrier_arrive(v_barrier<SHAPE>(shared, 1, v_tiles.stage));
+        v_tiles.next();
+    }
+
+    /* --- the second level --- */
+
+    __device__ __forceinline__ uint32_t sums_address() const {
+        return shared + SHAPE::SUMS_AT + index * SHAPE::SUMS_BYTES + 16 * thread;
+    }
+    __device__ __forceinline__ void flush() {
+        const uint32_t at = sums_address();
+#pragma unroll
+        for (int i = 0; i < NUM_O / 4; i++) {
+            float4 x = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+            if (flushed) {
+                const uint4 w = load_shared(at + 2048 * i);
+                x.x += __uint_as_float(w.x);
+                x.y += __uint_as_float(w.y);
+                x.z += __uint_as_float(w.z);
+                x.w += __uint_as_float(w.w);
+            }
+            store_shared(at + 2048 * i, __float_as_uint(x.x), __float_as_uint(x.y),
+                         __float_as_uint(x.z), __float_as_uint(x.w));
+        }
+        sum[0] += ones[0] + ones[1];
+        sum[1] += ones[2] + ones[3];
+        flushed = true;
+        held = 0;
+    }
+    /* Both levels into o and sum. */
+    __device__ __forceinline__ void collect() {
+        if (flushed) {
+            const uint32_t at = sums_address();
+#pragma unroll
+            for (int i = 0; i < NUM_O / 4; i++) {
+                const uint4 w = load_shared(at + 2048 * i);
+                o[4 * i] += __uint_as_float(w.x);
+                o[4 * i + 1] += __uint_as_float(w.y);
+                o[4 * i + 2] += __uint_as_float(w.z);
+                o[4 * i + 3] += __uint_as_float(w.w);
+            }
+        }
+        sum[0] += ones[0] + ones[1];
+        sum[1] += ones[2] + ones[3];
+    }
+    __device__ __forceinline__ void scale_sums(const float (&alpha)[2]) {
+        if (flushed) {
+            const uint32_t at = sums_address();
+#pragma unroll 4
+            for (int i = 0; i < NUM_O / 4; i++) {
+                const uint4 w = load_shared(at + 2048 * i);
+                store_shared(at + 2048 * i, __float_as_uint(__uint_as_float(w.x) * alpha[0]),
+                             __float_as_uint(__uint_as_float(w.y) * alpha[0]),
+                             __float_as_uint(__uint_as_float(w.z) * alpha[1]),
+                             __float_as_uint(__uint_as_float(w.w) * alpha[1]));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < NUM_O; i++) o[i] *= alpha[i / 2 % 2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) ones[i] *= alpha[i / 2];
+    }
+
+    /* --- softmax --- */
+
+    /* The rows' maxima over these keys too; the sums follow, once the products under way are in
+     * them. */
+    template <bool FIRST>
+    __device__ __forceinline__ void raise_maxima(float (&s)[32]) {
+        float top[2] = {-INFINITY, -INFINITY}, alpha[2];
+        registers_pin(s); /* or the compiler finds maxima of every tile, ahead of the question */
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i] * factor[i / 2 % 2]);
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) {
+            top[slot] = fmaxf(quad_max(top[slot]) - LARGEST, max_[slot]);
+            alpha[slot] = max_[slot] == -INFINITY ? 0.0f : exp2_approx(max_[slot] - top[slot]);
+            max_[slot] = top[slot];
+            sum[slot] *= alpha[slot];
+        }
+        if (FIRST) return; /* there are none */
+        wgmma_wait<0>();
+        pin_output();
+        scale_sums(alpha);
+    }
+    /* S to P, of 64 keys from 64 * half on. No maximum per tile: where a P reaches e4m3's end, the
+     * rows' are found again. */
+    template <bool FIRST>
+    __device__ __forceinline__ void softmax(float (&s)[32], uint32_t (&p)[8], int half) {
+        if (a.soft_cap > 0) this->cap_scores(s);
+        if (64 * half + 64 > full_to || 64 * half < full_from) this->mask_scores(s, 64 * half);
+        if (FIRST) raise_maxima<true>(s);
+        for (bool raised = FIRST;; raised = true) {
+            const float offset[2] = {max_[0] == -INFINITY ? 0.0f : max_[0],
+                                     max_[1] == -INFINITY ? 0.0f : max_[1]};
+            uint32_t ends = 0; /* bit 7 of each byte: a code of 0x7e, 448, or 0x7f, NaN */
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int slot = i % 2, at = 8 * (i / 2) + 2 * slot;
+                float x[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    x[j] =
+                        exp2_approx(fmaf(s[at + 4 * (j / 2) + j % 2], factor[slot], -offset[slot]));
+                p[i] = pack_e4m3(x[0], x[1], x[2], x[3]);
+                ends |= p[i] + 0x02020202;
+            }
+            const bool fits =
+                (ends & 0x80808080) == 0 && max_[0] != -INFINITY && max_[1] != -INFINITY;
+            if (raised || __all_sync(~0u, fits)) break;
+            raise_maxima<false>(s);
+        }
+    }
+
+    /* --- an item --- */
+
+    /* The first half of a tile, of which S is there; S of the second comes meanwhile. */
+    template <bool FIRST>
+    __device__ __forceinline__ void run_half(float (&s)[2][32], uint32_t q, uint32_t k, uint32_t v,
+                                             int tile) {
+        uint32_t p[8];
+        registers_pin(s[1]);
+        wgmma_fence();
+        start_scores(s[1], q, k, 1);
+        softmax<FIRST>(s[0], p, 2 * tile);
+        wait_v();
+        registers_pin(p);
+        pin_output();
+        wgmma_fence();
+        start_output(p, v, 0);
+        wgmma_wait<0>();
+        pin_output();
+        registers_pin(s[1]);
+        release_k();
+    }
+    /* S of one half of a tile is under way while the softmax of the other is computed. */
+    __device__ __forceinline__ void run_tiles(int tile, int tile_end) {
+        float s[2][32];
+        uint32_t p[8];
+        const uint32_t q = matrix_descriptor(shared + SHAPE::Q_AT + index * SHAPE::Q_BYTES, 16);
+        wait_k();
+        start_rows();
+        uint32_t k = k_descriptor(), v = v_descriptor();
+        registers_pin(s[0]);
+        wgmma_fence();
+        start_scores(s[0], q, k, 0);
+        wgmma_wait<0>();
+        registers_pin(s[0]);
+        run_half<true>(s, q, k, v, tile);
+        while (tile + 1 < tile_end) {
+            k = k_descriptor();
+            wait_k();
+            registers_pin(s[0]);
+            wgmma_fence();
+            start_scores(s[0], q, k, 0);
+            softmax<false>(s[1], p, 2 * tile + 1);
+            registers_pin(p);
+            pin_output();
+            wgmma_fence();
+            start_output(p, v, 1);
+            wgmma_wait<0>();
+            pin_output();
+            registers_pin(s[0]);
+            release_v();
+            if (++held == FLUSH_TILES) flush();
+            v = v_descriptor();
+            run_half<false>(s, q, k, v, ++tile);
+        }
+        if (lane == 0) barrier_arrive(shared + SHAPE::Q_BARRIER_AT);
+        softmax<false>(s[1], p, 2 * tile + 1);
+        registers_pin(p);
+        wgmma_fence();
+        start_output(p, v, 1);
+        wgmma_wait<0>();
+        pin_output();
+        release_v();
+        collect();
+    }
+    __device__ __forceinline__ void run(const kv8_prefill_item &item) {
+        max_[0] = max_[1] = -INFINITY;
+        sum[0] = sum[1] = 0;
+        if (item.tile_begin < item.tile_end) {
+            run_tiles(item.tile_begin, item.tile_end);
+        } else {
+#pragma unroll
+            for (int i = 0; i < NUM_O; i++) o[i] = 0;
+        }
+        this->finish(item, view_item(a, item));
+    }
+};
+
+#endif

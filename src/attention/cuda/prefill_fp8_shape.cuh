@@ -1,0 +1,79 @@
+/* prefill_fp8_shape.cuh - the measures of a prefill kernel that multiplies codes: its stages,
+ * registers and shared memory.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_PREFILL_FP8_SHAPE_CUH
+#define KV8_PREFILL_FP8_SHAPE_CUH
+
+#include "prefill_shape.cuh"
+
+/* One row of prefill_fp8_kernels.inc. */
+template <int CODE_, int HEAD_DIM_, int NUM_MATH_, int K_STAGES_, int V_STAGES_, int NUM_AHEAD_,
+          int MATH_REGISTERS_, int PRODUCER_REGISTERS_>
+struct fp8_shape {
+    static const bool FP8 = true;
+    static const int CODE = CODE_, HEAD_DIM = HEAD_DIM_, NUM_MATH = NUM_MATH_;
+    static const int K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
+    static const int NUM_AHEAD = NUM_AHEAD_; /* tiles whose codes are under way */
+    static const int MATH_REGISTERS = MATH_REGISTERS_, PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
+    /* Columns of O += P V: head_dim, one of ones, whose sums are the rows', seven of zeros. */
+    static const int COLUMNS = HEAD_DIM + 8;
+    /* Chunk of 16 bytes of a row of HEAD_DIM bytes under its swizzle. */
+    static __device__ __forceinline__ int swizzled(int chunk, int row) {
+        return HEAD_DIM == 128 ? chunk ^ (row % 8) : chunk ^ (row / 2 % 4);
+    }
+    static const int Q_AT = 0;
+    static const int Q_BYTES = 64 * HEAD_DIM; /* of one warpgroup */
+    static const int K_AT = Q_AT + NUM_MATH * Q_BYTES;
+    static const int K_BYTES = TILE_KEYS * HEAD_DIM;
+    static const int V_AT = K_AT + K_STAGES * K_BYTES; /* turned: a row of keys a column of O */
+    static const int V_BYTES = COLUMNS * TILE_KEYS;
+    static const int RAW_AT = V_AT + V_STAGES * V_BYTES; /* V as it lies in pages; per warp */
+    static const int RAW_BYTES = 32 * HEAD_DIM;
+    /* Second level of O's sums, f32: each thread's own, in places of 16 bytes 128 threads apart. */
+    static const int SUMS_AT = RAW_AT + NUM_AHEAD * 4 * RAW_BYTES;
+    static const int SUMS_BYTES = 64 * HEAD_DIM * 4;
+    /* Barriers: K full, K empty, V full, V empty per stage; Q empty; item full, empty. */
+    static const int K_BARRIERS_AT = SUMS_AT + NUM_MATH * SUMS_BYTES;
+    static const int V_BARRIERS_AT = K_BARRIERS_AT + 8 * 2 * K_STAGES;
+    static const int Q_BARRIER_AT = V_BARRIERS_AT + 8 * 2 * V_STAGES;
+    static const int ITEM_BARRIERS_AT = Q_BARRIER_AT + 8;
+    static const int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS + 8;
+    static const int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * (int)sizeof(kv8_prefill_item);
+    static const int SHARED_BYTES = ROWS_AT + 2 * NUM_MATH * 64 * 16;
+    static_assert(K_BYTES % 1024 == 0 && V_BYTES % 1024 == 0 && Q_BYTES % 1024 == 0, "swizzles");
+    static_assert(ITEMS_AT % 16 == 0, "items are stored by 16 bytes");
+    static_assert(SHARED_BYTES ==
+                      KV8_PREFILL_FP8_SHARED(HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES, NUM_AHEAD),
+                  "what the host asks for");
+};
+
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
+}
+
+/* A ring's place: stage and the parity of its round. */
+template <int N>
+struct stage_ring {
+    uint32_t stage, parity;
+    __device__ stage_ring() : stage(0), parity(0) {}
+    __device__ __forceinline__ void next() {
+        if (++stage == N) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+template <class SHAPE>
+__device__ __forceinline__ uint32_t k_barrier(uint32_t shared, int empty, uint32_t stage) {
+    return shared + SHAPE::K_BARRIERS_AT + 8 * (empty * SHAPE::K_STAGES + stage);
+}
+template <class SHAPE>
+__device__ __forceinline__ uint32_t v_barrier(uint32_t shared, int empty, uint32_t stage) {
+    return shared + SHAPE::V_BARRIERS_AT + 8 * (empty * SHAPE::V_STAGES + stage);
+}
+
+#endif
