@@ -272,10 +272,9 @@ static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
 V_INLINE void t_turn_block(v_f32 *block, float *p, const int fold) {
     v_transpose(block);
     V_UNROLL
-    for (int row = 0; row < T_SIDE / fold; row++) {
-        V_UNROLL
-        for (int f = 0; f < fold; f++)
-            v_store(p + row * T_UNITS + f * T_UNITS / fold, block[f * T_SIDE / fold + row]);
+    for (int i = 0; i < T_SIDE; i++) { /* rows in order, of each its lanes in order */
+        const int row = i / fold, f = i % fold;
+        v_store(p + row * T_UNITS + f * T_UNITS / fold, block[f * T_SIDE / fold + row]);
     }
 }
 
