@@ -209,19 +209,22 @@ static void long_requests_are_split_over_threads(void **state) {
     kv8_attention_spec spec = good_spec();
     spec.num_qo_heads = 1;
     spec.num_kv_heads = 1;
-    spec.max_kv_len = 100000;
-    static int32_t pages[6250];
-    static const int32_t qo_indptr[] = {0, 1}, lens[] = {100000};
+    spec.max_kv_len = 1600000;
+    static int32_t pages[100000], lens[] = {1600000};
+    static const int32_t qo_indptr[] = {0, 1};
     kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
     args.batch = 1;
     args.qo_indptr = qo_indptr;
     args.pages =
-        (kv8_page_table){.block_table = pages, .block_table_stride = 6250, .seq_lens = lens};
+        (kv8_page_table){.block_table = pages, .block_table_stride = 100000, .seq_lens = lens};
     assert_non_null(strstr(describe(&spec, threads, &args), "at most 16 splits"));
     assert_non_null(strstr(describe(&spec, NULL, &args), "at most 1 splits"));
     spec.batch_invariant = 1; /* the same on any number of threads */
     assert_non_null(strstr(describe(&spec, threads, &args), "at most 16 splits (batch invariant)"));
     assert_non_null(strstr(describe(&spec, NULL, &args), "at most 16 splits (batch invariant)"));
+    spec.batch_invariant = 0;
+    lens[0] = 10000; /* little work: a part for each thread */
+    assert_non_null(strstr(describe(&spec, threads, &args), "at most 4 splits"));
     kv8_threads_destroy(threads);
 }
 

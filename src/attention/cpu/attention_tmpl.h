@@ -407,6 +407,19 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
 }
 #endif
 
+/* Nothing has asked for an item's first tile: all of it at once, while Q is laid out. */
+static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
+    if (job->spec->has_mask) return;
+    const int32_t k_bytes = job->spec->head_dim * job->k_size;
+    const int32_t v_bytes = kv8_spec_v_head_dim(job->spec) * job->v_size;
+    for (int32_t key = 0; key < tile->end - tile->begin; key++) {
+        for (int32_t head = 0; head < job->item->num_heads; head++) {
+            t_ask_row(tile->k[key] + head * job->k_head, k_bytes);
+            t_ask_row(tile->v[key] + head * job->v_head, v_bytes);
+        }
+    }
+}
+
 /* Lays Q and the scales out in lanes and clears the sums. */
 static void t_prepare(const kv8_attention_job *job) {
     const kv8_attention_item *const item = job->item;
@@ -471,14 +484,15 @@ static void t_finish(const kv8_attention_job *job) {
 }
 
 void T_NAME(const kv8_attention_job *job) {
+    kv8_tile tiles[2];
+    int32_t key = job->item->key_begin;
+    bool more = kv8_tile_next(job, &key, &tiles[0]);
+    if (more) t_ask_tile(job, &tiles[0]);
     t_prepare(job);
     t_queue queue;
     t_begin(job, &queue);
-    kv8_tile tiles[2];
     uint8_t order[KV8_TILE_KEYS];
     t_order_units(t_lanes_of(job, 0).fold, order);
-    int32_t key = job->item->key_begin;
-    bool more = kv8_tile_next(job, &key, &tiles[0]);
     for (int now = 0; more; now ^= 1) {
         const bool last = !kv8_tile_next(job, &key, &tiles[now ^ 1]);
         for (int32_t head = 0; head < job->item->num_heads; head++)
