@@ -46,7 +46,7 @@ class Feed {
    private:
     static constexpr int CHUNKS = C::R::CHUNKS, PASSES = (CHUNKS * TOKENS + 31) / 32;
     static constexpr bool REGULAR = 32 % CHUNKS == 0;  // each pass takes whole rows
-    static constexpr bool WIDE = C::R::BYTES % 64 == 0;
+    static constexpr bool WIDE = C::R::HALF_LINE;      // rows of whole lines lose 4 % by it
 
     const kv8_decode_args &a;
     const Piece &piece;
