@@ -16,6 +16,9 @@ enum {
      * joined: 5 to 15 us on tiles. */
     MIN_ITEM_WEIGHT = 1 << 19,
     MIN_SPLIT_KEYS = 256, /* below, joining costs more than it spreads */
+    /* The calling thread is in its item 3 us before another has woken: where each thread gets one
+     * range of a block's keys, the first is so much longer. */
+    LEAD_WEIGHT = 1 << 13,
     /* batch_invariant: cuts by the request's own keys alone, at most 16 of at least 1024 keys (one
      * more where the first begins inside a tile). */
     INVARIANT_SPLITS = 16,
@@ -98,10 +101,10 @@ static int64_t item_weight(const work *w) {
     return share / kv8_min_i64(fitting, ITEMS_PER_THREAD) + 1;
 }
 
-/* How one block is cut: num_splits ranges of `keys` keys (a multiple of the tile; the first and
- * the last may have fewer), times groups of at most `heads` heads. */
+/* How one block is cut: num_splits ranges of `keys` keys (the first of `lead` more; multiples of
+ * the tile; the first and the last may have fewer), times groups of at most `heads` heads. */
 typedef struct block_cut {
-    int64_t tile_begin, keys;
+    int64_t tile_begin, keys, lead;
     int32_t num_splits, heads, num_groups;
 } block_cut;
 
@@ -123,12 +126,20 @@ static block_cut cut_block(const work *w, const block *it, int64_t weight_limit)
         if (qo_len * plan->group_size <= plan->block_rows)
             keys = kv8_max_i64(kv8_ceil_div(num_keys, INVARIANT_SPLITS), INVARIANT_MIN_KEYS);
     } else if (parts > groups) {
-        keys = kv8_max_i64(num_keys * groups / parts, MIN_SPLIT_KEYS);
+        if (groups == 1 && parts == plan->num_threads)
+            cut.lead = LEAD_WEIGHT / (block_weight(it->num_rows, KV8_TILE_KEYS) * num_heads) *
+                       KV8_TILE_KEYS;
+        keys = (num_keys * groups - cut.lead) / parts;
+        if (keys < MIN_SPLIT_KEYS) {
+            keys = MIN_SPLIT_KEYS;
+            cut.lead = 0;
+        }
     }
     keys = kv8_ceil_div(keys, KV8_TILE_KEYS) * KV8_TILE_KEYS;
     cut.keys = keys > 0 && keys < num_keys ? keys : it->keys.end - cut.tile_begin;
-    cut.num_splits =
-        cut.keys > 0 ? (int32_t)kv8_ceil_div(it->keys.end - cut.tile_begin, cut.keys) : 1;
+    cut.num_splits = cut.keys > 0
+                         ? (int32_t)kv8_ceil_div(it->keys.end - cut.tile_begin - cut.lead, cut.keys)
+                         : 1;
     if (groups * cut.num_splits < parts)
         groups = kv8_min_i64(kv8_ceil_div(parts, cut.num_splits), num_heads);
     cut.heads = (int32_t)kv8_ceil_div(num_heads, groups);
@@ -148,7 +159,8 @@ static kv8_attention_item item_of(const work *w, const block *it, const block_cu
                                   int64_t index, int64_t first_partial, int64_t first_join) {
     const kv8_attention_plan *const plan = w->plan;
     const int64_t split = index / cut->num_groups, group = index % cut->num_groups;
-    const int64_t begin = cut->tile_begin + split * cut->keys, head = group * cut->heads;
+    const int64_t end = cut->tile_begin + cut->lead + (split + 1) * cut->keys;
+    const int64_t head = group * cut->heads;
     const int64_t group_floats = (int64_t)cut->heads * it->num_rows * (plan->v_row + 2);
     const int32_t shared_row = first_shared_row(w, it);
     const bool shared = it->share < w->cascade->num_shares;
@@ -158,8 +170,8 @@ static kv8_attention_item item_of(const work *w, const block *it, const block_cu
         .num_heads = (int32_t)kv8_min_i64(cut->heads, plan->spec.num_kv_heads - head),
         .row_begin = it->row_begin,
         .num_rows = it->num_rows,
-        .key_begin = split == 0 ? it->keys.begin : (int32_t)begin,
-        .key_end = split == cut->num_splits - 1 ? it->keys.end : (int32_t)(begin + cut->keys),
+        .key_begin = split == 0 ? it->keys.begin : (int32_t)(end - cut->keys),
+        .key_end = split == cut->num_splits - 1 ? it->keys.end : (int32_t)end,
         .shared = shared ? shared_row : -1,
         .join = -1,
         .partial = -1};

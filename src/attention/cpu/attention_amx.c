@@ -77,24 +77,6 @@ static void t_place(const kv8_attention_job *job, float *row) {
     }
 }
 
-static void t_begin(const kv8_attention_job *job, t_queue *queue) {
-    const t_lanes at = t_lanes_of(job, 0);
-    queue->next = queue->count = 0;
-    queue->k_row = (size_t)job->q_row * sizeof(float);
-    queue->p_row = T_UNITS * sizeof(float);
-    queue->v_row = (size_t)job->v_row * sizeof(float);
-    const int32_t k_bytes = job->spec->head_dim * job->k_size;
-    const int32_t v_bytes = kv8_spec_v_head_dim(job->spec) * job->v_size;
-    queue->ahead_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;
-    t_configure(T_SIDE / at.fold, at.num_rows < T_SIDE ? at.num_rows : T_SIDE);
-}
-static void t_end(const kv8_attention_job *job, t_queue *queue) {
-    t_drain(queue);
-    _tile_release();
-    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
-    for (int64_t row = 0; row < rows; row++) t_place(job, job->o + row * job->v_row);
-}
-
 /* s = the step's scores: for 32 keys at a time, all of head_dim. */
 static void t_push_scores(t_queue *queue, const kv8_attention_job *job, const t_lanes *at,
                           const float *q, float *s) {
@@ -138,15 +120,18 @@ static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_
 
 /* --- softmax --- */
 
-/* What the weights of a lane's keys of one tile may add up to before the maximum moves on. For most
- * tiles it stays: older sums need no scaling, and weighing waits for no maximum. */
-static const float t_most = 256;
+/* What the weights of a lane's keys of one tile may add up to before the maximum moves on. After an
+ * item's first tile it hardly ever does: older sums need no scaling, and weighing waits for no
+ * maximum. The size of sums and weights costs no precision, and a score that lies 40 (in log2
+ * units) above the maximum is rounded by 2e-6 when it is taken off. */
+static const float t_most = 0x1p40f;
 
-/* One vector of rows: where its scores and weights are, and what the scores are multiplied with;
- * int8's row scales or NULL, and from which of `fold` of them each lane takes its own. */
+/* One vector of rows: where its scores are, where the weights go (p: P with doubled rows, or NULL),
+ * and what the scores are multiplied with; int8's row scales or NULL, and from which of `fold` of
+ * them each lane takes its own. */
 typedef struct t_pass {
     const float *s;
-    float *w;
+    float *w, *p;
     int32_t count, fold;
     v_f32 scale;
     const float *k_scale, *v_scale;
@@ -194,8 +179,10 @@ V_INLINE v_f32 t_weigh_pass(const t_pass *pass, v_f32 shift, t_queue *queue, con
     }
     return v_add(sum, sum2);
 }
+static v_f32 t_weigh_doubled_of(const t_pass *pass, v_f32 shift, t_queue *queue, bool first);
 static V_NOINLINE v_f32 t_weigh_pass_of(const t_pass *pass, v_f32 shift, t_queue *queue,
                                         bool first) {
+    if (pass->p != NULL) return t_weigh_doubled_of(pass, shift, queue, first);
     const bool asks = first && pass->fold == T_ASKING_FOLD;
     if (pass->k_scale != NULL && pass->v_scale != NULL && asks)
         return t_weigh_pass(pass, shift, queue, true, true, T_ASKS);
@@ -217,12 +204,16 @@ static inline v_f32 t_finite(v_f32 max) {
 static bool t_weigh_vector(const t_pass *pass, const t_lanes *at, float *lane_max, float *lane_sum,
                            float *keep, t_queue *queue) {
     const v_f32 old = v_load(lane_max), one = v_set1(1.0f);
-    v_f32 sum = t_weigh_pass_of(pass, t_finite(old), queue, true);
-    const __mmask16 over = _mm512_cmp_ps_mask(sum, v_set1(t_most), _CMP_GT_OQ) |
-                           _mm512_cmp_ps_mask(old, v_set1(-FLT_MAX), _CMP_LT_OQ);
-    if (over == 0) {
-        v_store(lane_sum, v_add(v_load(lane_sum), sum));
-        return false;
+    __mmask16 over = _mm512_cmp_ps_mask(old, v_set1(-FLT_MAX), _CMP_LT_OQ);
+    const bool first = over == 0xffff; /* no row has a maximum yet */
+    v_f32 sum = one;
+    if (!first) {
+        sum = t_weigh_pass_of(pass, t_finite(old), queue, true);
+        over |= _mm512_cmp_ps_mask(sum, v_set1(t_most), _CMP_GT_OQ);
+        if (over == 0) {
+            v_store(lane_sum, v_add(v_load(lane_sum), sum));
+            return false;
+        }
     }
     v_f32 top = v_set1(-INFINITY);
     for (int32_t i = 0; i < pass->count; i++)
@@ -232,7 +223,7 @@ static bool t_weigh_vector(const t_pass *pass, const t_lanes *at, float *lane_ma
     const v_f32 moved = t_max_of_row(at, _mm512_maskz_mov_ps(over, one));
     const v_f32 max = v_select_lt(moved, one, old, top), shift = t_finite(max);
     const v_f32 factor = v_select_lt(moved, one, one, v_exp2(v_sub(old, shift), 5));
-    sum = t_weigh_pass_of(pass, shift, queue, false);
+    sum = t_weigh_pass_of(pass, shift, queue, first);
     v_store(lane_max, max);
     v_store(lane_sum, v_fma(v_load(lane_sum), factor, sum));
     v_store(keep, factor);
@@ -251,6 +242,7 @@ static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
     const v_f32 scale = v_load(job->lane_scale + lane);
     t_pass pass = {.s = job->s,
                    .w = T_WEIGHTS(job),
+                   .p = rows->queue->doubled ? job->p : NULL,
                    .count = KV8_TILE_KEYS / at->fold,
                    .fold = at->fold,
                    .scale = v_mul(scale, v_set1(t_log2e)),
@@ -306,11 +298,40 @@ static void t_rescale(const kv8_attention_job *job, const t_lanes *at, float *o)
     }
 }
 
+#include "few_amx.h"
+
+static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) {
+    const t_lanes at = t_lanes_of(job, 0);
+    queue->next = queue->count = 0;
+    queue->doubled = !careful && t_can_double(job);
+    queue->spoiled = false;
+    const int32_t doubled = queue->doubled ? 2 : 1;
+    queue->k_row = (size_t)job->q_row * sizeof(float);
+    queue->p_row = (size_t)(T_UNITS * doubled) * sizeof(float);
+    queue->v_row = (size_t)(job->v_row / doubled) * sizeof(float);
+    const int32_t k_bytes = job->spec->head_dim * job->k_size;
+    const int32_t v_bytes = kv8_spec_v_head_dim(job->spec) * job->v_size;
+    queue->ahead_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;
+    t_configure(T_SIDE / at.fold, doubled * at.num_rows);
+}
+static bool t_end(const kv8_attention_job *job, t_queue *queue) {
+    t_drain(queue);
+    _tile_release();
+    if (queue->doubled) return !queue->spoiled && t_end_doubled(job);
+    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
+    for (int64_t row = 0; row < rows; row++) t_place(job, job->o + row * job->v_row);
+    return true;
+}
+
 /* Products wait in the queue under the work that does not need them: the first step's scores under
  * the widening of V; a step's values, and the next step's scores, under softmax; the last step's
  * values under the widening of the next head's K. */
 static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                            const uint8_t *order, int32_t head, t_queue *queue) {
+    if (queue->doubled) {
+        t_tile_of_few(job, tile, next, head, queue);
+        return;
+    }
     t_rows rows;
     t_rows_of(job, tile, next, head, &rows);
     rows.queue = queue;

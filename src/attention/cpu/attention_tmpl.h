@@ -12,7 +12,7 @@
  *     t_zip_lo(a, b), t_zip_hi   pairs (a_i, b_i) of the first and of the second V_LANES elements
  *     T_LOAD_64, T_LOAD_V_64     optional: see widen_tmpl.h
  *   T_OWN_PRODUCTS   the file brings its own t_lanes_of, t_q_at, t_order_units, t_tile_of_head
- *                    (and t_begin, t_end around an item)
+ *                    (and t_begin, t_end around a walk; t_end false: walk again, carefully)
  *   T_OWN_WEIGH      the file brings its own t_weigh and T_WEIGHTS(job), where it leaves weights
  *   T_PLACE_VALUE(job)  optional: brings job->value into the order of O's columns
  *   T_TICK(queue)    optional, with its own t_queue: issue some of the work that waits
@@ -50,10 +50,10 @@ static inline int32_t t_lanes_per_head(const kv8_attention_job *job) {
 }
 
 #ifndef T_OWN_PRODUCTS
-#define T_DEPTH_STEP        V_LANES
-#define T_KEY_STEP          32 /* keys of a tile are padded to a multiple: two vectors at any fold */
-#define t_begin(job, queue) ((void)(queue))
-#define t_end(job, queue)   ((void)(queue))
+#define T_DEPTH_STEP                 V_LANES
+#define T_KEY_STEP                   32 /* keys of a tile are padded to a multiple: two vectors at any fold */
+#define t_begin(job, careful, queue) ((void)(careful), (void)(queue))
+#define t_end(job, queue)            ((void)(queue), true)
 
 /* The first key of each unit of V and P; the second of a pair is `fold` further. */
 static inline void t_order_units(int32_t fold, uint8_t *order) {
@@ -77,8 +77,8 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
                            const uint8_t *order, int32_t head, t_queue *queue);
 
 #ifdef T_OWN_PRODUCTS
-static void t_begin(const kv8_attention_job *job, t_queue *queue);
-static void t_end(const kv8_attention_job *job, t_queue *queue);
+static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue);
+static bool t_end(const kv8_attention_job *job, t_queue *queue);
 #else
 
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
@@ -483,14 +483,15 @@ static void t_finish(const kv8_attention_job *job) {
     }
 }
 
-void T_NAME(const kv8_attention_job *job) {
+/* The item's keys from first to last. False: the result is not to be used. */
+static bool t_walk(const kv8_attention_job *job, bool careful) {
     kv8_tile tiles[2];
     int32_t key = job->item->key_begin;
     bool more = kv8_tile_next(job, &key, &tiles[0]);
     if (more) t_ask_tile(job, &tiles[0]);
     t_prepare(job);
     t_queue queue;
-    t_begin(job, &queue);
+    t_begin(job, careful, &queue);
     uint8_t order[KV8_TILE_KEYS];
     t_order_units(t_lanes_of(job, 0).fold, order);
     for (int now = 0; more; now ^= 1) {
@@ -499,6 +500,11 @@ void T_NAME(const kv8_attention_job *job) {
             t_tile_of_head(job, &tiles[now], last ? NULL : &tiles[now ^ 1], order, head, &queue);
         more = !last;
     }
-    t_end(job, &queue);
+    if (!t_end(job, &queue)) return false;
     t_finish(job);
+    return true;
+}
+
+void T_NAME(const kv8_attention_job *job) {
+    if (!t_walk(job, false)) (void)t_walk(job, true);
 }

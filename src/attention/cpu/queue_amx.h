@@ -67,6 +67,7 @@ enum {
 typedef struct t_queue {
     size_t k_row, p_row, v_row; /* bytes */
     int32_t next, count, per_tick;
+    bool doubled, spoiled;       /* few_amx.h's way; a value of a mixed tile is no number */
     const uint8_t *const *ahead; /* the next of the next tile's rows to ask memory for */
     int32_t ahead_bytes;
     t_op ops[T_MOST_OPS];

@@ -1,0 +1,199 @@
+/* few_amx.h - attention_amx.c's way for up to 4 rows of a head: V's rows as they are.
+ *
+ * A tile of P has 16 rows. Row 2 r of P holds pairs (weight, 0) of row r, row 2 r + 1 pairs
+ * (0, weight): times V's rows as they are, two columns to a unit, they sum the even and the odd
+ * columns. V needs no pairs of keys then and is widened like K. Eight rows gain nothing: what V
+ * saves, twice as many rows of P and O cost.
+ *
+ * A value that is no number would spoil its neighbour (0 * NaN): where one turns up, the item is
+ * computed once more with pairs of keys.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+
+enum { T_FEW = 4 };
+
+static bool t_can_double(const kv8_attention_job *job) {
+    return job->item->num_rows <= T_FEW && kv8_spec_v_head_dim(job->spec) % 64 == 0;
+}
+
+/* Even and odd columns of a row, a half of it each, to the row in order. */
+static void t_place_doubled(const kv8_attention_job *job, float *row) {
+    float both[KV8_MAX_HEAD_DIM];
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    for (int32_t d = 0; d < job->v_row; d += 2 * T_SIDE) {
+        const v_f32 even = v_load(row + d / 2), odd = v_load(row + (job->v_row + d) / 2);
+        const __m512d low = _mm512_castps_pd(_mm512_unpacklo_ps(even, odd));
+        const __m512d high = _mm512_castps_pd(_mm512_unpackhi_ps(even, odd));
+        v_store(both + d, _mm512_castpd_ps(_mm512_permutex2var_pd(low, first, high)));
+        v_store(both + d + T_SIDE, _mm512_castpd_ps(_mm512_permutex2var_pd(low, last, high)));
+    }
+    memcpy(row, both, (size_t)job->v_row * sizeof *row);
+    if (job->v_size > 1) return;
+    /* Of 64 codes, the 8 at 16 x + 8 h are widened to quarter x of vector h. */
+    for (int32_t d = 0; d < job->v_row; d += 64) {
+        for (int32_t i = 0; i < 8; i++)
+            memcpy(row + d + 16 * (i % 4) + 8 * (i / 4), both + d + 8 * i, 8 * sizeof *row);
+    }
+}
+
+/* False where some sum is no number. */
+static bool t_end_doubled(const kv8_attention_job *job) {
+    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
+    v_f32 probe = v_set1(0.0f); /* x * 0 is 0 for every number, NaN for all else */
+    for (int64_t d = 0; d < rows * job->v_row; d += T_SIDE)
+        probe = v_fma(v_load(job->o + d), v_set1(0.0f), probe);
+    if (_mm512_cmp_ps_mask(probe, probe, _CMP_UNORD_Q) != 0) return false;
+    for (int64_t row = 0; row < rows; row++) t_place_doubled(job, job->o + row * job->v_row);
+    return true;
+}
+
+/* o += P V: 16 keys to a tile of V, for 2 * 32 columns at a time. */
+static void t_push_doubled(t_queue *queue, const kv8_attention_job *job, float *o) {
+    const int32_t units = job->v_row / 2;
+    for (int32_t u = 0; u < units; u += 2 * T_SIDE) {
+        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + u, .sums = o + u};
+        for (int32_t key = 0; key < KV8_TILE_KEYS; key += T_SIDE) {
+            t_push(queue, op);
+            op.code = T_VALUES;
+            op.left += T_SIDE;
+            op.right += T_SIDE * (int64_t)units;
+        }
+        op.code = T_VALUES_STORE;
+        t_push(queue, op);
+    }
+}
+
+/* --- weights, row by row --- */
+
+/* Two vectors of keys by rows, `columns` rows: the lower half of the rows and the upper, of all
+ * keys in order. */
+V_INLINE void t_part_rows(v_f32 a, v_f32 b, v_f32 *lower, v_f32 *upper, const int columns) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const int half = columns / 2;
+    /* Lane l takes key l / half, row l % half; b's lanes are 16 on. */
+    const __m512i from =
+        _mm512_add_epi32(lane, _mm512_andnot_si512(_mm512_set1_epi32(half - 1), lane));
+    *lower = _mm512_permutex2var_ps(a, from, b);
+    *upper = _mm512_permutex2var_ps(a, _mm512_add_epi32(from, _mm512_set1_epi32(half)), b);
+}
+
+/* 16 keys in `columns` vectors to as many rows of 16 keys. */
+V_INLINE void t_rows_of_keys(v_f32 *x, const int columns) {
+    V_UNROLL
+    for (int left = columns; left > 1; left /= 2) { /* rows that a vector still holds */
+        v_f32 y[T_FEW];
+        /* Vectors of the same rows are neighbours: columns / left groups of `left`. */
+        V_UNROLL
+        for (int i = 0; i < columns; i += 2) {
+            const int at = i / left * left + i % left / 2;
+            t_part_rows(x[i], x[i + 1], &y[at], &y[at + left / 2], left);
+        }
+        V_UNROLL
+        for (int i = 0; i < columns; i++) x[i] = y[i];
+    }
+}
+
+/* As t_weigh_pass, straight into P: 16 keys in the lower halves of units, 16 in the upper, then
+ * row by row. For every 32 keys `asks` rows are asked for. */
+V_INLINE v_f32 t_weigh_doubled(const t_pass *pass, v_f32 shift, t_queue *queue, const bool scaled,
+                               const int asks, const int columns) {
+    const t_pass p = *pass;
+    const __m512i high = _mm512_set1_epi32(-0x10000);
+    t_keep_awake(queue);
+    v_f32 sum = v_set1(0.0f), sum2 = sum;
+    for (int32_t begin = 0; begin < KV8_TILE_KEYS / T_SIDE; begin += 2) {
+        v_f32 x[T_FEW];
+        V_UNROLL
+        for (int j = 0; j < columns; j++) {
+            const int32_t i = begin * columns + j, k = i + columns;
+            /* Not fused with the product: equal scores must differ by exactly 0. */
+            v_f32 a = v_sub(t_pass_score(&p, i, scaled && p.k_scale != NULL), shift);
+            v_f32 b = v_sub(t_pass_score(&p, k, scaled && p.k_scale != NULL), shift);
+            a = v_exp2(a, T_EXP_DEGREE), b = v_exp2(b, T_EXP_DEGREE);
+            sum = v_add(sum, a);
+            sum2 = v_add(sum2, b);
+            if (scaled && p.v_scale != NULL) {
+                a = v_mul(a, t_pass_scale(&p, p.v_scale, i));
+                b = v_mul(b, t_pass_scale(&p, p.v_scale, k));
+            }
+            x[j] = t_round_zip(a, b);
+            t_ask_more(queue, asks / columns);
+        }
+        t_rows_of_keys(x, columns);
+        float *to = p.p + begin * T_SIDE;
+        V_UNROLL
+        for (int row = 0; row < columns; row++, to += 2 * KV8_TILE_KEYS) {
+            const __m512i both = _mm512_castps_si512(x[row]);
+            _mm512_store_si512(to, _mm512_andnot_si512(high, both));
+            _mm512_store_si512(to + T_SIDE, _mm512_srli_epi32(both, 16));
+            _mm512_store_si512(to + KV8_TILE_KEYS, _mm512_slli_epi32(both, 16));
+            _mm512_store_si512(to + KV8_TILE_KEYS + T_SIDE, _mm512_and_si512(both, high));
+        }
+    }
+    return v_add(sum, sum2);
+}
+static V_NOINLINE v_f32 t_weigh_doubled_of(const t_pass *pass, v_f32 shift, t_queue *queue,
+                                           bool first) {
+    enum { ASKS = 24 };
+    const bool scaled = pass->k_scale != NULL || pass->v_scale != NULL;
+#define T_WEIGH(COLUMNS)                                                         \
+    if (!first) return t_weigh_doubled(pass, shift, queue, true, 0, COLUMNS);    \
+    if (scaled) return t_weigh_doubled(pass, shift, queue, true, ASKS, COLUMNS); \
+    return t_weigh_doubled(pass, shift, queue, false, ASKS, COLUMNS)
+    switch (pass->fold) {
+        case 4: T_WEIGH(4);
+        case 8: T_WEIGH(2);
+        default: T_WEIGH(1);
+    }
+#undef T_WEIGH
+}
+
+/* --- a tile --- */
+
+/* V's rows as they are, like K's. */
+static void t_load_v_rows(const kv8_attention_job *job, const t_rows *rows) {
+    const t_load load = {.out = job->v,
+                         .row = job->v_row / 2,
+                         .rows = rows->v,
+                         .ahead = rows->ahead + KV8_TILE_KEYS / 2,
+                         .n = KV8_TILE_KEYS,
+                         .dim = kv8_spec_v_head_dim(job->spec),
+                         .queue = rows->queue};
+#define T_CALL(D) t_load_k_##D(&load)
+    T_BY_DTYPE(job->spec->v_dtype, T_CALL)
+#undef T_CALL
+}
+
+/* What waits, and for what, is as in t_tile_of_head. */
+static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
+                          int32_t head, t_queue *queue) {
+    enum { BURST = 4 }; /* of 128 rows, 32 beside K, 32 beside V, 48 beside softmax */
+    const t_lanes at = t_lanes_of(job, 0);
+    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
+    float *const o = job->o + (int64_t)head * job->item->num_rows * job->v_row;
+    t_rows rows;
+    t_rows_of(job, tile, next, head, &rows);
+    rows.queue = queue;
+    queue->ahead = rows.ahead;
+    if (tile->mixed) {
+        t_aside aside;
+        aside.count = 0;
+        t_set_aside(job, &rows, tile->end - tile->begin, &aside);
+        if (aside.count > 0) queue->spoiled = true;
+    }
+    t_load_k(job, &rows, KV8_TILE_KEYS);
+    t_drain(queue);
+    t_ask_more(queue, BURST);
+    t_push_scores(queue, job, &at, q, job->s);
+    t_spread_over(queue, T_TICKS);
+    t_load_v_rows(job, &rows);
+    t_drain(queue);
+    t_ask_more(queue, BURST);
+    const bool moved = t_weigh(job, &at, tile, &rows, head);
+    t_ask_more(queue, BURST);
+    if (moved) t_rescale(job, &at, o);
+    t_push_doubled(queue, job, o);
+    t_ask_more(queue, BURST);
+    t_spread_over(queue, T_TICKS);
+}
