@@ -502,7 +502,8 @@ static void wrong_inputs_are_refused(void **state) {
     kv8_device_free(g->device, some);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_equal_the_cpus),
         cmocka_unit_test(bytes_equal_the_cpus_over_all_of_f32),

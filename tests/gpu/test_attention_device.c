@@ -231,7 +231,8 @@ static int open_device(void **state) {
     return status;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
         SWEEPS,
         cmocka_unit_test(every_combination_is_right_or_refused),

@@ -232,7 +232,8 @@ static void ceilings_are_measured(void **state) {
     if (limit > 0) assert_true(ceilings.read_gb_s < 1.05 * limit);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(archs_run_where_the_hardware_says),
         cmocka_unit_test(images_and_their_kernels_are_listed),

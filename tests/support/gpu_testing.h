@@ -1,5 +1,6 @@
 /* gpu_testing.h - for tests that need a GPU: opens the first one, or skips with the one line that
- * says why; device copies of host arrays.
+ * says why; device copies of host arrays. A program's argument, a pattern with * and ?, leaves out
+ * the tests whose names it does not fit.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_GPU_TESTING_H
@@ -13,9 +14,15 @@ typedef struct gpu {
     kv8_stream *stream;
 } gpu;
 
+/* First of main(). */
+static inline void gpu_filter(int argc, char **argv) {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+}
+
 /* Group setup: never fails for want of a GPU, so that each test reports as skipped. */
 static inline int gpu_open(void **state) {
     static gpu g;
+    g = (gpu){0}; /* of the group before */
     *state = &g;
     if (kv8_device_open(&g.device, 0) != KV8_OK) {
         printf("SKIPPED: no GPU to test on: %s\n", kv8_status_message());
