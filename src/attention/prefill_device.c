@@ -29,14 +29,14 @@ typedef struct kv8_prefill_row {
      NUM_MATH,                                                                          \
      KV8_PREFILL_SM90_SHARED((KV8_##CODE == KV8_F16 || KV8_##CODE == KV8_BF16 ? 2 : 1), \
                              KV8_##CODE == KV8_INT8, HEAD_DIM, NUM_MATH, STAGES, AHEAD)},
-#define KV8_PREFILL_FP8(CODE, NAME, HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES, AHEAD, MATH_REGISTERS, \
-                        PRODUCER_REGISTERS)                                                        \
-    {"kv8_prefill_e4m3_" #NAME "_d" #HEAD_DIM "__sm90",                                            \
-     true,                                                                                         \
-     KV8_##CODE,                                                                                   \
-     HEAD_DIM,                                                                                     \
-     NUM_MATH,                                                                                     \
-     KV8_PREFILL_FP8_SHARED(HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES, AHEAD)},
+#define KV8_PREFILL_FP8(CODE, NAME, HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES, MATH_REGISTERS, \
+                        PRODUCER_REGISTERS)                                                 \
+    {"kv8_prefill_e4m3_" #NAME "_d" #HEAD_DIM "__sm90",                                     \
+     true,                                                                                  \
+     KV8_##CODE,                                                                            \
+     HEAD_DIM,                                                                              \
+     NUM_MATH,                                                                              \
+     KV8_PREFILL_FP8_SHARED(HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES)},
 static const kv8_prefill_row rows[] = {
 #include "prefill_fp8_kernels.inc"
 #include "prefill_kernels.inc"

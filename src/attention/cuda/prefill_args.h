@@ -125,12 +125,11 @@ typedef struct kv8_prefill_args {
      KV8_PREFILL_ITEM_BYTES + 16)
 
 /* Of a kernel that multiplies codes: Q, the stages of K and of V (turned, with eight columns for
- * the sums), V's codes under way, sums of both levels, barriers, items, 16 bytes a row twice. */
-#define KV8_PREFILL_FP8_SHARED(head_dim, num_math, k_stages, v_stages, num_ahead) \
-    ((num_math)*64 * (head_dim) + (k_stages)*128 * (head_dim) +                   \
-     (v_stages)*128 * ((head_dim) + 8) + (num_ahead)*128 * (head_dim) +           \
-     (num_math)*256 * (head_dim) +                                                \
-     8 * (2 * ((k_stages) + (v_stages)) + 1 + 2 * KV8_PREFILL_ITEM_SLOTS) + 8 +   \
+ * the sums), V's codes of a tile, sums of both levels, barriers, items, 16 bytes a row twice. */
+#define KV8_PREFILL_FP8_SHARED(head_dim, num_math, k_stages, v_stages)                    \
+    ((num_math)*64 * (head_dim) + (k_stages)*128 * (head_dim) +                           \
+     (v_stages)*128 * ((head_dim) + 8) + 128 * (head_dim) + (num_math)*256 * (head_dim) + \
+     8 * (2 * ((k_stages) + (v_stages)) + 2 + 2 * KV8_PREFILL_ITEM_SLOTS) +               \
      KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_BYTES + (num_math)*2048)
 
 /* n / d == (n * magic) >> (31 + shift) for every 0 <= n < 2^31: magic = ceil(2^(31+shift) / d) with

@@ -47,8 +47,9 @@ struct fp8_warpgroup : row_state<SHAPE> {
         : rows(args, base), num_queries(0) {}
     __device__ __forceinline__ void start() const {}
 
-    /* Q's first tile of K comes with it. */
+    /* The rows' records; Q's codes come with the first tile of K. */
     __device__ __forceinline__ void start_rows() {
+        barrier_wait(shared + SHAPE::ROWS_BARRIER_AT, num_queries % 2);
         this->rows_slot = num_queries % 2;
         num_queries++;
 #pragma unroll
@@ -162,15 +163,15 @@ struct fp8_warpgroup : row_state<SHAPE> {
         for (int i = 0; i < NUM_O; i++) o[i] *= alpha[i / 2 % 2];
 #pragma unroll
         for (int i = 0; i < 4; i++) ones[i] *= alpha[i / 2];
+        sum[0] *= alpha[0];
+        sum[1] *= alpha[1];
     }
 
     /* --- softmax --- */
 
-    /* The rows' maxima over these keys too; the sums follow, once the products under way are in
-     * them. */
-    template <bool FIRST>
-    __device__ __forceinline__ void raise_maxima(float (&s)[32]) {
-        float top[2] = {-INFINITY, -INFINITY}, alpha[2];
+    /* The rows' maxima over these keys too; what the sums so far are to be multiplied by. */
+    __device__ __forceinline__ void raise_maxima(float (&s)[32], float (&alpha)[2]) {
+        float top[2] = {-INFINITY, -INFINITY};
         registers_pin(s); /* or the compiler finds maxima of every tile, ahead of the question */
 #pragma unroll
         for (int i = 0; i < 32; i++)
@@ -180,101 +181,101 @@ struct fp8_warpgroup : row_state<SHAPE> {
             top[slot] = fmaxf(quad_max(top[slot]) - LARGEST, max_[slot]);
             alpha[slot] = max_[slot] == -INFINITY ? 0.0f : exp2_approx(max_[slot] - top[slot]);
             max_[slot] = top[slot];
-            sum[slot] *= alpha[slot];
         }
-        if (FIRST) return; /* there are none */
-        wgmma_wait<0>();
-        pin_output();
-        scale_sums(alpha);
     }
-    /* S to P, of 64 keys from 64 * half on. No maximum per tile: where a P reaches e4m3's end, the
-     * rows' are found again. */
-    template <bool FIRST>
-    __device__ __forceinline__ void softmax(float (&s)[32], uint32_t (&p)[8], int half) {
+    /* P of 64 keys; whether some code is 448 or NaN. */
+    __device__ __forceinline__ bool exponentials(const float (&s)[32], uint32_t (&p)[8]) const {
+        const float offset[2] = {max_[0] == -INFINITY ? 0.0f : max_[0],
+                                 max_[1] == -INFINITY ? 0.0f : max_[1]};
+        uint32_t ends = 0; /* bit 7 of each byte: a code of 0x7e, 448, or 0x7f, NaN */
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int slot = i % 2, at = 8 * (i / 2) + 2 * slot;
+            float x[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                x[j] = exp2_approx(fmaf(s[at + 4 * (j / 2) + j % 2], factor[slot], -offset[slot]));
+            p[i] = pack_e4m3(x[0], x[1], x[2], x[3]);
+            ends |= p[i] + 0x02020202;
+        }
+        return (ends & 0x80808080) != 0;
+    }
+    __device__ __forceinline__ void hide_scores(float (&s)[32], int half) {
         if (a.soft_cap > 0) this->cap_scores(s);
         if (64 * half + 64 > full_to || 64 * half < full_from) this->mask_scores(s, 64 * half);
-        if (FIRST) raise_maxima<true>(s);
-        for (bool raised = FIRST;; raised = true) {
-            const float offset[2] = {max_[0] == -INFINITY ? 0.0f : max_[0],
-                                     max_[1] == -INFINITY ? 0.0f : max_[1]};
-            uint32_t ends = 0; /* bit 7 of each byte: a code of 0x7e, 448, or 0x7f, NaN */
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int slot = i % 2, at = 8 * (i / 2) + 2 * slot;
-                float x[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    x[j] =
-                        exp2_approx(fmaf(s[at + 4 * (j / 2) + j % 2], factor[slot], -offset[slot]));
-                p[i] = pack_e4m3(x[0], x[1], x[2], x[3]);
-                ends |= p[i] + 0x02020202;
-            }
-            const bool fits =
-                (ends & 0x80808080) == 0 && max_[0] != -INFINITY && max_[1] != -INFINITY;
-            if (raised || __all_sync(~0u, fits)) break;
-            raise_maxima<false>(s);
+    }
+    /* S to P, of 64 keys from 64 * half on, while products of P `before` are under way. No maximum
+     * per tile: where a P reaches e4m3's end, the rows' are found again, and O and the sums follow.
+     * For O all warps wait at one place, as wgmma's rules want it. */
+    __device__ __forceinline__ void softmax(float (&s)[32], uint32_t (&p)[8], uint32_t (&before)[8],
+                                            int half) {
+        hide_scores(s, half);
+        const bool ends = exponentials(s, p);
+        const bool again =
+            __any_sync(~0u, ends || max_[0] == -INFINITY || max_[1] == -INFINITY) != 0;
+        float alpha[2];
+        if (again) raise_maxima(s, alpha);
+        wgmma_wait<0>();
+        pin_output();
+        registers_pin(before);
+        if (again) {
+            scale_sums(alpha);
+            exponentials(s, p);
         }
     }
 
     /* --- an item --- */
 
-    /* The first half of a tile, of which S is there; S of the second comes meanwhile. */
-    template <bool FIRST>
-    __device__ __forceinline__ void run_half(float (&s)[2][32], uint32_t q, uint32_t k, uint32_t v,
-                                             int tile) {
-        uint32_t p[8];
-        registers_pin(s[1]);
-        wgmma_fence();
-        start_scores(s[1], q, k, 1);
-        softmax<FIRST>(s[0], p, 2 * tile);
-        wait_v();
-        registers_pin(p);
-        pin_output();
-        wgmma_fence();
-        start_output(p, v, 0);
-        wgmma_wait<0>();
-        pin_output();
-        registers_pin(s[1]);
-        release_k();
-    }
-    /* S of one half of a tile is under way while the softmax of the other is computed. */
+    /* Steps of 64 keys, two a tile. S of the next step and O += P V of this one are started
+     * together; the latter is under way in the next step's softmax. */
     __device__ __forceinline__ void run_tiles(int tile, int tile_end) {
-        float s[2][32];
-        uint32_t p[8];
+        float s[32], alpha[2];
+        uint32_t p[2][8];
         const uint32_t q = matrix_descriptor(shared + SHAPE::Q_AT + index * SHAPE::Q_BYTES, 16);
         wait_k();
         start_rows();
         uint32_t k = k_descriptor(), v = v_descriptor();
-        registers_pin(s[0]);
+        registers_pin(s);
         wgmma_fence();
-        start_scores(s[0], q, k, 0);
+        start_scores(s, q, k, 0);
         wgmma_wait<0>();
-        registers_pin(s[0]);
-        run_half<true>(s, q, k, v, tile);
-        while (tile + 1 < tile_end) {
+        registers_pin(s);
+        hide_scores(s, 2 * tile);
+        raise_maxima(s, alpha); /* there are no sums yet */
+        exponentials(s, p[0]);
+        for (;;) {
+            wait_v();
+            registers_pin(s);
+            registers_pin(p[0]);
+            pin_output();
+            wgmma_fence();
+            start_scores(s, q, k, 1);
+            start_output(p[0], v, 0);
+            wgmma_wait<1>();
+            registers_pin(s);
+            release_k();
+            if (tile + 1 == tile_end) barrier_arrive(shared + SHAPE::Q_BARRIER_AT);
+            softmax(s, p[1], p[0], 2 * tile + 1);
+            if (++tile == tile_end) break;
             k = k_descriptor();
             wait_k();
-            registers_pin(s[0]);
-            wgmma_fence();
-            start_scores(s[0], q, k, 0);
-            softmax<false>(s[1], p, 2 * tile + 1);
-            registers_pin(p);
+            registers_pin(s);
+            registers_pin(p[1]);
             pin_output();
             wgmma_fence();
-            start_output(p, v, 1);
-            wgmma_wait<0>();
-            pin_output();
-            registers_pin(s[0]);
+            start_scores(s, q, k, 0);
+            start_output(p[1], v, 1);
+            wgmma_wait<1>();
+            registers_pin(s);
+            softmax(s, p[0], p[1], 2 * tile);
             release_v();
             if (++held == FLUSH_TILES) flush();
             v = v_descriptor();
-            run_half<false>(s, q, k, v, ++tile);
         }
-        if (lane == 0) barrier_arrive(shared + SHAPE::Q_BARRIER_AT);
-        softmax<false>(s[1], p, 2 * tile + 1);
-        registers_pin(p);
+        registers_pin(p[1]);
+        pin_output();
         wgmma_fence();
-        start_output(p, v, 1);
+        start_output(p[1], v, 1);
         wgmma_wait<0>();
         pin_output();
         release_v();

@@ -2,10 +2,10 @@
  * lie in pages, straight to where wgmma reads them, but for V, which is turned.
  *
  * wgmma wants the k index of 8-bit operands contiguous: dimensions in Q and K, keys in V. A warp
- * turns its 32 keys of V in registers, four by four bytes at a time. Within every 16 keys they
- * stand as keys 2c, 2c+1, 8+2c, 8+2c+1 of c = 0..3: where the sums of S leave P's values of a lane,
- * so that P goes from accumulators to operands without a shuffle. Row D/4 * i + q of the turned
- * tile is dimension 4q + i: eight lanes that store 16 bytes each meet all banks.
+ * turns its 32 keys of V by ldmatrix, which turns pairs of bytes, two permutes for four keys of two
+ * dimensions, and stmatrix. Within every 16 keys they stand as keys 2c, 2c+1, 8+2c, 8+2c+1 of
+ * c = 0..3: where the sums of S leave P's values of a lane, so that P goes from accumulators to
+ * operands without a shuffle. Row 16m + 8e + r of the turned tile is dimension 16m + 2r + e.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_PREFILL_FP8_PRODUCER_CUH
@@ -18,48 +18,45 @@ template <class SHAPE>
 struct fp8_producer : page_walk {
     enum {
         D = SHAPE::HEAD_DIM,
-        NUM_AHEAD = SHAPE::NUM_AHEAD,
         CHUNKS = D / 16,   /* of a row */
         ROWS = 32 / CHUNKS /* that a warp copies at once */
     };
     stage_ring<SHAPE::K_STAGES> fetched; /* K */
     stage_ring<SHAPE::K_STAGES> landed;
     stage_ring<SHAPE::V_STAGES> turned;
-    stage_ring<NUM_AHEAD> raw_fetched, raw_landed; /* V's codes */
-    uint32_t num_queries;                          /* items whose Q came */
+    uint32_t num_queries; /* items whose Q came */
     item_view item;
-    bool together;
 
     __device__ fp8_producer(const kv8_prefill_args &args, uint32_t base)
-        : page_walk(args, base),
-          num_queries(0),
-          together(args.k.stride_page == args.v.stride_page &&
-                   args.k.stride_slot == args.v.stride_slot &&
-                   args.k.stride_head == args.v.stride_head) {}
+        : page_walk(args, base), num_queries(0) {}
 
     __device__ __forceinline__ void open_item(const kv8_prefill_item &next) {
         page_walk::open_item(next);
         item = view_item(a, next);
     }
-    __device__ __forceinline__ uint32_t raw_address(uint32_t stage) const {
-        return shared + SHAPE::RAW_AT + (4 * stage + warp) * SHAPE::RAW_BYTES;
+    __device__ __forceinline__ uint32_t raw_address() const {
+        return shared + SHAPE::RAW_AT + warp * SHAPE::RAW_BYTES;
     }
 
+    /* For addresses that are to be made anew for each tile: registers are scarce. */
+    __device__ __forceinline__ int lane_anew() const {
+        int i = lane;
+        asm volatile("" : "+r"(i));
+        return i;
+    }
     /* Copies of K, of V, or of both where they lie at the same distances from their pools. */
     template <bool K, bool V>
     __device__ __forceinline__ void fetch_rows_of(const uint8_t *mine, uint32_t k, uint32_t v,
                                                   uint32_t seen) const {
-        const int chunk = lane % CHUNKS;
+        const int thread = lane_anew(), chunk = thread % CHUNKS;
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
-            const int key = ROWS * i + lane / CHUNKS;
+            const int key = ROWS * i + thread / CHUNKS;
             const uint8_t *const from = pointer_of(mine, key) + 16 * chunk;
             const uint32_t size = (seen >> key & 1) * 16;
-            /* Of rows of 64 bytes, the second sixteen's pairs change places: banks, in turn_tile.
-             */
-            const int place = D == 128 ? key : key ^ (key / 16);
-            if (K) copy_async(k + key * D + 16 * SHAPE::swizzled(chunk, key), from, size);
-            if (V) copy_async(v + place * D + 16 * chunk, from + (a.v.data - a.k.data), size);
+            const int place = key * D + 16 * SHAPE::swizzled(chunk, key);
+            if (K) copy_async(k + place, from, size);
+            if (V) copy_async(v + place, from + (a.v.data - a.k.data), size);
         }
     }
     /* Starts the copies of the next tile: K into its stage, V into the warp's own place. */
@@ -68,60 +65,38 @@ struct fp8_producer : page_walk {
         const uint32_t seen = __ballot_sync(~0u, page >= 0);
         const uint8_t *const my_k = key_of(a.k, slot);
         const uint32_t k = shared + SHAPE::K_AT + fetched.stage * SHAPE::K_BYTES + 32 * warp * D;
-        const uint32_t v = raw_address(raw_fetched.stage);
+        const uint32_t v = raw_address();
         barrier_wait(k_barrier<SHAPE>(shared, 1, fetched.stage), fetched.parity ^ 1);
-        if (together) {
+        if (a.k.stride_page == a.v.stride_page && a.k.stride_slot == a.v.stride_slot &&
+            a.k.stride_head == a.v.stride_head) {
             fetch_rows_of<true, true>(my_k, k, v, seen);
         } else {
             fetch_rows_of<true, false>(my_k, k, v, seen);
             fetch_rows_of<false, true>(key_of(a.v, slot) - (a.v.data - a.k.data), k, v, seen);
         }
         fetched.next();
-        raw_fetched.next();
         page = page_of(++tile);
     }
 
-    /* Four rows' bytes of four columns each to four columns of four rows. */
-    static __device__ __forceinline__ void turn(const uint32_t (&rows)[4], uint32_t (&columns)[4]) {
-        const uint32_t ab = __byte_perm(rows[0], rows[1], 0x5140);
-        const uint32_t cd = __byte_perm(rows[2], rows[3], 0x5140);
-        const uint32_t ab_high = __byte_perm(rows[0], rows[1], 0x7362);
-        const uint32_t cd_high = __byte_perm(rows[2], rows[3], 0x7362);
-        columns[0] = __byte_perm(ab, cd, 0x5410);
-        columns[1] = __byte_perm(ab, cd, 0x7632);
-        columns[2] = __byte_perm(ab_high, cd_high, 0x5410);
-        columns[3] = __byte_perm(ab_high, cd_high, 0x7632);
-    }
-    /* A lane has four dimensions of 16 keys at a time; at head_dim 64, half the lanes have the
-     * other 16. */
+    /* Sixteen dimensions of all keys at a time. */
     __device__ __forceinline__ void turn_tile() const {
-        const int quad = lane % (D / 4);
-        const uint32_t raw = raw_address(raw_landed.stage) + 4 * quad;
-        const uint32_t to = shared + SHAPE::V_AT + turned.stage * SHAPE::V_BYTES + TILE_KEYS * quad;
+        enum { AT_ONCE = 4 };
+        const int i = lane_anew();
+        const uint32_t from = raw_address() + i * D + 16 * SHAPE::swizzled(0, i);
+        const int row = i / 16 * 8 + i % 8, half = i / 8 % 2;
+        const uint32_t to = shared + SHAPE::V_AT + turned.stage * SHAPE::V_BYTES + TILE_KEYS * row +
+                            16 * ((2 * warp + half) ^ (row % 8));
 #pragma unroll
-        for (int pass = 0; pass < D / 64; pass++) {
-            const int half = D == 128 ? pass : lane / (D / 4);
-            const uint32_t chunk = to + 16 * ((2 * warp + half) ^ (quad % 8));
-            /* Even keys of the half, odd ones: at 64 bytes a row the second half has them
-             * exchanged, so that its lanes read the other banks. */
-            const uint32_t even = raw + 16 * half * D + (D == 64 ? D * half : 0);
-            const uint32_t odd = raw + 16 * half * D + D - (D == 64 ? D * half : 0);
-            uint32_t words[4][4]; /* of dimension i, keys of c */
+        for (int first = 0; first < D / 16; first += AT_ONCE) {
+            uint32_t x[AT_ONCE][4]; /* of eight keys each: two keys' bytes of two dimensions */
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                uint32_t keys[4], columns[4];
-                keys[0] = load_shared_word(even + 2 * c * D);
-                keys[1] = load_shared_word(odd + 2 * c * D);
-                keys[2] = load_shared_word(even + (8 + 2 * c) * D);
-                keys[3] = load_shared_word(odd + (8 + 2 * c) * D);
-                turn(keys, columns);
+            for (int m = 0; m < AT_ONCE; m++) load_turned(from ^ 16 * (first + m), x[m]);
 #pragma unroll
-                for (int i = 0; i < 4; i++) words[i][c] = columns[i];
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                store_shared(chunk + i * (D / 4) * TILE_KEYS, words[i][0], words[i][1], words[i][2],
-                             words[i][3]);
+            for (int m = 0; m < AT_ONCE; m++)
+                store_matrices(
+                    to + 16 * (first + m) * TILE_KEYS, __byte_perm(x[m][0], x[m][1], 0x6420),
+                    __byte_perm(x[m][2], x[m][3], 0x6420), __byte_perm(x[m][0], x[m][1], 0x7531),
+                    __byte_perm(x[m][2], x[m][3], 0x7531));
         }
     }
 
@@ -158,36 +133,30 @@ struct fp8_producer : page_walk {
                                  word_of(from + 12));
             }
         }
+        barrier_arrive(shared + SHAPE::ROWS_BARRIER_AT);
     }
     static __device__ __forceinline__ uint32_t word_of(const uint8_t *from) {
         return from[0] | from[1] << 8 | from[2] << 16 | (uint32_t)from[3] << 24;
     }
 
-    /* While a tile is turned the next are under way, NUM_AHEAD with it; then another is asked for.
-     * Q comes behind the first ones, whose places are free before the last item's Q is. */
+    /* A tile is asked for when the one before is turned: stages that the math has not come to yet
+     * cover its way. Q comes behind the first one, whose places are free before the last item's Q
+     * is. */
     __device__ __forceinline__ void run() {
-        int left = tile_end - tile;
-        if (left == 0) return;
-#pragma unroll 1
-        for (int i = 0; i < NUM_AHEAD; i++) {
-            if (tile < tile_end) fetch_tile();
-            copies_commit();
-        }
+        if (tile == tile_end) return;
+        fetch_tile();
         fetch_rows();
         copies_commit();
-        for (bool first = true; left > 0; left--, first = false) {
-            if (first)
-                copies_wait<0>();
-            else
-                copies_wait<NUM_AHEAD - 1>();
+        for (bool more = true; more;) {
+            copies_wait<0>();
             publish(k_barrier<SHAPE>(shared, 0, landed.stage));
             landed.next();
             barrier_wait(v_barrier<SHAPE>(shared, 1, turned.stage), turned.parity ^ 1);
             turn_tile();
             publish(v_barrier<SHAPE>(shared, 0, turned.stage));
             turned.next();
-            raw_landed.next();
-            if (tile < tile_end) fetch_tile();
+            more = tile < tile_end;
+            if (more) fetch_tile();
             copies_commit();
         }
     }

@@ -8,13 +8,12 @@
 #include "prefill_shape.cuh"
 
 /* One row of prefill_fp8_kernels.inc. */
-template <int CODE_, int HEAD_DIM_, int NUM_MATH_, int K_STAGES_, int V_STAGES_, int NUM_AHEAD_,
+template <int CODE_, int HEAD_DIM_, int NUM_MATH_, int K_STAGES_, int V_STAGES_,
           int MATH_REGISTERS_, int PRODUCER_REGISTERS_>
 struct fp8_shape {
     static const bool FP8 = true;
     static const int CODE = CODE_, HEAD_DIM = HEAD_DIM_, NUM_MATH = NUM_MATH_;
     static const int K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
-    static const int NUM_AHEAD = NUM_AHEAD_; /* tiles whose codes are under way */
     static const int MATH_REGISTERS = MATH_REGISTERS_, PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
     /* Columns of O += P V: head_dim, one of ones, whose sums are the rows', seven of zeros. */
     static const int COLUMNS = HEAD_DIM + 8;
@@ -28,30 +27,41 @@ struct fp8_shape {
     static const int K_BYTES = TILE_KEYS * HEAD_DIM;
     static const int V_AT = K_AT + K_STAGES * K_BYTES; /* turned: a row of keys a column of O */
     static const int V_BYTES = COLUMNS * TILE_KEYS;
-    static const int RAW_AT = V_AT + V_STAGES * V_BYTES; /* V as it lies in pages; per warp */
+    static const int RAW_AT =
+        V_AT + V_STAGES * V_BYTES; /* a tile of V as it lies in pages; per warp */
     static const int RAW_BYTES = 32 * HEAD_DIM;
     /* Second level of O's sums, f32: each thread's own, in places of 16 bytes 128 threads apart. */
-    static const int SUMS_AT = RAW_AT + NUM_AHEAD * 4 * RAW_BYTES;
+    static const int SUMS_AT = RAW_AT + 4 * RAW_BYTES;
     static const int SUMS_BYTES = 64 * HEAD_DIM * 4;
-    /* Barriers: K full, K empty, V full, V empty per stage; Q empty; item full, empty. */
+    /* Barriers: K full, K empty, V full, V empty per stage; rows' records full; Q empty; item full,
+     * empty. */
     static const int K_BARRIERS_AT = SUMS_AT + NUM_MATH * SUMS_BYTES;
     static const int V_BARRIERS_AT = K_BARRIERS_AT + 8 * 2 * K_STAGES;
-    static const int Q_BARRIER_AT = V_BARRIERS_AT + 8 * 2 * V_STAGES;
+    static const int ROWS_BARRIER_AT = V_BARRIERS_AT + 8 * 2 * V_STAGES;
+    static const int Q_BARRIER_AT = ROWS_BARRIER_AT + 8;
     static const int ITEM_BARRIERS_AT = Q_BARRIER_AT + 8;
-    static const int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS + 8;
+    static const int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS;
     static const int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * (int)sizeof(kv8_prefill_item);
     static const int SHARED_BYTES = ROWS_AT + 2 * NUM_MATH * 64 * 16;
     static_assert(K_BYTES % 1024 == 0 && V_BYTES % 1024 == 0 && Q_BYTES % 1024 == 0, "swizzles");
     static_assert(ITEMS_AT % 16 == 0, "items are stored by 16 bytes");
-    static_assert(SHARED_BYTES ==
-                      KV8_PREFILL_FP8_SHARED(HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES, NUM_AHEAD),
+    static_assert(SHARED_BYTES == KV8_PREFILL_FP8_SHARED(HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES),
                   "what the host asks for");
 };
 
-__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
-    uint32_t v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-    return v;
+/* Four matrices of 8 x 8 pairs of bytes, turned; a lane's address is that of row lane % 8 of matrix
+ * lane / 8. Stored, they stay as they are. */
+__device__ __forceinline__ void load_turned(uint32_t address, uint32_t (&x)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t x, uint32_t y, uint32_t z,
+                                               uint32_t w) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
 }
 
 /* A ring's place: stage and the parity of its round. */

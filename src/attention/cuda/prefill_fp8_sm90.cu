@@ -34,7 +34,9 @@ __device__ __forceinline__ void init_fp8_barriers(uint32_t shared) {
         barrier_init(v_barrier<SHAPE>(shared, 0, i), 4);
         barrier_init(v_barrier<SHAPE>(shared, 1, i), math_warps);
     }
-    barrier_init(shared + SHAPE::Q_BARRIER_AT, math_warps);
+    /* Once an item, every lane hands over what it stored, or has read, itself. */
+    barrier_init(shared + SHAPE::ROWS_BARRIER_AT, 128);
+    barrier_init(shared + SHAPE::Q_BARRIER_AT, 32 * math_warps);
 }
 
 template <class SHAPE>

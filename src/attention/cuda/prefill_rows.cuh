@@ -311,20 +311,16 @@ struct row_state {
         for (int i = 0; i < D / 8; i++)
             store_pair(at + 8 * i, o[4 * i + 2 * slot] * weight, o[4 * i + 2 * slot + 1] * weight);
     }
-    /* FP8: column D/4 * i + q of the product is dimension 4q + i, so that a lane has eight
-     * neighbours of every 32. */
+    /* FP8: column 16m + 8e + r of the product is dimension 16m + 2r + e, so that a lane has four
+     * neighbours of every 16. */
     __device__ __forceinline__ void store_runs(int slot, int64_t at, float weight) const {
-        at += lane % 4 * 8;
+        at += lane % 4 * 4;
 #pragma unroll
-        for (int j = 0; j < D / 32; j++) {
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float x[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    x[i] = o[4 * (i * (D / 32) + j) + 2 * slot + e] * weight;
-                store_four(at + 32 * j + 4 * e, x);
-            }
+        for (int m = 0; m < D / 16; m++) {
+            const float *const even = o + 8 * m + 2 * slot, *const odd = even + 4;
+            const float x[4] = {even[0] * weight, odd[0] * weight, even[1] * weight,
+                                odd[1] * weight};
+            store_four(at + 16 * m, x);
         }
     }
     __device__ __forceinline__ void store_four(int64_t at, const float (&x)[4]) const {
