@@ -94,10 +94,16 @@ V_INLINE void t_rows_of_keys(v_f32 *x, const int columns) {
     }
 }
 
+/* Of the 128 rows that a head asks for, 32 beside K's and 32 beside V's, twice this beside softmax
+ * and the rest in four bursts. Rows of more than a line are better asked for less densely. */
+static int32_t t_few_asks(const t_queue *queue) {
+    return queue->ahead_bytes > 64 ? 12 : 24;
+}
+
 /* As t_weigh_pass, straight into P: 16 keys in the lower halves of units, 16 in the upper, then
  * row by row. For every 32 keys `asks` rows are asked for. */
 V_INLINE v_f32 t_weigh_doubled(const t_pass *pass, v_f32 shift, t_queue *queue, const bool scaled,
-                               const int asks, const int columns) {
+                               int32_t asks, const int columns) {
     const t_pass p = *pass;
     const __m512i high = _mm512_set1_epi32(-0x10000);
     t_keep_awake(queue);
@@ -135,12 +141,11 @@ V_INLINE v_f32 t_weigh_doubled(const t_pass *pass, v_f32 shift, t_queue *queue, 
 }
 static V_NOINLINE v_f32 t_weigh_doubled_of(const t_pass *pass, v_f32 shift, t_queue *queue,
                                            bool first) {
-    enum { ASKS = 24 };
     const bool scaled = pass->k_scale != NULL || pass->v_scale != NULL;
+    const int32_t asks = first ? t_few_asks(queue) : 0;
 #define T_WEIGH(COLUMNS)                                                         \
-    if (!first) return t_weigh_doubled(pass, shift, queue, true, 0, COLUMNS);    \
-    if (scaled) return t_weigh_doubled(pass, shift, queue, true, ASKS, COLUMNS); \
-    return t_weigh_doubled(pass, shift, queue, false, ASKS, COLUMNS)
+    if (scaled) return t_weigh_doubled(pass, shift, queue, true, asks, COLUMNS); \
+    return t_weigh_doubled(pass, shift, queue, false, asks, COLUMNS)
     switch (pass->fold) {
         case 4: T_WEIGH(4);
         case 8: T_WEIGH(2);
@@ -168,10 +173,10 @@ static void t_load_v_rows(const kv8_attention_job *job, const t_rows *rows) {
 /* What waits, and for what, is as in t_tile_of_head. */
 static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                           int32_t head, t_queue *queue) {
-    enum { BURST = 4 }; /* of 128 rows, 32 beside K, 32 beside V, 48 beside softmax */
     const t_lanes at = t_lanes_of(job, 0);
     const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
     float *const o = job->o + (int64_t)head * job->item->num_rows * job->v_row;
+    const int32_t burst = (KV8_TILE_KEYS - 2 * t_few_asks(queue)) / 4;
     t_rows rows;
     t_rows_of(job, tile, next, head, &rows);
     rows.queue = queue;
@@ -184,16 +189,16 @@ static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, co
     }
     t_load_k(job, &rows, KV8_TILE_KEYS);
     t_drain(queue);
-    t_ask_more(queue, BURST);
+    t_ask_more(queue, burst);
     t_push_scores(queue, job, &at, q, job->s);
     t_spread_over(queue, T_TICKS);
     t_load_v_rows(job, &rows);
     t_drain(queue);
-    t_ask_more(queue, BURST);
+    t_ask_more(queue, burst);
     const bool moved = t_weigh(job, &at, tile, &rows, head);
-    t_ask_more(queue, BURST);
+    t_ask_more(queue, burst);
     if (moved) t_rescale(job, &at, o);
     t_push_doubled(queue, job, o);
-    t_ask_more(queue, BURST);
+    t_ask_more(queue, burst);
     t_spread_over(queue, T_TICKS);
 }
