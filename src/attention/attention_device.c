@@ -57,7 +57,7 @@ struct kv8_attention_device_plan {
     const decode_choice *single; /* for runs of one request; NULL: there is none */
     int32_t single_blocks;       /* of a cluster */
     kv8_kernel kernel, any, single_kernel;
-    int32_t num_blocks, heads_per_block, min_units;
+    int32_t num_blocks, heads_per_block, min_units, piece_units;
     size_t dynamic_bytes;
     /* Byte offsets into the workspace. */
     size_t arrivals_at, sums_at, partials_at, workspace_size;
@@ -84,16 +84,26 @@ static const decode_choice *choose(const kv8_attention_spec *spec, const kv8_dev
  * once, and of large batches four heads; fewer where a small batch would leave too few streams to
  * join their pieces in parallel. */
 static int32_t heads_per_block(const kv8_attention_spec *spec, int32_t num_warps) {
-    enum { SERVED_BYTES = 256, LARGE_BATCH = 32 };
+    enum { SERVED_BYTES = 256, LARGE_BATCH = 32, LONG = 32768 };
     const int32_t row = spec->head_dim * (int32_t)kv8_dtype_size(spec->k_dtype);
     int32_t most = 4;
     if (spec->max_batch <= LARGE_BATCH && row * 2 >= SERVED_BYTES) most = 2;
-    if (spec->max_batch <= 4) most = spec->max_batch > 1 || spec->max_kv_len > 16384 ? 2 : 1;
+    if (spec->max_batch <= 4 && spec->max_kv_len <= LONG) most = 2;
+    if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
     int32_t heads = 1;
     while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
            num_warps % (heads * 2) == 0)
         heads *= 2;
     return heads;
+}
+
+/* What a block loses between two pieces, in granules that it would read meanwhile. */
+enum { MOST_PIECE_UNITS = 24, MOST_BLOCKS = 1024 };
+static int32_t piece_units(const kv8_attention_spec *spec, int32_t heads) {
+    enum { LOST_BYTES = 192 << 10 };
+    const int64_t row = (int64_t)spec->head_dim * (int64_t)kv8_dtype_size(spec->k_dtype);
+    const int64_t units = LOST_BYTES / (2 * KV8_DECODE_TOKENS * row * heads);
+    return units > MOST_PIECE_UNITS ? MOST_PIECE_UNITS : (int32_t)units;
 }
 
 /* Row tiles that any run within the bounds has: a tile belongs to one request. */
@@ -110,10 +120,10 @@ static kv8_status prepare_choice(kv8_attention_device_plan *plan) {
     if (c == NULL) return KV8_OK;
     enum { STATIC_BYTES = 4096 }; /* at least what the kernels declare beside it */
     const size_t dynamic = c->fixed_bytes + ((size_t)spec->max_batch + 1) * KV8_DECODE_START_BYTES;
-    const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2;
+    const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2 + MOST_PIECE_UNITS;
     const int64_t streams = max_row_tiles(spec) * spec->num_kv_heads;
     if (dynamic + STATIC_BYTES > info->shared_bytes_per_block) return KV8_OK;
-    if (streams > (INT32_MAX >> 1) / granules) return KV8_OK;
+    if (streams > (INT32_MAX >> 1) / granules || granules > INT32_MAX / MOST_BLOCKS) return KV8_OK;
     KV8_TRY(kv8_kernel_get(&plan->kernel, plan->device, c->name, sizeof(kv8_decode_args), dynamic));
     int32_t per_sm = 0;
     KV8_TRY(kv8_kernel_max_blocks(&plan->kernel, (uint32_t)c->num_warps * 32, dynamic, &per_sm));
@@ -123,8 +133,10 @@ static kv8_status prepare_choice(kv8_attention_device_plan *plan) {
     plan->choice = c;
     plan->dynamic_bytes = dynamic;
     plan->num_blocks = per_sm * info->num_sms;
+    if (plan->num_blocks > MOST_BLOCKS) plan->num_blocks = MOST_BLOCKS;
     plan->heads_per_block = heads_per_block(spec, c->num_warps);
     plan->min_units = c->num_warps / plan->heads_per_block; /* a granule for every warp */
+    plan->piece_units = piece_units(spec, plan->heads_per_block);
     return KV8_OK;
 }
 
@@ -195,7 +207,8 @@ static void lay_out_workspace(kv8_attention_device_plan *plan) {
         const int64_t streams = max_row_tiles(spec) * (spec->num_kv_heads / plan->heads_per_block);
         const size_t fragments = (size_t)plan->heads_per_block * (size_t)spec->v_head_dim / 16;
         plan->arrivals_at = end;
-        plan->arrivals_bytes = (size_t)(streams * plan->choice->num_warps) * sizeof(uint32_t);
+        plan->arrivals_bytes =
+            (slots + (size_t)streams) * (size_t)plan->choice->num_warps * sizeof(uint32_t);
         end = kv8_round_up(end + plan->arrivals_bytes, DEVICE_ALIGNMENT);
         plan->sums_at = end;
         end = kv8_round_up(end + slots * fragments * 16 * sizeof(float), DEVICE_ALIGNMENT);
@@ -461,6 +474,7 @@ static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
             divisor(plan->choice == NULL ? 1 : plan->choice->num_warps / plan->heads_per_block),
         .score_scale = spec->sm_scale * log2_e,
         .soft_cap = spec->logits_soft_cap * log2_e,
+        .piece_units = plan->piece_units,
     };
 }
 

@@ -4,7 +4,8 @@
 // cut into granules of 16 tokens. All streams stand in one line and block i of the grid takes the
 // i-th equal share, so many short and one very long request balance alike. A share's part of a
 // stream is a *piece*. A stream of one piece is finished by its block; otherwise the pieces leave
-// partial results in the workspace and whoever arrives last joins them, in key order.
+// partial results in the workspace and whoever arrives last joins them, in key order; of many
+// pieces first groups, then those.
 //
 // Within a block every warp is on its own: one KV head, every num_slices-th granule, a private ring
 // of cp.async stages; no barrier until the piece ends. Scores run
@@ -66,21 +67,41 @@ struct Request {
     int index, qo_begin, qo_len, kv_len;
 };
 
-__device__ inline Request load_request(const kv8_decode_args &a, int b) {
-    Request r;
-    r.index = b;
-    r.qo_begin = __ldg(a.qo_indptr + b);
-    r.qo_len = __ldg(a.qo_indptr + b + 1) - r.qo_begin;
-    if (a.page_indptr != nullptr) {
-        const int pages = __ldg(a.page_indptr + b + 1) - __ldg(a.page_indptr + b);
-        r.kv_len = pages == 0 ? 0 : (pages - 1) * a.page_size + __ldg(a.last_page_len + b);
-    } else {
-        r.kv_len = __ldg(a.seq_lens + b);
+// What memory says of a request: CSR's, or of a dense table its length alone.
+struct Lengths {
+    int qo_begin, qo_end, page_begin, page_end, last;
+
+    __device__ bool operator!=(const Lengths &x) const {
+        return ((qo_begin ^ x.qo_begin) | (qo_end ^ x.qo_end) | (page_begin ^ x.page_begin) |
+                (page_end ^ x.page_end) | (last ^ x.last)) != 0;
     }
-    return r;
+};
+// Past caches that may be older than the kernel before: two loads are two looks.
+__device__ inline int load_fresh(const int32_t *from) {
+    int x;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
 }
-__device__ inline const int32_t *request_pages(const kv8_decode_args &a, int b) {
-    return a.page_indptr != nullptr ? a.page_indices + __ldg(a.page_indptr + b)
+__device__ inline Lengths load_lengths(const kv8_decode_args &a, int b) {
+    Lengths l = {load_fresh(a.qo_indptr + b), load_fresh(a.qo_indptr + b + 1), 0, 0, 0};
+    if (a.page_indptr != nullptr) {
+        l.page_begin = load_fresh(a.page_indptr + b),
+        l.page_end = load_fresh(a.page_indptr + b + 1);
+        l.last = load_fresh(a.last_page_len + b);
+    } else {
+        l.last = load_fresh(a.seq_lens + b);
+    }
+    return l;
+}
+__device__ inline Request make_request(const kv8_decode_args &a, int b, const Lengths &l) {
+    const int pages = l.page_end - l.page_begin;
+    const int kv_len = a.page_indptr == nullptr ? l.last
+                       : pages == 0             ? 0
+                                                : (pages - 1) * a.page_size + l.last;
+    return {b, l.qo_begin, l.qo_end - l.qo_begin, kv_len};
+}
+__device__ inline const int32_t *request_pages(const kv8_decode_args &a, int b, const Lengths &l) {
+    return a.page_indptr != nullptr ? a.page_indices + l.page_begin
                                     : a.block_table + b * a.block_table_stride;
 }
 // Keys that causal and window leave to query token t: begin and end both grow with t.
@@ -113,6 +134,18 @@ struct Piece {
     // results lie. Those of the n-th, n > 0, lie at 2 * (first_block + n).
     int num_pieces, first_block, first_slot, slot;
 };
+
+// The page table of a piece, or of the first pages of very many, comes to where loads find it soon.
+// Only a hint: where lengths are not what they will be, the addresses may be none, and then nothing
+// happens.
+__device__ inline void prefetch_pages(const kv8_decode_args &a, const Piece &p) {
+    constexpr int LINE = 32;  // entries
+    if (p.stream < 0) return;
+    const int first = divide(p.granule_begin * TOKENS, a.by_page) + threadIdx.x % 32 * LINE;
+    const int last = divide(max(p.granule_end * TOKENS - 1, 0), a.by_page);
+    if (first < last + LINE)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.pages + min(first, last)));
+}
 
 constexpr float NO_KEY = -1e30f;  // below every score, and finite
 

@@ -45,7 +45,7 @@ typedef struct kv8_decode_args {
     /* Workspace of a launch: partial results of cut streams and their arrival counters. */
     float *partials;     /* [2 * grid][fragments of the heads of a block][128] */
     float *partial_sums; /* [2 * grid][fragments][4][4]: maxima and sums of two rows */
-    uint32_t *arrivals;  /* one per stream and warp; 0 before and after every launch */
+    uint32_t *arrivals;  /* [2 * grid + streams][warps]; 0 before and after every launch */
     int32_t batch, num_qo_heads, num_kv_heads, group_size;
     int32_t head_dim, v_head_dim, page_size;
     int32_t q_dtype, k_dtype, v_dtype, o_dtype; /* kv8_dtype */
@@ -53,9 +53,10 @@ typedef struct kv8_decode_args {
     int32_t heads_per_block; /* KV heads that one block walks at once: 1, 2, 4.. up to its warps */
     int32_t num_slices, head_blocks; /* warps of a block per head; num_kv_heads / heads_per_block */
     kv8_decode_divisor by_group, by_page, by_min_units, by_heads, by_head_blocks, by_slices;
-    int32_t min_units; /* granules below which no block is put to work */
-    float score_scale; /* sm_scale * log2(e) */
-    float soft_cap;    /* logits_soft_cap * log2(e); 0 = off */
+    int32_t min_units;   /* granules below which no block is put to work */
+    float score_scale;   /* sm_scale * log2(e) */
+    float soft_cap;      /* logits_soft_cap * log2(e); 0 = off */
+    int32_t piece_units; /* granules whose time a block spends between two pieces; below 16 */
 } kv8_decode_args;
 
 enum {

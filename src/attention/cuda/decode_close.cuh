@@ -53,19 +53,6 @@ __device__ inline void copy_row_ends(const kv8_decode_args &a, const Piece &p, i
         copy4(to + 4,
               a.v_scale + p.request.index * a.v_scale_stride_batch + head * a.v_scale_stride_head);
 }
-// The same, loaded, for row `row` of a piece of one head.
-__device__ inline RowEnd load_row_end(const kv8_decode_args &a, const Piece &p, int row) {
-    constexpr float LOG2E = 1.4426950408889634f;
-    const int head = p.head_begin, at = p.row_begin + row;
-    RowEnd end = {-INFINITY, 1};
-    if (a.sink_logit != nullptr)
-        end.sink = LOG2E * __ldg(a.sink_logit + head * a.group_size + at -
-                                 divide(at, a.by_group) * a.group_size);
-    if (a.v_scale != nullptr)
-        end.v_scale = __ldg(a.v_scale + p.request.index * a.v_scale_stride_batch +
-                            head * a.v_scale_stride_head);
-    return end;
-}
 __device__ inline RowEnd usable(const kv8_decode_args &a, const RowEnd &end) {
     constexpr float LOG2E = 1.4426950408889634f;
     return {a.sink_logit == nullptr ? -INFINITY : end.sink * LOG2E,
@@ -134,7 +121,7 @@ __device__ __noinline__ float look_again(const kv8_decode_args &a, const Request
                                      head * p.scale_stride_head]))
                    : 1.0f;
     };
-    const int32_t *const pages = request_pages(a, r.index);
+    const int32_t *const pages = request_pages(a, r.index, load_lengths(a, r.index));
     float sum = 0;
     for (int key = keys.begin; key < keys.end; key++) {
         if (!mask_bit(a, r, token, key)) continue;
@@ -216,99 +203,136 @@ __device__ void leave_part(const kv8_decode_args &a, int64_t slot, int f, const 
                make_float4(part.max.x, part.max.y, part.sum.x, part.sum.y));
 }
 
-// Joins the partial results of fragment f of a stream, in key order.
+// Joins up to 8 * HELD results to `all`, in order. The two rows of each lane: sums_of(n) gives
+// their maxima and sums, o_of(n) the lane's four values; both are called for n < count. Lane g
+// looks after the sums of every 8th.
+template <int HELD, class SUMS, class O>
+__device__ __forceinline__ void join_many(Part &all, int count, SUMS &&sums_of, O &&o_of) {
+    const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    float4 own[HELD], parts[8 * HELD];
+#pragma unroll
+    for (int h = 0; h < HELD; h++) {
+        own[h] = {NO_KEY, NO_KEY, 0, 0};
+        if (h * 8 + g < count) own[h] = sums_of(h * 8 + g);
+    }
+#pragma unroll
+    for (int n = 0; n < 8 * HELD; n++) {
+        parts[n] = {0, 0, 0, 0};
+        if (n < count) parts[n] = o_of(n);
+    }
+    float2 top = all.max;
+#pragma unroll
+    for (int h = 0; h < HELD; h++) top = {fmaxf(top.x, own[h].x), fmaxf(top.y, own[h].y)};
+#pragma unroll
+    for (int lanes = 4; lanes < 32; lanes *= 2) {
+        top.x = fmaxf(top.x, __shfl_xor_sync(~0u, top.x, lanes));
+        top.y = fmaxf(top.y, __shfl_xor_sync(~0u, top.y, lanes));
+    }
+    float2 w[HELD], sum = {0, 0};
+#pragma unroll
+    for (int h = 0; h < HELD; h++) {
+        w[h] = {exp2_fast(own[h].x - top.x), exp2_fast(own[h].y - top.y)};
+        sum.x += own[h].z * w[h].x, sum.y += own[h].w * w[h].y;
+    }
+#pragma unroll
+    for (int lanes = 4; lanes < 32; lanes *= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, lanes);
+        sum.y += __shfl_xor_sync(~0u, sum.y, lanes);
+    }
+    const float2 keep = {exp2_fast(all.max.x - top.x), exp2_fast(all.max.y - top.y)};
+    all.sum = {all.sum.x * keep.x + sum.x, all.sum.y * keep.y + sum.y};
+    all.max = top;
+    const float4 before = all.o;
+    all.o = {0, 0, 0, 0};
+    add_weighted(all.o, before, keep);
+#pragma unroll
+    for (int n = 0; n < 8 * HELD; n++)
+        add_weighted(all.o, parts[n],
+                     {__shfl_sync(~0u, w[n / 8].x, n % 8 * 4 + c),
+                      __shfl_sync(~0u, w[n / 8].y, n % 8 * 4 + c)});
+}
+
+// Where the results of a stream's n-th piece lie.
+__device__ inline int slot_of(const Piece &p, int n) {
+    return n == 0 ? p.first_slot : 2 * (p.first_block + n);
+}
+
+// Joins the partial results of fragment f of `count` pieces of a stream: first, first + step, ..
 template <class C>
-__device__ Part join_pieces(const kv8_decode_args &a, const Piece &p, int f) {
-    constexpr int BATCH =
-        8;  // pieces whose loads are in flight together; lane g has the sums of one
-    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const int fragments = a.heads_per_block * C::FRAGMENTS;
-    const float4 *const o = reinterpret_cast<const float4 *>(a.partials);
-    const float4 *const sums = reinterpret_cast<const float4 *>(a.partial_sums);
-    const auto at = [&](int n) {
-        const int slot = n == 0 ? p.first_slot : 2 * (p.first_block + n);
-        return int64_t(slot) * fragments + f;
-    };
+__device__ Part join_pieces(const kv8_decode_args &a, const Piece &p, int f, int first, int step,
+                            int count) {
+    const int lane = threadIdx.x % 32, fragments = a.heads_per_block * C::FRAGMENTS;
+    const auto at = [&](int n) { return int64_t(slot_of(p, first + n * step)) * fragments + f; };
     Part all = no_part();
 #pragma unroll 1
-    for (int first = 0; first < p.num_pieces; first += BATCH) {
-        float4 parts[BATCH];
-#pragma unroll
-        for (int n = 0; n < BATCH; n++) {
-            parts[n] = {0, 0, 0, 0};
-            if (first + n < p.num_pieces) parts[n] = __ldcg(o + at(first + n) * 32 + lane);
-        }
-        float4 own = {NO_KEY, NO_KEY, 0, 0};
-        if (first + g < p.num_pieces) own = __ldcg(sums + at(first + g) * 4 + c);
-        float2 top = {own.x, own.y};
-#pragma unroll
-        for (int lanes = 4; lanes < 32; lanes *= 2) {
-            top.x = fmaxf(top.x, __shfl_xor_sync(~0u, top.x, lanes));
-            top.y = fmaxf(top.y, __shfl_xor_sync(~0u, top.y, lanes));
-        }
-        top = {fmaxf(top.x, all.max.x), fmaxf(top.y, all.max.y)};
-        float2 w = {exp2_fast(own.x - top.x), exp2_fast(own.y - top.y)};
-        float2 sum = {own.z * w.x, own.w * w.y};
-        const float2 keep = {exp2_fast(all.max.x - top.x), exp2_fast(all.max.y - top.y)};
-#pragma unroll
-        for (int lanes = 4; lanes < 32; lanes *= 2) {
-            sum.x += __shfl_xor_sync(~0u, sum.x, lanes);
-            sum.y += __shfl_xor_sync(~0u, sum.y, lanes);
-        }
-        all.sum = {all.sum.x * keep.x + sum.x, all.sum.y * keep.y + sum.y};
-        all.max = top;
-        const float4 before = all.o;
-        all.o = {0, 0, 0, 0};
-        add_weighted(all.o, before, keep);
-#pragma unroll
-        for (int n = 0; n < BATCH; n++)
-            add_weighted(all.o, parts[n],
-                         {__shfl_sync(~0u, w.x, n * 4 + c), __shfl_sync(~0u, w.y, n * 4 + c)});
-    }
+    for (int done = 0; done < count; done += 8)
+        join_many<1>(
+            all, count - done,
+            [&](int n) {
+                return __ldcg(reinterpret_cast<const float4 *>(a.partial_sums) + at(done + n) * 4 +
+                              lane % 4);
+            },
+            [&](int n) {
+                return __ldcg(reinterpret_cast<const float4 *>(a.partials) + at(done + n) * 32 +
+                              lane);
+            });
     return all;
 }
 
-// Counts this warp's part of a piece; true for the warp that is the stream's last.
-template <class C>
-__device__ bool arrive_last(const kv8_decode_args &a, const Piece &p) {
+// Counts this warp at one of its block's counters; true for the last of `expected`.
+__device__ inline bool arrive_last(uint32_t *counters, int expected) {
     uint32_t before = 0;
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        uint32_t *const counter = a.arrivals + int64_t(p.stream) * C::WARPS + threadIdx.x / 32;
+        uint32_t *const counter = counters + threadIdx.x / 32;
         asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
                      : "=r"(before)
                      : "l"(counter)
                      : "memory");
-        if (before == uint32_t(p.num_pieces - 1)) *counter = 0;  // ready for the next launch
+        if (before == uint32_t(expected - 1)) *counter = 0;  // ready for the next launch
     }
-    return __shfl_sync(~0u, before, 0) == uint32_t(p.num_pieces - 1);
+    return __shfl_sync(~0u, before, 0) == uint32_t(expected - 1);
 }
 
 // After every warp has left its result: each warp finishes its fragments of the piece, or leaves
-// partial ones and, when it is the stream's last to do so, joins them all.
+// partial ones. Of pieces in groups of GROUP, then of the groups, whoever is last to do so joins
+// them: each warp its fragments, so that many pieces are joined by many blocks.
 template <class C>
 __device__ void close_piece(const kv8_decode_args &a, const Piece &p, const uint8_t *rings,
                             const RowEnd *ends) {
+    constexpr int GROUP = 8;
     const int fragments = a.heads_per_block * C::FRAGMENTS, warp = threadIdx.x / 32;
-    const bool is_cut = p.num_pieces > 1;
     if (warp >= fragments) return;
-    for (bool joins = false;; joins = true) {
+    // Counters of groups, by the slot of their first piece; then those of streams.
+    uint32_t *const of_streams = a.arrivals + int64_t(2 * gridDim.x) * C::WARPS;
+    int first = 0, step = 0, count = 1;  // the pieces joined now; step 0: none yet
+    bool is_top = p.num_pieces == 1;
+    for (;;) {
 #pragma unroll 1
         for (int f = warp; f < fragments; f += C::WARPS) {
             const Item<C> item(f * 32 + threadIdx.x % 32);
-            const Part part = joins ? join_pieces<C>(a, p, f)
-                                    : join_slices<C>(rings + item.head * C::RING_BYTES,
-                                                     a.heads_per_block * C::RING_BYTES,
-                                                     rings + C::WARPS * C::RING_BYTES, item.row,
-                                                     f % C::FRAGMENTS);
-            if (is_cut && !joins)
-                leave_part<C>(a, p.slot, f, part);
-            else
+            const Part part = step > 0 ? join_pieces<C>(a, p, f, first, step, count)
+                                       : join_slices<C>(rings + item.head * C::RING_BYTES,
+                                                        a.heads_per_block * C::RING_BYTES,
+                                                        rings + C::WARPS * C::RING_BYTES, item.row,
+                                                        f % C::FRAGMENTS);
+            if (is_top)
                 finish_item(a, p, item,
                             {usable(a, ends[item.slot_row]), usable(a, ends[item.slot_row + 1])},
                             part);
+            else
+                leave_part<C>(a, step == 0 ? p.slot : slot_of(p, first), f, part);
         }
-        if (!is_cut || joins || !arrive_last<C>(a, p)) return;
+        if (is_top) return;
+        if (step == 0 && p.num_pieces > GROUP) {
+            first = (int(blockIdx.x) - p.first_block) / GROUP * GROUP, step = 1;
+            count = min(GROUP, p.num_pieces - first);
+            if (!arrive_last(a.arrivals + int64_t(slot_of(p, first)) * C::WARPS, count)) return;
+        } else {
+            count = step == 0 ? p.num_pieces : (p.num_pieces + GROUP - 1) / GROUP;
+            first = 0, step = step == 0 ? 1 : GROUP, is_top = true;
+            if (!arrive_last(of_streams + int64_t(p.stream) * C::WARPS, count)) return;
+        }
     }
 }
 

@@ -11,7 +11,7 @@ namespace kv8 {
 __device__ inline void finish_empty(const kv8_decode_args &a, const int *starts) {
     for (int b = blockIdx.x; b < a.batch; b += gridDim.x) {
         if (starts[b + 1] != starts[b]) continue;
-        const Request r = load_request(a, b);
+        const Request r = make_request(a, b, load_lengths(a, b));
         const int pairs = a.v_head_dim / 2;
         for (int64_t i = threadIdx.x; i < int64_t(r.qo_len) * a.num_qo_heads * pairs;
              i += blockDim.x) {
@@ -28,15 +28,52 @@ struct Block {
     RowEnd ends[C::WARPS * C::ROWS];
     Line line;
     bool any_empty;
+
+    __device__ Piece *other(const Piece *piece) { return pieces + (piece == pieces); }
 };
 
 // The next piece of the block into `into`, by its first warp.
-template <class C>
+template <class C, class LENGTHS>
 __device__ void take_piece(const kv8_decode_args &a, const int *starts, Line line, Block<C> &block,
-                           Piece &into) {
-    const Piece piece = next_piece<C>(a, starts, line);
-    if (threadIdx.x == 0) into = piece, block.line = line;
+                           Piece &into, LENGTHS &&lengths_of) {
+    next_piece<C>(a, starts, line, into, lengths_of);
+    __syncwarp();  // all lanes have read what changes now
+    if (threadIdx.x == 0) block.line.unit = line.unit;
     __syncwarp();
+}
+
+__device__ inline void wait_for_previous() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// The line and the block's first piece, by its first warp. Laid before the kernel ahead in the
+// stream has ended, from the lengths that lie there; and once more if they are others after it.
+template <class C>
+__device__ void lay_first(const kv8_decode_args &a, int *starts, Block<C> &block) {
+    const auto lay = [&](auto &&own_lengths, auto &&lengths_of) {
+        const Totals sum = lay_line<C>(a, starts, own_lengths);
+        if (threadIdx.x == 0) block.any_empty = sum.any_empty;
+        const Line line = cut_line(a, sum);
+        if (threadIdx.x == 0) block.line = line;
+        take_piece(a, starts, line, block, block.pieces[0], lengths_of);
+    };
+    if (!holds_all(a)) {
+        wait_for_previous();
+        lay([&](int b, int) { return load_lengths(a, b); },
+            [&](int b) { return load_lengths(a, b); });
+        return;
+    }
+    bool waited = false;
+    for (;;) {
+        Held held;
+        load_held(a, held);
+        lay([&](int, int n) { return n == 0 ? held[0] : held[1]; },
+            [&](int b) { return held_lengths(a, held, b); });
+        if (waited) return;
+        prefetch_pages(a, block.pieces[0]);
+        wait_for_previous(), waited = true;
+        if (holds_still(a, held)) return;
+    }
 }
 
 template <class C>
@@ -44,21 +81,19 @@ __device__ __forceinline__ void decode_body(const kv8_decode_args &a) {
     extern __shared__ __align__(1024) uint8_t rings[];
     __shared__ Block<C> block;
     // The next kernel in the stream may be made ready. Whether it is a decode kernel or another:
-    // it waits for all of this one before it reads.
+    // it waits for all of this one before it believes more than hints.
     asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
     int *const starts = reinterpret_cast<int *>(rings + C::FIXED_BYTES);
     const int warp = threadIdx.x / 32;
-    if (warp == 0) {
-        const Totals sum = lay_line<C>(a, starts);
-        if (threadIdx.x == 0) block.any_empty = sum.any_empty;
-        take_piece(a, starts, cut_line(a, sum), block, block.pieces[0]);
-    }
+    if (warp == 0)
+        lay_first<C>(a, starts, block);
+    else
+        wait_for_previous();
     __syncthreads();
     const int slice = divide(warp, a.by_heads), in_block = warp - slice * a.heads_per_block;
 #pragma unroll 1
-    for (int n = 0; block.pieces[n % 2].stream >= 0; n++) {
-        const Piece &piece = block.pieces[n % 2];
+    for (Piece *at = block.pieces; at->stream >= 0; at = block.other(at)) {
+        const Piece &piece = *at;
         const int first = piece.granule_begin + slice, left = piece.granule_end - first;
         const int count = left > 0 ? divide(left + a.num_slices - 1, a.by_slices) : 0;
         const int head = piece.head_begin + in_block;
@@ -67,7 +102,8 @@ __device__ __forceinline__ void decode_body(const kv8_decode_args &a) {
                           if (slice == 0)
                               copy_row_ends(a, piece, head, block.ends + in_block * C::ROWS);
                           if (warp == 0)
-                              take_piece(a, starts, block.line, block, block.pieces[(n + 1) % 2]);
+                              take_piece(a, starts, block.line, block, *block.other(at),
+                                         [&](int b) { return load_lengths(a, b); });
                       });
         __syncthreads();
         close_piece<C>(a, piece, rings, block.ends);

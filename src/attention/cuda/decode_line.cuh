@@ -17,11 +17,15 @@ __device__ inline int quotient(int n, int d) {
     return rest < 0 ? q - 1 : rest >= d ? q + 1 : q;
 }
 
-// A unit is one granule of one stream.
+// A unit is one granule of one stream, or as much time. Each stream has `piece_units` more than
+// granules, which stand for what a block spends between two pieces.
 struct Line {
     int total, num_blocks;  // blocks that get a share
     int share;
     int unit, end;  // what the block has not taken yet of its share
+    // Where all streams are of one length they are cut at the same places: units of a stream then,
+    // whole shares, and its units in the line as it was laid. 0: streams differ.
+    int even_units, laid_units;
 
     __device__ int begin(int block) const { return min(block * share, total); }
     // The block whose share holds a unit.
@@ -34,25 +38,65 @@ __device__ int row_tiles(const kv8_decode_args &a, int qo_len) {
 }
 
 struct Totals {
-    int units, streams;
-    bool any_empty;  // requests with rows and no key
+    int units, streams, longest;  // longest: units of a stream
+    bool any_empty;               // requests with rows and no key
 };
 
-// Where each request starts in the line. A lane takes consecutive requests.
-template <class C>
-__device__ Totals lay_line(const kv8_decode_args &a, int *starts) {
-    const int lane = threadIdx.x % 32, each = (a.batch + 31) / 32;
+__device__ inline int units_of(const kv8_decode_args &a, int granules) {
+    return granules > 0 ? granules + a.piece_units : 0;
+}
+
+// Lengths of the requests of each lane: consecutive ones, and only so many that they are registers.
+constexpr int MOST_HELD = 2;
+using Held = Lengths[MOST_HELD];
+__device__ inline bool holds_all(const kv8_decode_args &a) {
+    return a.batch <= 32 * MOST_HELD;
+}
+__device__ inline int held_each(const kv8_decode_args &a) {
+    return (a.batch + 31) / 32;
+}
+__device__ inline void load_held(const kv8_decode_args &a, Held &held) {
+#pragma unroll
+    for (int n = 0; n < MOST_HELD; n++) {
+        const int b = threadIdx.x % 32 * held_each(a) + n;
+        held[n] = {0, 0, 0, 0, 0};
+        if (n < held_each(a) && b < a.batch) held[n] = load_lengths(a, b);
+    }
+}
+__device__ inline bool holds_still(const kv8_decode_args &a, const Held &held) {
+    Held now;
+    load_held(a, now);
+    bool differs = false;
+#pragma unroll
+    for (int n = 0; n < MOST_HELD; n++) differs |= now[n] != held[n];
+    return !__any_sync(~0u, differs);
+}
+// Of request b, by all lanes.
+__device__ inline Lengths held_lengths(const kv8_decode_args &a, const Held &held, int b) {
+    const int lane = held_each(a) == 1 ? b : b / 2;
+    const Lengths own = held_each(a) == 1 || b % 2 == 0 ? held[0] : held[1];
+    static_assert(MOST_HELD == 2);
+    return {__shfl_sync(~0u, own.qo_begin, lane), __shfl_sync(~0u, own.qo_end, lane),
+            __shfl_sync(~0u, own.page_begin, lane), __shfl_sync(~0u, own.page_end, lane),
+            __shfl_sync(~0u, own.last, lane)};
+}
+
+// Where each request starts in the line. A lane takes consecutive requests; lengths_of(b, n) are
+// those of request b, the lane's n-th.
+template <class C, class LENGTHS>
+__device__ Totals lay_line(const kv8_decode_args &a, int *starts, LENGTHS &&lengths_of) {
+    const int lane = threadIdx.x % 32, each = held_each(a);
     const int first = min(lane * each, a.batch), last = min(first + each, a.batch);
-    const int head_blocks = a.head_blocks;
-    Totals sum = {0, 0, false};
+    Totals sum = {0, 0, 0, false};
 #pragma unroll 2
     for (int b = first; b < last; b++) {
-        const Request r = load_request(a, b);
-        const int streams = row_tiles<C>(a, r.qo_len) * head_blocks;
-        const int units = granules_of(request_keys(a, r)) * streams;
-        starts[b] = units;
-        sum.units += units, sum.streams += streams;
-        sum.any_empty |= units == 0 && r.qo_len > 0;
+        const Request r = make_request(a, b, lengths_of(b, b - first));
+        const int streams = row_tiles<C>(a, r.qo_len) * a.head_blocks;
+        const int length = units_of(a, granules_of(request_keys(a, r)));
+        starts[b] = length * streams;
+        sum.units += length * streams, sum.streams += streams;
+        sum.longest = max(sum.longest, length);
+        sum.any_empty |= length == 0 && r.qo_len > 0;
     }
     const int own = sum.units;
 #pragma unroll
@@ -71,20 +115,27 @@ __device__ Totals lay_line(const kv8_decode_args &a, int *starts) {
     if (lane == 31) starts[a.batch] = sum.units;
     __syncwarp();
     return {__shfl_sync(~0u, sum.units, 31), __shfl_sync(~0u, sum.streams, 31),
-            __any_sync(~0u, sum.any_empty) != 0};
+            __reduce_max_sync(~0u, sum.longest), __any_sync(~0u, sum.any_empty) != 0};
 }
 
-// No more blocks than there is work for, and where streams are few a multiple of them, so that even
-// streams are cut evenly.
+// No more blocks than there is work for, and where streams are few and even a multiple of them, so
+// that they are cut evenly.
 __device__ inline Line cut_line(const kv8_decode_args &a, const Totals &sum) {
     Line line;
     int blocks = min(int(gridDim.x), max(divide(sum.units + a.min_units - 1, a.by_min_units), 1));
-    if (sum.streams > 0 && sum.streams <= blocks) {
-        const int even = quotient(blocks, sum.streams) * sum.streams;
-        if (even * 8 >= blocks * 7) blocks = even;
+    line.total = sum.units, line.even_units = 0, line.laid_units = sum.longest;
+    // Where there is a choice without the last few blocks, which start after the others.
+    const int usual = sum.streams * 2 <= blocks ? blocks - blocks / 32 : blocks;
+    const int each = sum.streams > 0 ? quotient(usual, sum.streams) : 0;
+    const bool is_even = sum.units > 0 && sum.units == sum.streams * sum.longest;
+    if (is_even && each * sum.streams * 8 >= blocks * 7) {
+        const int granules = sum.longest - a.piece_units;
+        blocks = each * sum.streams;
+        line.even_units = quotient(granules + each - 1, each) * each;
+        line.total = line.even_units * sum.streams;
     }
-    line.total = sum.units, line.num_blocks = blocks;
-    line.share = max(quotient(sum.units + blocks - 1, blocks), 1);
+    line.num_blocks = blocks;
+    line.share = max(quotient(line.total + blocks - 1, blocks), 1);
     line.unit = line.begin(blockIdx.x), line.end = line.begin(blockIdx.x + 1);
     return line;
 }
@@ -94,51 +145,69 @@ __device__ inline int find_request(const kv8_decode_args &a, const int *starts, 
     const int lane = threadIdx.x % 32, each = (a.batch + 31) / 32;
     const int coarse = lane * each;
     const int lanes = __popc(__ballot_sync(~0u, coarse < a.batch && starts[coarse] <= unit));
-    if (each == 1) return lanes - 1;
-    const int first = (lanes - 1) * each;
+    if (each == 1) return max(lanes - 1, 0);
+    const int first = max(lanes - 1, 0) * each;
     int found = 0;
     for (int n = lane; n - lane < each; n += 32)
         found += __popc(
             __ballot_sync(~0u, n < each && first + n < a.batch && starts[first + n] <= unit));
-    return first + found - 1;
+    return max(first + found - 1, 0);
 }
 
-// The block's next piece, by all lanes of a warp.
-template <class C>
-__device__ Piece next_piece(const kv8_decode_args &a, const int *starts, Line &line) {
-    Piece p;
-    p.stream = -1;
-    if (line.unit >= line.end) return p;
-    const int b = find_request(a, starts, line.unit), start = starts[b];
-    p.request = load_request(a, b);
-    p.pages = request_pages(a, b);
-    const KeyRange keys = request_keys(a, p.request);
+// The block's next piece to shared memory, by all lanes of a warp; lengths_of(b) are a request's.
+// What is known is written at once: this runs beside a walk, which has the registers.
+template <class C, class LENGTHS>
+__device__ void next_piece(const kv8_decode_args &a, const int *starts, Line &line, Piece &into,
+                           LENGTHS &&lengths_of) {
+    const bool writes = threadIdx.x % 32 == 0;
+    if (line.unit >= line.end) {
+        if (writes) into.stream = -1;
+        return;
+    }
+    const bool is_even = line.even_units > 0;
+    const int nth = is_even ? quotient(line.unit, line.even_units) : 0;  // of all streams
+    const int laid = is_even ? nth * line.laid_units : line.unit;
+    const int b = find_request(a, starts, laid);
+    const Lengths lengths = lengths_of(b);
+    const Request r = make_request(a, b, lengths);
+    if (writes) into.request = r, into.pages = request_pages(a, b, lengths);
+    const KeyRange keys = request_keys(a, r);
     const int granules = granules_of(keys), begin = keys.begin / TOKENS;
-    const int head_blocks = a.head_blocks;
-    const int index = quotient(line.unit - start, granules);
+    const int head_blocks = a.head_blocks, units_laid = units_of(a, granules);
+    const int index = quotient(laid - starts[b], units_laid);
     const int tile = divide(index, a.by_head_blocks), heads = index - tile * head_blocks;
-    p.head_begin = heads * a.heads_per_block;
-    p.row_begin = tile * C::ROWS;
-    p.num_rows = min(C::ROWS, p.request.qo_len * a.group_size - p.row_begin);
-    const KeyRange top = visible_keys(a, p.request, divide(p.row_begin, a.by_group));
-    const KeyRange low =
-        visible_keys(a, p.request, divide(p.row_begin + p.num_rows - 1, a.by_group));
-    p.any = {min(top.begin, low.begin), low.end};
-    p.all = {low.begin, top.end};
-    if (a.mask_bits != nullptr) p.all = {0, 0};
-    // Tiles of all requests before this one: at most (qo_begin * group_size) / ROWS + request.
-    p.stream = (p.request.qo_begin * a.group_size / C::ROWS + b + tile) * head_blocks + heads;
-    const int stream_begin = start + index * granules, stream_end = stream_begin + granules;
-    p.granule_begin = begin + line.unit - stream_begin;
-    p.granule_end = begin + min(line.end, stream_end) - stream_begin;
-    p.first_block = line.owner(stream_begin);
-    p.num_pieces = line.owner(stream_end - 1) - p.first_block + 1;
+    const int row_begin = tile * C::ROWS;
+    const int num_rows = min(C::ROWS, r.qo_len * a.group_size - row_begin);
+    const KeyRange top = visible_keys(a, r, divide(row_begin, a.by_group));
+    const KeyRange low = visible_keys(a, r, divide(row_begin + num_rows - 1, a.by_group));
+    if (writes) {
+        into.row_begin = row_begin, into.num_rows = num_rows;
+        into.head_begin = heads * a.heads_per_block;
+        into.any = {min(top.begin, low.begin), low.end};
+        into.all = {low.begin, top.end};
+        if (a.mask_bits != nullptr) into.all = {0, 0};
+        // Tiles of all requests before this one: at most (qo_begin * group_size) / ROWS + request.
+        into.stream = (r.qo_begin * a.group_size / C::ROWS + b + tile) * head_blocks + heads;
+    }
+    const int units = is_even ? line.even_units : units_laid;
+    const int stream_begin = is_even ? nth * units : starts[b] + index * units;
+    const int stream_end = stream_begin + units, more = units - granules;
+    // The units beside the granules are spread evenly among them, so that cuts are even too.
+    const auto granule = [&](int unit) {
+        return begin + unit - (more == 0 ? 0 : quotient(unit * more, units));
+    };
+    const int end = min(line.end, stream_end);
+    const int first_block = line.owner(stream_begin), block = blockIdx.x;
     // A share's first piece may be the end of a stream, its last the beginning of another.
-    const int block = blockIdx.x;
-    p.first_slot = 2 * p.first_block + (line.begin(p.first_block) < stream_begin);
-    p.slot = block == p.first_block ? p.first_slot : 2 * block;
-    line.unit += p.granule_end - p.granule_begin;
-    return p;
+    const int first_slot = 2 * first_block + (line.begin(first_block) < stream_begin);
+    if (writes) {
+        into.granule_begin = granule(line.unit - stream_begin);
+        into.granule_end = granule(end - stream_begin);
+        into.num_pieces = line.owner(stream_end - 1) - first_block + 1;
+        into.first_block = first_block, into.first_slot = first_slot;
+        into.slot = block == first_block ? first_slot : 2 * block;
+    }
+    line.unit = end;
 }
 
 }  // namespace kv8

@@ -66,6 +66,11 @@ __device__ inline void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// For every copy, of a group or not.
+__device__ inline void copy_wait_all() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // WORDS consecutive 4-byte words of shared memory, one load.
 template <int BYTES>
 struct Words {

@@ -10,6 +10,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include "decode_close.cuh"
+#include "hopper.cuh"
 
 namespace kv8 {
 
@@ -23,19 +24,46 @@ __device__ inline uint32_t cluster_size() {
     asm("mov.u32 %0, %cluster_nctarank;" : "=r"(r));
     return r;
 }
-// All threads of all blocks. Between both: what was written before the one is seen after the other.
+// All threads of all blocks. The first orders nothing, its fence alone would cost as much as the
+// whole exchange; after it, that all blocks run is known. Between the second and the wait: what
+// came before the one comes before what follows the other.
+__device__ inline void cluster_arrive_first() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ inline void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 __device__ inline void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Stores to another block's shared memory, at the address that the same variable has here.
-__device__ inline void store_cluster(uint32_t at, uint32_t rank, const float4 &x) {
+// The address in block `rank` of what lies at `at` here.
+__device__ inline uint32_t cluster_address(uint32_t at, uint32_t rank) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+// Stores to another block's shared memory; its barrier counts the bytes as they come.
+__device__ inline void store_cluster(uint32_t to, uint32_t barrier, const float4 &x) {
     asm volatile(
-        "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-        " st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5}; }" ::"r"(at),
-        "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, "
+        "[%1];" ::"r"(to),
+        "r"(barrier), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+        : "memory");
+}
+// The one arrival of a phase, which ends once `bytes` have come too.
+__device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+__device__ inline void wait_for_bytes(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier),
+        "r"(parity)
         : "memory");
 }
 
@@ -45,6 +73,8 @@ struct Single {
     static constexpr int MOST_RANKS = 16, LEAST_RANKS = 8;
     float4 o[MOST_RANKS][C::FRAGMENTS * 32 / LEAST_RANKS];
     float4 sums[MOST_RANKS][C::FRAGMENTS * 32 / LEAST_RANKS];  // maxima and sums of two rows
+    RowEnd ends[C::ROWS];
+    uint64_t barrier;
 };
 
 // The block's place in its cluster, and how many items are its own: powers of two, by their bits.
@@ -66,7 +96,7 @@ template <class C>
 __device__ Piece make_piece(const kv8_decode_args &a, const Request &r, const int32_t *pages,
                             int row_begin, const Place<C> &place) {
     Piece p;
-    p.request = r, p.pages = pages;
+    p.request = r, p.pages = pages, p.stream = blockIdx.y;
     p.row_begin = row_begin;
     p.num_rows = min(int(KV8_DECODE_ROWS), r.qo_len * a.group_size - row_begin);
     const KeyRange top = visible_keys(a, r, divide(row_begin, a.by_group));
@@ -86,48 +116,61 @@ template <class C>
 __device__ void hand_out(const uint8_t *rings, int busy_warps, const Single<C> &single,
                          const Place<C> &place) {
     const int lane = threadIdx.x % 32, f = threadIdx.x / 32;
-    static_assert(C::FRAGMENTS <= C::WARPS);
+    static_assert(C::FRAGMENTS <= C::WARPS && C::NT == 1 && C::WARPS % 8 == 0);
     if (f >= C::FRAGMENTS) return;
-    const Part part = join_slices<C>(rings, C::RING_BYTES, rings + busy_warps * C::RING_BYTES,
-                                     f % C::NT * 8 + lane % 4 * 2, f);
+    const auto pair = [&](int warp, int at) {
+        return *reinterpret_cast<const float2 *>(rings + warp * C::RING_BYTES + C::FRAGMENTS * 512 +
+                                                 at * 4 + lane % 4 * 8);
+    };
+    Part part = no_part();
+    join_many<C::WARPS / 8>(
+        part, busy_warps,
+        [&](int warp) {
+            const float2 max = pair(warp, 0), sum = pair(warp, C::ROWS);
+            return make_float4(max.x, max.y, sum.x, sum.y);
+        },
+        [&](int warp) {
+            return *reinterpret_cast<const float4 *>(rings + warp * C::RING_BYTES +
+                                                     (f * 32 + lane) * 16);
+        });
     const int index = f * 32 + lane, item = index & ((1 << place.item_bits) - 1);
-    store_cluster(smem_address(&single.o[place.rank][item]), index >> place.item_bits, part.o);
-    store_cluster(smem_address(&single.sums[place.rank][item]), index >> place.item_bits,
+    const uint32_t to = index >> place.item_bits;
+    const uint32_t barrier = cluster_address(smem_address(&single.barrier), to);
+    store_cluster(cluster_address(smem_address(&single.o[place.rank][item]), to), barrier, part.o);
+    store_cluster(cluster_address(smem_address(&single.sums[place.rank][item]), to), barrier,
                   make_float4(part.max.x, part.max.y, part.sum.x, part.sum.y));
 }
 
-__device__ inline void join_part(Part &into, const Part &from) {
-    const float2 top = {fmaxf(into.max.x, from.max.x), fmaxf(into.max.y, from.max.y)};
-    const float2 keep = {exp2_fast(into.max.x - top.x), exp2_fast(into.max.y - top.y)};
-    const float2 add = {exp2_fast(from.max.x - top.x), exp2_fast(from.max.y - top.y)};
-    into.max = top;
-    into.sum = {into.sum.x * keep.x + from.sum.x * add.x, into.sum.y * keep.y + from.sum.y * add.y};
-    const float4 before = into.o;
-    into.o = {0, 0, 0, 0};
-    add_weighted(into.o, before, keep);
-    add_weighted(into.o, from.o, add);
-}
-
-// Joins what this block got: each lane some blocks', in the order of keys, then lanes in pairs. By
-// one warp; lane % items has the item.
+// Joins what this block got: each lane some blocks', then lanes in pairs. By one warp; lane % items
+// has the item.
 template <class C>
 __device__ Part join_ranks(const Single<C> &single, const Place<C> &place) {
+    constexpr int EACH = 1 << (Place<C>::HEAD_BITS - 5);  // blocks of a lane
     const int lane = threadIdx.x % 32, item = lane & ((1 << place.item_bits) - 1);
-    const int bits = place.rank_bits + place.item_bits - 5;  // blocks of a lane
-    const int first = lane >> place.item_bits << bits;
+    const int first = (lane >> place.item_bits) * EACH;
+    float4 sums[EACH];
     Part all = no_part();
-#pragma unroll 4
-    for (int rank = first; rank < first + (1 << bits); rank++) {
-        const float4 sums = single.sums[rank][item];
-        join_part(all, {single.o[rank][item], {sums.x, sums.y}, {sums.z, sums.w}});
+#pragma unroll
+    for (int n = 0; n < EACH; n++) {
+        sums[n] = single.sums[first + n][item];
+        all.max = {fmaxf(all.max.x, sums[n].x), fmaxf(all.max.y, sums[n].y)};
     }
 #pragma unroll 1
     for (int lanes = 1 << place.item_bits; lanes < 32; lanes *= 2) {
-        const auto other = [&](float x) { return __shfl_xor_sync(~0u, x, lanes); };
-        const Part from = {{other(all.o.x), other(all.o.y), other(all.o.z), other(all.o.w)},
-                           {other(all.max.x), other(all.max.y)},
-                           {other(all.sum.x), other(all.sum.y)}};
-        join_part(all, from);
+        all.max.x = fmaxf(all.max.x, __shfl_xor_sync(~0u, all.max.x, lanes));
+        all.max.y = fmaxf(all.max.y, __shfl_xor_sync(~0u, all.max.y, lanes));
+    }
+#pragma unroll
+    for (int n = 0; n < EACH; n++) {
+        const float2 w = {exp2_fast(sums[n].x - all.max.x), exp2_fast(sums[n].y - all.max.y)};
+        all.sum.x += sums[n].z * w.x, all.sum.y += sums[n].w * w.y;
+        add_weighted(all.o, single.o[first + n][item], w);
+    }
+#pragma unroll 1
+    for (int lanes = 1 << place.item_bits; lanes < 32; lanes *= 2) {
+        const auto add = [&](float &x) { x += __shfl_xor_sync(~0u, x, lanes); };
+        add(all.sum.x), add(all.sum.y);
+        add(all.o.x), add(all.o.y), add(all.o.z), add(all.o.w);
     }
     return all;
 }
@@ -137,48 +180,69 @@ __device__ __forceinline__ void single_body(const kv8_decode_args &a) {
     extern __shared__ __align__(1024) uint8_t rings[];
     __shared__ Single<C> single;
     asm volatile("griddepcontrol.launch_dependents;");
-    cluster_arrive();  // once all have come, all run, and their shared memory may be written
     const Place<C> place;
     const int warp = threadIdx.x / 32, mine = threadIdx.x & ((1 << place.item_bits) - 1);
+    const uint32_t barrier = smem_address(&single.barrier);
+    const uint32_t bytes = 2 * sizeof(float4) << (place.rank_bits + place.item_bits);
+    if (threadIdx.x == 0) {
+        barrier_init(barrier, 1);
+        barrier_init_fence();
+    }
+    __syncwarp();
+    cluster_arrive_first();  // once all have come, their shared memory may be written
+    // While the kernel ahead ends, the page table comes nearer, if it is where it seems to be.
+    if (warp == 0) {
+        const Lengths seen = load_lengths(a, 0);
+        prefetch_pages(
+            a, make_piece(a, make_request(a, 0, seen), request_pages(a, 0, seen), 0, place));
+    }
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    const Request r = load_request(a, 0);
-    const int32_t *const pages = request_pages(a, 0);
+    const Lengths lengths = load_lengths(a, 0);
+    const Request r = make_request(a, 0, lengths);
+    const int32_t *const pages = request_pages(a, 0, lengths);
+    const int num_rows = r.qo_len * a.group_size;
+    uint32_t parity = 0;
 #pragma unroll 1
-    for (int row = 0; row < r.qo_len * a.group_size; row += C::ROWS) {
+    for (int row = 0; row < num_rows; row += C::ROWS) {
         const Piece piece = make_piece(a, r, pages, row, place);
         const Item<C> item((place.rank << place.item_bits) + mine);
         const int granules = piece.granule_end - piece.granule_begin;
         const int busy_warps = min(max(granules, 1), C::WARPS);
-        RowEnd ends[2];
         if (warp < busy_warps)
             walk_piece<C>(a, piece, piece.head_begin, piece.granule_begin + warp, C::WARPS,
                           max(granules - warp + C::WARPS - 1, 0) / C::WARPS,
                           rings + warp * C::RING_BYTES, [&] {
-#pragma unroll
-                              for (int n = 0; n < 2; n++)
-                                  ends[n] =
-                                      load_row_end(a, piece, min(item.row + n, piece.num_rows - 1));
+                              if (warp == 0) copy_row_ends(a, piece, piece.head_begin, single.ends);
                           });
+        cluster_wait();
         __syncthreads();
-        cluster_wait();
+        if (threadIdx.x == 0) expect_bytes(barrier, bytes);
         hand_out<C>(rings, busy_warps, single, place);
-        cluster_arrive();
-        cluster_wait();
         if (threadIdx.x < 32) {
+            wait_for_bytes(barrier, parity);
             const Part part = join_ranks<C>(single, place);
-            if (threadIdx.x >> place.item_bits == 0) finish_item(a, piece, item, ends, part);
+            if (threadIdx.x >> place.item_bits == 0)
+                finish_item(
+                    a, piece, item,
+                    {usable(a, single.ends[item.row]), usable(a, single.ends[item.row + 1])}, part);
         }
-        cluster_arrive();  // all is read, and the next rows may come
+        if (row + C::ROWS >= num_rows) return;
+        // All is read, and the next rows may come.
+        parity ^= 1;
+        __syncthreads();
+        cluster_arrive();
     }
-    cluster_wait();
+    cluster_wait();  // nothing was computed
 }
 
 }  // namespace kv8
 
-#define KV8_DECODE_SINGLE_DEFINE(name, format, head_dim, warps, stages, fixed_bytes)      \
-    extern "C" __global__ void __launch_bounds__(warps * 32, 1)                           \
-        name(const __grid_constant__ kv8_decode_args a) {                                 \
-        using config = kv8::DecodeConfig<format, head_dim, 1, warps, stages, true, true>; \
-        static_assert(config::FIXED_BYTES == fixed_bytes);                                \
-        kv8::single_body<config>(a);                                                      \
+// Two blocks of a multiprocessor where the registers allow: the next launch's come while these end.
+#define KV8_DECODE_SINGLE_DEFINE(name, format, head_dim, warps, stages, fixed_bytes)            \
+    extern "C" __global__ void __launch_bounds__(warps * 32,                                    \
+                                                 head_dim * kv8::size_of(format) == 64 ? 2 : 1) \
+        name(const __grid_constant__ kv8_decode_args a) {                                       \
+        using config = kv8::DecodeConfig<format, head_dim, 1, warps, stages, true, true>;       \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                                      \
+        kv8::single_body<config>(a);                                                            \
     }

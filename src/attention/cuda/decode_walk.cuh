@@ -405,7 +405,7 @@ __device__ __forceinline__ void walk_piece(const kv8_decode_args &a, const Piece
         walker.compute((first + i * step) * TOKENS, ring + at * C::STAGE_BYTES, state);
         at = at + 1 == C::STAGES ? 0 : at + 1;
     }
-    copy_wait<0>();
+    copy_wait_all();
     __syncwarp();
     leave_result<C>(ring_bytes, state);
 }
