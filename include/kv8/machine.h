@@ -18,7 +18,7 @@ typedef enum kv8_isa {
     KV8_ISA_AVX2,        /* x86: AVX2, FMA, F16C */
     KV8_ISA_AVX512,      /* x86: AVX-512 F, BW, DQ, VL */
     KV8_ISA_AVX512_BF16, /* x86: + AVX512_VBMI, AVX512_BF16 */
-    KV8_ISA_AMX,         /* x86: + AMX_TILE, AMX_BF16, with the system's leave to use them */
+    KV8_ISA_AMX,         /* x86: + AMX_TILE, _BF16, _INT8, with the system's leave to use them */
     KV8_ISA_NEON,        /* arm64: Advanced SIMD */
     KV8_ISA_NEON_BF16,   /* arm64: + BF16 */
     KV8_ISA_COUNT

@@ -7,7 +7,7 @@
 #include "plan.h"
 
 static const kv8_attention_choice choices[] = {
-#define X(kernel, isa, math) {#kernel, isa, math, kernel},
+#define X(kernel, isa, math, codes) {#kernel, isa, math, codes, kernel},
 #include "attention_kernels.inc"
 #undef X
 };
@@ -16,6 +16,12 @@ static const kv8_attention_choice choices[] = {
 static bool fits_bf16(kv8_dtype dtype) {
     return dtype == KV8_BF16 || dtype == KV8_E4M3 || dtype == KV8_E4M3FNUZ || dtype == KV8_E5M2 ||
            dtype == KV8_INT8;
+}
+
+/* int8 in whole tiles of codes. */
+static bool fits_codes(const kv8_attention_spec *spec) {
+    return spec->k_dtype == KV8_INT8 && spec->v_dtype == KV8_INT8 && spec->head_dim % 64 == 0 &&
+           spec->v_head_dim % 64 == 0 && spec->v_head_dim <= spec->head_dim;
 }
 
 /* bf16 math only where neither Q nor K nor V is rounded by it, and, left to us, where it is faster
@@ -30,6 +36,7 @@ static kv8_status choose(kv8_attention_choice *out, const kv8_attention_spec *sp
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         if (choices[i].isa > spec->isa) continue;
         if (choices[i].math == KV8_MATH_BF16 && !bf16) continue;
+        if (choices[i].codes && !fits_codes(spec)) continue;
         *out = choices[i];
     }
     if (spec->math != KV8_MATH_BF16 || out->math == KV8_MATH_BF16) return KV8_OK;

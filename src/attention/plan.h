@@ -16,6 +16,7 @@ typedef struct kv8_attention_choice {
     const char *name;
     kv8_isa isa;
     kv8_attention_math math;
+    bool codes; /* only int8 K and V, head dims of whole 64 */
     kv8_attention_kernel kernel;
 } kv8_attention_choice;
 

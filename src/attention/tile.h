@@ -76,7 +76,10 @@ typedef struct kv8_tile {
     bool mixed;         /* some row sees a key of the tile that another does not */
     /* NULL for a key that no row of the item sees: its bytes are never read. */
     const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
-    const kv8_f16 *k_scale[KV8_TILE_KEYS], *v_scale[KV8_TILE_KEYS]; /* int8 only */
+    /* Of int8 K and V: where their row scales lie, of the first head; and, filled in by the kernel,
+     * the scales themselves, of K and of V. */
+    const kv8_f16 *k_scale[KV8_TILE_KEYS], *v_scale[KV8_TILE_KEYS];
+    kv8_f16 row_scale[2][KV8_ITEM_HEADS][KV8_TILE_KEYS];
 } kv8_tile;
 
 static inline bool kv8_job_sees(const kv8_attention_job *job, int32_t row, int32_t key) {
@@ -135,14 +138,10 @@ static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, 
         const int32_t at = key - begin;
         kv8_tile_rows(k_row, k_slot, n, tile->k + at);
         kv8_tile_rows(v_row, v_slot, n, tile->v + at);
-        for (int32_t i = 0; spec->k_dtype == KV8_INT8 && i < n; i++) {
+        for (int32_t i = 0; spec->k_dtype == KV8_INT8 && i < n; i++)
             tile->k_scale[at + i] = kv8_row_scale_at(k, page, slot + i, kv_head);
-            V_PREFETCH(tile->k_scale[at + i]);
-        }
-        for (int32_t i = 0; spec->v_dtype == KV8_INT8 && i < n; i++) {
+        for (int32_t i = 0; spec->v_dtype == KV8_INT8 && i < n; i++)
             tile->v_scale[at + i] = kv8_row_scale_at(v, page, slot + i, kv_head);
-            V_PREFETCH(tile->v_scale[at + i]);
-        }
         key += n;
     }
     if (!spec->has_mask) return true;
@@ -168,7 +167,7 @@ static inline bool kv8_tile_next(const kv8_attention_job *job, int32_t *begin, k
 }
 
 /* Every kernel: void name(const kv8_attention_job *job). */
-#define X(name, isa, math) void name(const kv8_attention_job *job);
+#define X(name, isa, math, codes) void name(const kv8_attention_job *job);
 #include "attention_kernels.inc"
 #undef X
 

@@ -26,10 +26,15 @@ const char *kv8_isa_name(kv8_isa isa) {
 }
 
 #if defined(__x86_64__)
-/* CPUID leaf 7, EDX (Intel SDM volume 2A): 22 AMX-BF16, 24 AMX-TILE. Tiles are large state, which
- * Linux gives a process only when it asks (arch_prctl, Linux 5.16); asking again is harmless. */
+/* CPUID leaf 7, EDX (Intel SDM volume 2A): 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8. Tiles are large
+ * state, which Linux gives a process only when it asks (arch_prctl, Linux 5.16); asking again is
+ * harmless. */
 static bool has_amx(void) {
-    enum { AMX_BITS = 1 << 22 | 1 << 24, ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    enum {
+        AMX_BITS = 1 << 22 | 1 << 24 | 1 << 25,
+        ARCH_REQ_XCOMP_PERM = 0x1023,
+        XFEATURE_XTILEDATA = 18
+    };
     unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
     if ((edx & AMX_BITS) != AMX_BITS) return false;

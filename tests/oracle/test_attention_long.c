@@ -84,6 +84,8 @@ static void equal_scores_over_ones_give_one_in_every_shape(void **state) {
         {KV8_BF16, KV8_BF16, 8, 64, 1},  {KV8_BF16, KV8_E4M3, 4, 128, 1},
         {KV8_BF16, KV8_E4M3, 1, 64, 1},  {KV8_BF16, KV8_E4M3, 2, 64, 2},
         {KV8_BF16, KV8_E5M2, 1, 128, 1}, {KV8_F16, KV8_F16, 3, 64, 1},
+        {KV8_BF16, KV8_INT8, 4, 128, 1}, {KV8_BF16, KV8_INT8, 1, 64, 1},
+        {KV8_BF16, KV8_INT8, 2, 64, 1},  {KV8_BF16, KV8_INT8, 8, 64, 2},
     };
     kv8_threads *threads = NULL;
     assert_ok(kv8_threads_create(&threads, 2));

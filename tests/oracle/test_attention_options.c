@@ -126,6 +126,45 @@ static void batch_invariant_bits_know_no_batch_and_no_threads(void **state) {
     for (int i = 0; i < 3; i++) kv8_threads_destroy(pools[i]);
 }
 
+/* int8 keys and values where a rung multiplies their codes: rows that fill lanes in every way and
+ * more than it takes, pages that hold a tile's rows in one piece or not, scales of 8 heads side by
+ * side or not, everything that scores and weights can meet. */
+static void int8_codes_in_every_shape(void **state) {
+    (void)state;
+    static const int32_t groups[] = {8, 1, 4, 2, 7, 3, 16, 5, 6}, heads[] = {1, 8, 3, 16, 2};
+    static const int32_t dims[][2] = {{64, 64}, {128, 128}, {192, 128}, {64, 128}, {256, 64}};
+    static const int32_t pages[] = {16, 64, 7, 32, 1, 48};
+    kv8_threads *threads = NULL;
+    assert_ok(kv8_threads_create(&threads, 2));
+    for (int i = 0; i < 90; i++) {
+        const attention_case c = {.seed = 7000 + (uint64_t)i,
+                                  .group_size = groups[i % 9],
+                                  .num_kv_heads = heads[i % 5],
+                                  .head_dim = dims[i / 2 % 5][0],
+                                  .v_head_dim = dims[i / 2 % 5][1],
+                                  .q_dtype = KV8_BF16,
+                                  .k_dtype = KV8_INT8,
+                                  .v_dtype = KV8_INT8,
+                                  .page_size = pages[i / 3 % 6],
+                                  .window_left = i % 4 == 1 ? 100 : -1,
+                                  .causal = 1,
+                                  .soft_cap = i % 7 == 2 ? 3 : 0,
+                                  .sink = (sink_kind)(i % SINK_KINDS),
+                                  .scale = (scale_kind)(i % SCALE_KINDS),
+                                  .layout = (layout_kind)(i / 4 % LAYOUTS),
+                                  .mask = i % 11 == 5 ? MASK_RANDOM : MASK_NONE,
+                                  .batch_invariant = i % 6 == 3,
+                                  .extremes = i % 8 == 6,
+                                  .wide_q = i % 2 == 1,
+                                  .nan_newest = i % 13 == 8,
+                                  .batch = 3,
+                                  .qo_len = {1, i % 3 + 1, 1},
+                                  .kv_len = {64 * (i % 5 + 1), 300 + i, 1 + i}};
+        case_check(&c, i % 2 == 0 ? threads : NULL);
+    }
+    kv8_threads_destroy(threads);
+}
+
 /* All scores equal and every value 1: o is exactly 1 at any length, or an accumulator is too
  * narrow. */
 static void equal_scores_over_ones_give_one(void **state) {
@@ -239,6 +278,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_combination_is_right_or_refused),
         cmocka_unit_test(batch_invariant_bits_know_no_batch_and_no_threads),
+        cmocka_unit_test(int8_codes_in_every_shape),
         cmocka_unit_test(equal_scores_over_ones_give_one),
         cmocka_unit_test(parts_merge_to_the_whole),
     };

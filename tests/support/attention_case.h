@@ -35,6 +35,7 @@ typedef struct attention_case {
     bool extremes;     /* some elements of K and V at their formats' largest values */
     bool infinities;   /* some elements of K and V, where the format has them */
     float score_shift; /* with head_dim 1: whole scores within 3 of this one */
+    bool wide_q;       /* elements of Q of very different sizes */
     bool nan_newest;   /* K (even requests) or V (odd ones) of each newest token is NaN */
     int32_t batch;
     int32_t qo_len[CASE_MAX_BATCH], kv_len[CASE_MAX_BATCH];
@@ -322,9 +323,11 @@ static inline void case_make_queries(attention_inputs *in, test_rng *rng) {
     uint8_t *const q = case_buffer(in, elements * size);
     for (int64_t row = 0; row < in->total_q; row++) {
         for (int32_t h = 0; h < in->num_qo_heads; h++) {
-            for (int32_t d = 0; d < c->head_dim; d++)
-                case_store(c->q_dtype, q, row * a->q_stride_row + h * a->q_stride_head + d,
-                           c->score_shift != 0 ? 1.0f : rng_normal(rng));
+            for (int32_t d = 0; d < c->head_dim; d++) {
+                float x = c->score_shift != 0 ? 1.0f : rng_normal(rng);
+                if (c->wide_q) x *= ldexpf(1, rng_range(rng, -14, 1));
+                case_store(c->q_dtype, q, row * a->q_stride_row + h * a->q_stride_head + d, x);
+            }
         }
     }
     a->q = q;

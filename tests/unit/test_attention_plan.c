@@ -178,6 +178,27 @@ static void kernels_are_chosen_by_dtype_and_rung(void **state) {
     }
 }
 
+/* int8 codes go into tiles as they are where K and V are both int8, in whole tiles. */
+static void int8_on_tiles_has_a_kernel_of_its_own(void **state) {
+    (void)state;
+    if (!kv8_machine_has_isa(KV8_ISA_AMX)) skip();
+    const kv8_attention_args args = one_request();
+    kv8_attention_spec spec = good_spec();
+    spec.isa = KV8_ISA_AMX;
+    spec.q_dtype = KV8_BF16;
+    spec.k_dtype = spec.v_dtype = KV8_INT8;
+    const char *const own = "kv8_attention_bf16_int8_d64n_pany__amx";
+    assert_non_null(strstr(describe(&spec, NULL, &args), own));
+    spec.v_dtype = KV8_E4M3;
+    assert_null(strstr(describe(&spec, NULL, &args), own));
+    spec.v_dtype = KV8_INT8;
+    spec.v_head_dim = 48;
+    assert_null(strstr(describe(&spec, NULL, &args), own));
+    spec.v_head_dim = 0;
+    spec.q_dtype = KV8_F16;
+    assert_null(strstr(describe(&spec, NULL, &args), own));
+}
+
 static void plans_are_pure(void **state) {
     (void)state;
     const kv8_attention_args args = one_request();
@@ -378,6 +399,7 @@ int main(void) {
         cmocka_unit_test(sinks_are_copied),
         cmocka_unit_test(describe_names_kernel_splits_and_bytes),
         cmocka_unit_test(kernels_are_chosen_by_dtype_and_rung),
+        cmocka_unit_test(int8_on_tiles_has_a_kernel_of_its_own),
         cmocka_unit_test(plans_are_pure),
         cmocka_unit_test(long_requests_are_split_over_threads),
         cmocka_unit_test(failed_allocations_leave_nothing),

@@ -14,6 +14,9 @@
  *   T_OWN_PRODUCTS   the file brings its own t_lanes_of, t_q_at, t_order_units, t_tile_of_head
  *                    (and t_begin, t_end around a walk; t_end false: walk again, carefully)
  *   T_OWN_WEIGH      the file brings its own t_weigh and T_WEIGHTS(job), where it leaves weights
+ *   T_CODES          with both: int8 codes enter the products as they are. The file brings
+ *                    t_lay_out_q, t_value_row and t_weight; nothing is widened
+ *   T_TURN_SCALES    optional: see t_row_scales
  *   T_PLACE_VALUE(job)  optional: brings job->value into the order of O's columns
  *   T_TICK(queue)    optional, with its own t_queue: issue some of the work that waits
  *
@@ -69,8 +72,18 @@ static inline void t_order_units(int32_t fold, uint8_t *order) {
 
 /* Rows from row_begin on: at most two vectors. */
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin);
+#ifdef T_CODES
+/* Q and the scales in lanes. */
+static void t_lay_out_q(const kv8_attention_job *job);
+/* job->value = one V row as f32, codes times their own scale. */
+static void t_value_row(const kv8_attention_job *job, const uint8_t *row, float scale);
+/* The weight of key i, as a key that was set aside has it. */
+static inline float t_weight(const kv8_attention_job *job, const t_lanes *at, int32_t row,
+                             int32_t i);
+#else
 /* Where unit u of the step's row lies in the step's part of q_lanes. */
 static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u);
+#endif
 /* One tile for the item's head number `head`: o, lane_max and lane_sum move on, or will when what
  * was put into the queue is done. `next`: the tile to read ahead, or NULL. */
 static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
@@ -359,19 +372,33 @@ static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const 
                    rows->ahead);
         t_ask_rows(next->v, count, num_heads, head, job->v_head, v->stride_head < v->stride_slot,
                    rows->ahead + KV8_TILE_KEYS);
+        for (int32_t i = head * count / num_heads; i < (head + 1) * count / num_heads; i++) {
+            if (job->spec->k_dtype == KV8_INT8) V_PREFETCH(next->k_scale[i]);
+            if (job->spec->v_dtype == KV8_INT8) V_PREFETCH(next->v_scale[i]);
+        }
     }
-    const bool k_int8 = job->spec->k_dtype == KV8_INT8, v_int8 = job->spec->v_dtype == KV8_INT8;
-    if (!k_int8 && !v_int8) return;
-    const int64_t k_next = head * job->args->k.row_scale_stride_head;
-    const int64_t v_next = head * job->args->v.row_scale_stride_head;
-    kv8_f16 k_bits[KV8_TILE_KEYS] = {{0}}, v_bits[KV8_TILE_KEYS] = {{0}};
-    for (int32_t i = 0; k_int8 && i < n; i++)
-        if (rows->k[i] != NULL) k_bits[i] = tile->k_scale[i][k_next];
-    for (int32_t i = 0; v_int8 && i < n; i++)
-        if (rows->v[i] != NULL) v_bits[i] = tile->v_scale[i][v_next];
-    for (int32_t i = 0; i < KV8_TILE_KEYS; i += V_LANES) {
-        v_store(rows->k_scale + i, v_widen_f16((const uint8_t *)(k_bits + i)));
-        v_store(rows->v_scale + i, v_widen_f16((const uint8_t *)(v_bits + i)));
+    for (int32_t i = 0; job->spec->k_dtype == KV8_INT8 && i < KV8_TILE_KEYS; i += V_LANES)
+        v_store(rows->k_scale + i, v_widen_f16((const uint8_t *)(tile->row_scale[0][head] + i)));
+    for (int32_t i = 0; job->spec->v_dtype == KV8_INT8 && i < KV8_TILE_KEYS; i += V_LANES)
+        v_store(rows->v_scale + i, v_widen_f16((const uint8_t *)(tile->row_scale[1][head] + i)));
+}
+
+/* K's or V's row scales of a tile, head by head; 0 for a key that nobody sees. Once for all heads:
+ * in the usual layout a token's scales are neighbours. */
+static void t_gather_scales(const kv8_attention_job *job, const uint8_t *const *rows,
+                            const kv8_f16 *const *first, int32_t n, int64_t stride_head,
+                            kv8_f16 (*to)[KV8_TILE_KEYS]) {
+    const int32_t num_heads = job->item->num_heads;
+#ifdef T_TURN_SCALES
+    if (n == KV8_TILE_KEYS && num_heads % 8 == 0 && stride_head == 1 && !job->spec->has_mask) {
+        for (int32_t head = 0; head < num_heads; head += 8) T_TURN_SCALES(first, head, to + head);
+        return;
+    }
+#endif
+    for (int32_t i = 0; i < KV8_TILE_KEYS; i++) {
+        const bool seen = i < n && rows[i] != NULL;
+        for (int32_t head = 0; head < num_heads; head++)
+            to[head][i] = seen ? first[i][head * stride_head] : (kv8_f16){0};
     }
 }
 
@@ -420,19 +447,12 @@ static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
     }
 }
 
-/* Lays Q and the scales out in lanes and clears the sums. */
-static void t_prepare(const kv8_attention_job *job) {
+#ifndef T_CODES
+/* Q and the scales in lanes. */
+static void t_lay_out_q(const kv8_attention_job *job) {
     const kv8_attention_item *const item = job->item;
     const int32_t lanes = t_lanes_per_head(job);
     const int32_t depth = (int32_t)kv8_round_up((size_t)job->depth, T_DEPTH_STEP);
-    const int64_t all = (int64_t)item->num_heads * lanes;
-    for (int64_t i = 0; i < all; i++) {
-        job->lane_scale[i] = job->lane_sum[i] = 0;
-        job->lane_max[i] = -INFINITY;
-    }
-    memset(job->q_lanes, 0, (size_t)(all * job->q_row) * sizeof *job->q_lanes);
-    memset(job->o, 0,
-           (size_t)((int64_t)item->num_heads * item->num_rows * job->v_row) * sizeof *job->o);
     const bool scaled = t_scales_q(job);
     for (int32_t head = 0; head < item->num_heads; head++) {
         for (int32_t begin = 0; begin < item->num_rows;) {
@@ -461,6 +481,21 @@ static void t_prepare(const kv8_attention_job *job) {
             begin += at.num_rows;
         }
     }
+}
+#endif
+
+/* Clears the sums and lays out Q. */
+static void t_prepare(const kv8_attention_job *job) {
+    const kv8_attention_item *const item = job->item;
+    const int64_t all = (int64_t)item->num_heads * t_lanes_per_head(job);
+    for (int64_t i = 0; i < all; i++) {
+        job->lane_scale[i] = job->lane_sum[i] = 0;
+        job->lane_max[i] = -INFINITY;
+    }
+    memset(job->q_lanes, 0, (size_t)(all * job->q_row) * sizeof *job->q_lanes);
+    memset(job->o, 0,
+           (size_t)((int64_t)item->num_heads * item->num_rows * job->v_row) * sizeof *job->o);
+    t_lay_out_q(job);
 }
 
 /* Maxima and sums of rows from those of their lanes. */
@@ -496,8 +531,16 @@ static bool t_walk(const kv8_attention_job *job, bool careful) {
     t_order_units(t_lanes_of(job, 0).fold, order);
     for (int now = 0; more; now ^= 1) {
         const bool last = !kv8_tile_next(job, &key, &tiles[now ^ 1]);
+        kv8_tile *const tile = &tiles[now];
+        const int32_t n = tile->end - tile->begin;
+        if (job->spec->k_dtype == KV8_INT8)
+            t_gather_scales(job, tile->k, tile->k_scale, n, job->args->k.row_scale_stride_head,
+                            tile->row_scale[0]);
+        if (job->spec->v_dtype == KV8_INT8)
+            t_gather_scales(job, tile->v, tile->v_scale, n, job->args->v.row_scale_stride_head,
+                            tile->row_scale[1]);
         for (int32_t head = 0; head < job->item->num_heads; head++)
-            t_tile_of_head(job, &tiles[now], last ? NULL : &tiles[now ^ 1], order, head, &queue);
+            t_tile_of_head(job, tile, last ? NULL : &tiles[now ^ 1], order, head, &queue);
         more = !last;
     }
     if (!t_end(job, &queue)) return false;

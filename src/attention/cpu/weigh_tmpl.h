@@ -211,6 +211,7 @@ static void t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
 #define T_WEIGHTS(job) ((job)->s)
 #endif
 
+#ifndef T_CODES
 /* The weight of key i as it enters P V. */
 static inline float t_weight(const kv8_attention_job *job, const t_lanes *at, int32_t row,
                              int32_t i) {
@@ -226,3 +227,4 @@ static inline float t_weight(const kv8_attention_job *job, const t_lanes *at, in
     return T_WEIGHTS(job)[t_score_at(at, row, i)];
 #endif
 }
+#endif

@@ -77,6 +77,7 @@ static void t_ask_quarter(const kv8_attention_job *job, const t_rows *rows, int3
 }
 #endif
 
+#ifndef T_CODES
 /* What a loader asks for beside a row of K, and beside a unit of V. */
 #ifndef T_OWN_PRODUCTS
 #define T_ASK_BY_K(l, i) t_ask_row((l).ahead[i], (l).ahead_bytes)
@@ -246,3 +247,4 @@ static void t_value_row(const kv8_attention_job *job, const uint8_t *row, float 
     if (job->spec->v_dtype != KV8_INT8) return;
     for (int32_t d = 0; d < dim; d++) job->value[d] *= scale;
 }
+#endif
