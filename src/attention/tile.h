@@ -112,6 +112,12 @@ static inline void kv8_tile_rows(const uint8_t *first, int64_t step, int32_t n,
     for (int32_t i = 0; i < n; i++) rows[i] = first + i * step;
 }
 
+static inline void kv8_tile_scales(const kv8_paged *paged, const kv8_f16 *first, int32_t n,
+                                   const kv8_f16 **restrict scales) {
+    const int64_t step = paged->row_scale_stride_slot;
+    for (int32_t i = 0; i < n; i++) scales[i] = first + i * step;
+}
+
 /* Addresses of keys [begin, end), at most KV8_TILE_KEYS, page by page; false when a mask hides all
  * of them. */
 static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, int32_t end,
@@ -138,10 +144,10 @@ static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, 
         const int32_t at = key - begin;
         kv8_tile_rows(k_row, k_slot, n, tile->k + at);
         kv8_tile_rows(v_row, v_slot, n, tile->v + at);
-        for (int32_t i = 0; spec->k_dtype == KV8_INT8 && i < n; i++)
-            tile->k_scale[at + i] = kv8_row_scale_at(k, page, slot + i, kv_head);
-        for (int32_t i = 0; spec->v_dtype == KV8_INT8 && i < n; i++)
-            tile->v_scale[at + i] = kv8_row_scale_at(v, page, slot + i, kv_head);
+        if (spec->k_dtype == KV8_INT8)
+            kv8_tile_scales(k, kv8_row_scale_at(k, page, slot, kv_head), n, tile->k_scale + at);
+        if (spec->v_dtype == KV8_INT8)
+            kv8_tile_scales(v, kv8_row_scale_at(v, page, slot, kv_head), n, tile->v_scale + at);
         key += n;
     }
     if (!spec->has_mask) return true;

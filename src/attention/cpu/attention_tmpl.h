@@ -395,10 +395,15 @@ static void t_gather_scales(const kv8_attention_job *job, const uint8_t *const *
         return;
     }
 #endif
-    for (int32_t i = 0; i < KV8_TILE_KEYS; i++) {
-        const bool seen = i < n && rows[i] != NULL;
-        for (int32_t head = 0; head < num_heads; head++)
-            to[head][i] = seen ? first[i][head * stride_head] : (kv8_f16){0};
+    for (int32_t head = 0; head < num_heads; head++) {
+        const int64_t at = head * stride_head;
+        if (job->spec->has_mask) {
+            for (int32_t i = 0; i < n; i++)
+                to[head][i] = rows[i] != NULL ? first[i][at] : (kv8_f16){0};
+        } else {
+            for (int32_t i = 0; i < n; i++) to[head][i] = first[i][at];
+        }
+        for (int32_t i = n; i < KV8_TILE_KEYS; i++) to[head][i] = (kv8_f16){0};
     }
 }
 
