@@ -81,15 +81,16 @@ static void batch_invariant_bits_know_no_batch_and_no_threads(void **state) {
     static const int32_t counts[] = {1, 2, 5};
     kv8_threads *pools[3];
     for (int i = 0; i < 3; i++) assert_ok(kv8_threads_create(&pools[i], counts[i]));
-    for (uint64_t round = 0; round < 9; round++) {
+    for (uint64_t round = 0; round < 11; round++) {
         const bool gpt_oss = round >= 6; /* its group and head_dim, where kernels have fast paths */
+        const bool codes = round >= 9;
         attention_case c = {.seed = 70 + round,
                             .group_size = gpt_oss ? 8 : 4,
-                            .num_kv_heads = gpt_oss ? 1 : 2,
+                            .num_kv_heads = gpt_oss && round != 10 ? 1 : 2,
                             .head_dim = gpt_oss ? 64 : 40,
-                            .q_dtype = round % 2 ? KV8_F32 : KV8_BF16,
-                            .k_dtype = KV8_E4M3,
-                            .v_dtype = round % 3 ? KV8_E4M3 : KV8_INT8,
+                            .q_dtype = round % 2 && !codes ? KV8_F32 : KV8_BF16,
+                            .k_dtype = codes ? KV8_INT8 : KV8_E4M3,
+                            .v_dtype = round % 3 && !codes ? KV8_E4M3 : KV8_INT8,
                             .page_size = 16,
                             .sink = SINK_FINITE,
                             .scale = SCALE_REQUEST_HEAD,

@@ -247,6 +247,7 @@ V_INLINE void t_interleave(const uint8_t *const *rows, int32_t d, uint8_t *to) {
     _mm512_storeu_si512(to + 128, _mm512_unpacklo_epi16(high, high2));
     _mm512_storeu_si512(to + 192, _mm512_unpackhi_epi16(high, high2));
 }
+
 /* --- products --- */
 
 /* Bytes to the next places of each int32, zeros after them: shifts by 8 and 16 on the port that
