@@ -16,32 +16,34 @@ typedef struct decode_choice {
     kv8_dtype dtype; /* of K and V */
     int32_t head_dim, num_warps;
     bool whole_granules; /* pages of a multiple of 16 tokens only */
+    int32_t warp_heads;  /* KV heads of a warp */
     size_t fixed_bytes;  /* of shared memory */
 } decode_choice;
 
 static const decode_choice choices[] = {
-#define ROW(name, dtype, dim, warps, whole, fixed) {#name, dtype, dim, warps, whole, fixed},
-#define KV8_DECODE_E4M3(name, dim, warps, stages, whole, fixed) \
-    ROW(name, KV8_E4M3, dim, warps, whole, fixed)
-#define KV8_DECODE_E5M2(name, dim, warps, stages, whole, fixed) \
-    ROW(name, KV8_E5M2, dim, warps, whole, fixed)
-#define KV8_DECODE_INT8(name, dim, warps, stages, whole, fixed) \
-    ROW(name, KV8_INT8, dim, warps, whole, fixed)
-#define KV8_DECODE_BF16(name, dim, warps, stages, whole, fixed) \
-    ROW(name, KV8_BF16, dim, warps, whole, fixed)
-#define KV8_DECODE_F16(name, dim, warps, stages, whole, fixed) \
-    ROW(name, KV8_F16, dim, warps, whole, fixed)
+#define ROW(name, dtype, dim, warps, whole, heads, fixed) \
+    {#name, dtype, dim, warps, whole, heads, fixed},
+#define KV8_DECODE_E4M3(name, dim, warps, stages, whole, heads, fixed) \
+    ROW(name, KV8_E4M3, dim, warps, whole, heads, fixed)
+#define KV8_DECODE_E5M2(name, dim, warps, stages, whole, heads, fixed) \
+    ROW(name, KV8_E5M2, dim, warps, whole, heads, fixed)
+#define KV8_DECODE_INT8(name, dim, warps, stages, whole, heads, fixed) \
+    ROW(name, KV8_INT8, dim, warps, whole, heads, fixed)
+#define KV8_DECODE_BF16(name, dim, warps, stages, whole, heads, fixed) \
+    ROW(name, KV8_BF16, dim, warps, whole, heads, fixed)
+#define KV8_DECODE_F16(name, dim, warps, stages, whole, heads, fixed) \
+    ROW(name, KV8_F16, dim, warps, whole, heads, fixed)
 #include "cuda/decode_kernels.inc"
 #undef ROW
 };
 /* Those for one request; all want whole granules. */
 static const decode_choice singles[] = {
 #define KV8_DECODE_SINGLE(format, name, dim, warps, stages, fixed) \
-    {#name, KV8_##format, dim, warps, true, fixed},
+    {#name, KV8_##format, dim, warps, true, 1, fixed},
 #include "cuda/decode_kernels.inc"
 };
 
-enum { DEVICE_ALIGNMENT = 256, ANY_THREADS = 128, ANY_MAX_ROWS = 65535 };
+enum { DEVICE_ALIGNMENT = 256, ANY_THREADS = 128, ANY_MAX_ROWS = 65535, LARGE_BATCH = 32 };
 static const char any_name[] = "kv8_decode_any_dany_pany__sm80";
 
 struct kv8_attention_device_plan {
@@ -57,14 +59,36 @@ struct kv8_attention_device_plan {
     const decode_choice *single; /* for runs of one request; NULL: there is none */
     int32_t single_blocks;       /* of a cluster */
     kv8_kernel kernel, any, single_kernel;
-    int32_t num_blocks, heads_per_block, min_units, piece_units;
+    int32_t num_blocks, heads_per_block, num_slices, min_units, piece_units;
     size_t dynamic_bytes;
     /* Byte offsets into the workspace. */
     size_t arrivals_at, sums_at, partials_at, workspace_size;
     size_t arrivals_bytes;
 };
 
-/* The row for this spec, NULL when there is none. Rows for whole granules come first. */
+static int32_t row_bytes(const kv8_attention_spec *spec) {
+    return spec->head_dim * (int32_t)kv8_dtype_size(spec->k_dtype);
+}
+
+/* KV heads that one block walks at once: rows of a token of 256 bytes in NHD, which DRAM serves at
+ * once, and of large batches four heads; fewer where a small batch would leave too few streams to
+ * join their pieces in parallel. */
+static int32_t heads_per_block(const kv8_attention_spec *spec, const decode_choice *choice) {
+    enum { SERVED_BYTES = 256, LONG = 32768 };
+    int32_t most = 4;
+    if (spec->max_batch <= LARGE_BATCH && row_bytes(spec) * 2 >= SERVED_BYTES) most = 2;
+    if (spec->max_batch <= 4 && spec->max_kv_len <= LONG) most = 2;
+    if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
+    int32_t heads = 1;
+    while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
+           choice->num_warps * choice->warp_heads % (heads * 2) == 0)
+        heads *= 2;
+    return heads;
+}
+
+/* The row for this spec, NULL when there is none. Rows for whole granules come first, and before
+ * them those with more heads for a warp: in a small batch more warps are better, but for rows that
+ * tile no line. */
 static const decode_choice *choose(const kv8_attention_spec *spec, const kv8_device *device) {
     const bool q_fits =
         spec->q_dtype == KV8_BF16 || (spec->q_dtype == KV8_F16 && spec->k_dtype != KV8_BF16);
@@ -75,34 +99,19 @@ static const decode_choice *choose(const kv8_attention_spec *spec, const kv8_dev
         const decode_choice *const c = &choices[i];
         if (c->dtype != spec->k_dtype || c->head_dim != spec->head_dim) continue;
         if (c->whole_granules && spec->page_size % KV8_DECODE_TOKENS != 0) continue;
+        if (heads_per_block(spec, c) % c->warp_heads != 0) continue;
+        if (c->warp_heads > 1 && spec->max_batch <= LARGE_BATCH && row_bytes(spec) % 64 == 0)
+            continue;
         if (kv8_kernel_exists(device, c->name)) return c;
     }
     return NULL;
-}
-
-/* KV heads that one block walks at once: rows of a token of 256 bytes in NHD, which DRAM serves at
- * once, and of large batches four heads; fewer where a small batch would leave too few streams to
- * join their pieces in parallel. */
-static int32_t heads_per_block(const kv8_attention_spec *spec, int32_t num_warps) {
-    enum { SERVED_BYTES = 256, LARGE_BATCH = 32, LONG = 32768 };
-    const int32_t row = spec->head_dim * (int32_t)kv8_dtype_size(spec->k_dtype);
-    int32_t most = 4;
-    if (spec->max_batch <= LARGE_BATCH && row * 2 >= SERVED_BYTES) most = 2;
-    if (spec->max_batch <= 4 && spec->max_kv_len <= LONG) most = 2;
-    if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
-    int32_t heads = 1;
-    while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
-           num_warps % (heads * 2) == 0)
-        heads *= 2;
-    return heads;
 }
 
 /* What a block loses between two pieces, in granules that it would read meanwhile. */
 enum { MOST_PIECE_UNITS = 24, MOST_BLOCKS = 1024 };
 static int32_t piece_units(const kv8_attention_spec *spec, int32_t heads) {
     enum { LOST_BYTES = 192 << 10 };
-    const int64_t row = (int64_t)spec->head_dim * (int64_t)kv8_dtype_size(spec->k_dtype);
-    const int64_t units = LOST_BYTES / (2 * KV8_DECODE_TOKENS * row * heads);
+    const int64_t units = LOST_BYTES / (2 * (int64_t)KV8_DECODE_TOKENS * row_bytes(spec) * heads);
     return units > MOST_PIECE_UNITS ? MOST_PIECE_UNITS : (int32_t)units;
 }
 
@@ -134,8 +143,9 @@ static kv8_status prepare_choice(kv8_attention_device_plan *plan) {
     plan->dynamic_bytes = dynamic;
     plan->num_blocks = per_sm * info->num_sms;
     if (plan->num_blocks > MOST_BLOCKS) plan->num_blocks = MOST_BLOCKS;
-    plan->heads_per_block = heads_per_block(spec, c->num_warps);
-    plan->min_units = c->num_warps / plan->heads_per_block; /* a granule for every warp */
+    plan->heads_per_block = heads_per_block(spec, c);
+    plan->num_slices = c->num_warps * c->warp_heads / plan->heads_per_block;
+    plan->min_units = plan->num_slices; /* a granule for every warp */
     plan->piece_units = piece_units(spec, plan->heads_per_block);
     return KV8_OK;
 }
@@ -153,7 +163,7 @@ static kv8_launch single_launch(const kv8_attention_device_plan *plan) {
 static kv8_status prepare_single(kv8_attention_device_plan *plan) {
     enum { MAX_HEAD_BYTES = 2 << 20 };
     const kv8_attention_spec *const spec = &plan->spec;
-    const int64_t row = (int64_t)spec->head_dim * (int64_t)kv8_dtype_size(spec->k_dtype);
+    const int64_t row = row_bytes(spec);
     if (plan->choice == NULL || !plan->choice->whole_granules || spec->has_mask ||
         spec->logits_soft_cap != 0 || spec->max_kv_len > MAX_HEAD_BYTES / row)
         return KV8_OK;
@@ -244,7 +254,8 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
         plan->allocator = &plan->allocator_copy;
     }
     plan->device = device;
-    plan->heads_per_block = plan->min_units = 1; /* the general kernel asks neither */
+    plan->heads_per_block = plan->num_slices = plan->min_units =
+        1; /* the general kernel asks none */
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
     KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_decode_args), 0));
@@ -390,11 +401,11 @@ static kv8_decode_pages device_pages(const kv8_paged *paged, kv8_dtype dtype) {
 static bool fits_copies(const kv8_decode_pages *p) {
     const int64_t strides = p->stride_page | p->stride_slot | p->stride_head;
     const int64_t scales = p->scale_stride_page | p->scale_stride_slot | p->scale_stride_head;
-    enum { MAX_SLOT = 1 << 27 };
+    enum { MAX_SLOT = 1 << 27, MAX_HEAD = 1 << 30 };
     return (((uintptr_t)p->data | (uintptr_t)strides) & 15) == 0 && strides >= 0 && scales >= 0 &&
            p->stride_page <= UINT32_MAX && p->scale_stride_page <= UINT32_MAX &&
            p->scale_stride_page % 2 == 0 && p->stride_slot < MAX_SLOT &&
-           p->scale_stride_slot < MAX_SLOT;
+           p->scale_stride_slot < MAX_SLOT && p->stride_head < MAX_HEAD;
 }
 
 /* n / d = high half of n * factor, shifted, for n below 2^31: with 2^(s-1) < d <= 2^s and factor =
@@ -462,16 +473,16 @@ static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
         .causal = spec->causal,
         .window_left = spec->window_left,
         .heads_per_block = plan->heads_per_block,
-        .num_slices = plan->choice == NULL ? 1 : plan->choice->num_warps / plan->heads_per_block,
+        .num_slices = plan->num_slices,
         .head_blocks = spec->num_kv_heads / plan->heads_per_block,
         .min_units = plan->min_units,
         .by_group = divisor(spec->num_qo_heads / spec->num_kv_heads),
         .by_page = divisor(spec->page_size),
         .by_min_units = divisor(plan->min_units),
-        .by_heads = divisor(plan->heads_per_block),
+        .by_heads =
+            divisor(plan->choice == NULL ? 1 : plan->heads_per_block / plan->choice->warp_heads),
         .by_head_blocks = divisor(spec->num_kv_heads / plan->heads_per_block),
-        .by_slices =
-            divisor(plan->choice == NULL ? 1 : plan->choice->num_warps / plan->heads_per_block),
+        .by_slices = divisor(plan->num_slices),
         .score_scale = spec->sm_scale * log2_e,
         .soft_cap = spec->logits_soft_cap * log2_e,
         .piece_units = plan->piece_units,

@@ -7,8 +7,8 @@
 // partial results in the workspace and whoever arrives last joins them, in key order; of many
 // pieces first groups, then those.
 //
-// Within a block every warp is on its own: one KV head, every num_slices-th granule, a private ring
-// of cp.async stages; no barrier until the piece ends. Scores run
+// Within a block every warp is on its own: one KV head or two neighbours, every num_slices-th
+// granule, a private ring of cp.async stages; no barrier until the piece ends. Scores run
 // as K (tokens on M) . Q^T, so a group of 8 query heads fills N; codes are widened to f16 exactly,
 // in registers. The running maximum is lazy: a reference per row that only moves when a score
 // exceeds it by 2^14.
@@ -25,7 +25,7 @@ namespace kv8 {
 
 // SINGLE: of a launch for one request without mask bits and cap, one piece a block.
 template <Format F_, int DIM_, int NT_, int WARPS_, int STAGES_, bool GRANULE_PAGES_,
-          bool SINGLE_ = false>
+          bool SINGLE_ = false, int HEADS_ = 1>
 struct DecodeConfig {
     static constexpr Format F = F_;
     static constexpr int DIM = DIM_;
@@ -36,22 +36,30 @@ struct DecodeConfig {
     // Pages hold whole granules: one table entry for each. Otherwise one for every token.
     static constexpr bool GRANULE_PAGES = GRANULE_PAGES_;
     static constexpr bool SINGLE = SINGLE_;
+    // KV heads of a warp, neighbours: their bytes of a token are copied as one row.
+    static constexpr int HEADS = HEADS_;
     static constexpr bool IS_BF16 = F == BF16;
     static constexpr int P_PARTS = IS_BF16 ? 2 : 1;  // bf16 probabilities are kept to 16 bits
-    using K = KeyTile<F, DIM>;
-    using V = ValueTile<F, DIM>;
-    using R = Row<F, DIM>;
+    using K = KeyTile<F, DIM, HEADS>;
+    using V = ValueTile<F, DIM, HEADS>;
+    using R = Row<F, DIM * HEADS>;
+    static constexpr int HEAD_BYTES = DIM * size_of(F);
     // A stage: a granule of K, of V, and of int8 the words that have the scales of K's rows, then
     // of V's; where a token's place says nothing of which half, how far to shift follows each word.
     static constexpr int SCALES = 2 * R::TILE_BYTES, SCALE_PITCH = GRANULE_PAGES ? 4 : 8;
-    static constexpr int SCALE_BYTES = F == INT8 ? 2 * TOKENS * SCALE_PITCH : 0;
+    static constexpr int HEAD_SCALES = 2 * TOKENS * SCALE_PITCH;
+    static constexpr int SCALE_BYTES = F == INT8 ? HEADS * HEAD_SCALES : 0;
     static constexpr int STAGE_BYTES = SCALES + SCALE_BYTES;
-    // A warp's result: float4 [FRAGMENTS][32 lanes] as the MMA leaves it, then maxima, then sums.
+    // A warp's result of a head: float4 [FRAGMENTS][32 lanes] as the MMA leaves it, then maxima,
+    // then sums.
     static constexpr int FRAGMENTS = DIM / 16 * NT;
     static constexpr int RESULT_BYTES = FRAGMENTS * 512 + 2 * ROWS * 4;
-    // It takes the place of the warp's ring once that is empty.
+    // They take the place of the warp's ring once that is empty.
     static constexpr int RING_BYTES =
-        (STAGES * STAGE_BYTES > RESULT_BYTES ? STAGES * STAGE_BYTES : RESULT_BYTES) + 127 & ~127;
+        (STAGES * STAGE_BYTES > HEADS * RESULT_BYTES ? STAGES * STAGE_BYTES
+                                                     : HEADS * RESULT_BYTES) +
+            127 &
+        ~127;
     // After the rings: where every request starts in the line, one int each and one more.
     static constexpr int FIXED_BYTES = WARPS * RING_BYTES;
 };

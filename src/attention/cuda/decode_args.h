@@ -51,7 +51,9 @@ typedef struct kv8_decode_args {
     int32_t q_dtype, k_dtype, v_dtype, o_dtype; /* kv8_dtype */
     int32_t causal, window_left;
     int32_t heads_per_block; /* KV heads that one block walks at once: 1, 2, 4.. up to its warps */
-    int32_t num_slices, head_blocks; /* warps of a block per head; num_kv_heads / heads_per_block */
+    /* Granules that a block walks at once; num_kv_heads / heads_per_block. */
+    int32_t num_slices, head_blocks;
+    /* by_heads: heads_per_block over the heads of a warp. */
     kv8_decode_divisor by_group, by_page, by_min_units, by_heads, by_head_blocks, by_slices;
     int32_t min_units;   /* granules below which no block is put to work */
     float score_scale;   /* sm_scale * log2(e) */

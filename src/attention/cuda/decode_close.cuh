@@ -311,11 +311,13 @@ __device__ void close_piece(const kv8_decode_args &a, const Piece &p, const uint
 #pragma unroll 1
         for (int f = warp; f < fragments; f += C::WARPS) {
             const Item<C> item(f * 32 + threadIdx.x % 32);
-            const Part part = step > 0 ? join_pieces<C>(a, p, f, first, step, count)
-                                       : join_slices<C>(rings + item.head * C::RING_BYTES,
-                                                        a.heads_per_block * C::RING_BYTES,
-                                                        rings + C::WARPS * C::RING_BYTES, item.row,
-                                                        f % C::FRAGMENTS);
+            const Part part =
+                step > 0
+                    ? join_pieces<C>(a, p, f, first, step, count)
+                    : join_slices<C>(rings + item.head / C::HEADS * C::RING_BYTES +
+                                         item.head % C::HEADS * C::RESULT_BYTES,
+                                     a.heads_per_block / C::HEADS * C::RING_BYTES,
+                                     rings + C::WARPS * C::RING_BYTES, item.row, f % C::FRAGMENTS);
             if (is_top)
                 finish_item(a, p, item,
                             {usable(a, ends[item.slot_row]), usable(a, ends[item.slot_row + 1])},

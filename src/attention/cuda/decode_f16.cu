@@ -4,6 +4,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "decode_kernel.cuh"
 
-#define KV8_DECODE_F16(name, head_dim, warps, stages, whole, fixed_bytes) \
-    KV8_DECODE_DEFINE(name, kv8::F16, head_dim, warps, stages, whole, fixed_bytes)
+#define KV8_DECODE_F16(name, head_dim, warps, stages, whole, heads, fixed_bytes) \
+    KV8_DECODE_DEFINE(name, kv8::F16, head_dim, warps, stages, whole, heads, fixed_bytes)
 #include "decode_kernels.inc"

@@ -44,6 +44,7 @@ class Feed {
     }
 
    private:
+    static constexpr int OWN_CHUNKS = C::HEAD_BYTES / 16;  // of a head
     static constexpr int CHUNKS = C::R::CHUNKS, PASSES = (CHUNKS * TOKENS + 31) / 32;
     static constexpr bool REGULAR = 32 % CHUNKS == 0;  // each pass takes whole rows
     static constexpr bool WIDE = C::R::HALF_LINE;      // rows of whole lines lose 4 % by it
@@ -102,13 +103,14 @@ class Feed {
                                    uint32_t (&row_from)[REGULAR ? 1 : PASSES]) const {
         lane_from = p.data + head * p.stride_head;
         if constexpr (REGULAR) {
-            lane_from += lane() % CHUNKS * 16;
+            lane_from += lane() % CHUNKS / OWN_CHUNKS * p.stride_head + lane() % OWN_CHUNKS * 16;
             if constexpr (C::GRANULE_PAGES) lane_from += lane() / CHUNKS * uint32_t(p.stride_slot);
         } else {
 #pragma unroll
             for (int n = 0; n < PASSES; n++) {
                 const int index = n * 32 + lane();
-                row_from[n] = index % CHUNKS * 16;
+                row_from[n] = index % CHUNKS / OWN_CHUNKS * uint32_t(p.stride_head) +
+                              index % CHUNKS % OWN_CHUNKS * 16;
                 if constexpr (C::GRANULE_PAGES)
                     row_from[n] += index / CHUNKS * uint32_t(p.stride_slot);
             }
@@ -192,7 +194,10 @@ class Feed {
         const uint16_t *const at = scale_lane +
                                    uint64_t(uint32_t(from.page)) * uint32_t(p.scale_stride_page) +
                                    uint32_t(from.slot) * uint32_t(p.scale_stride_slot);
-        copy4_or_zero(to_words + lane() * 4, word_of(inside ? at : p.row_scale), inside);
+#pragma unroll
+        for (int h = 0; h < C::HEADS; h++)
+            copy4_or_zero(to_words + h * C::HEAD_SCALES + lane() * 4,
+                          word_of(inside ? at + h * p.scale_stride_head : p.row_scale), inside);
     }
     __device__ void copy_token_scale(const Place &place, uint32_t to_words) const {
         const kv8_decode_pages &p = lane() < TOKENS ? a.k : a.v;
@@ -200,6 +205,7 @@ class Feed {
         const uint16_t *const at = inside ? scale_lane + place.page * p.scale_stride_page +
                                                 place.slot * p.scale_stride_slot
                                           : p.row_scale;
+        static_assert(C::HEADS == 1);
         copy4_or_zero(to_words + lane() * 8, word_of(at), inside);
         store_shared(to_words + lane() * 8 + 4, uint32_t(reinterpret_cast<uintptr_t>(at) & 2) * 8);
     }

@@ -25,7 +25,7 @@ __device__ inline void finish_empty(const kv8_decode_args &a, const int *starts)
 template <class C>
 struct Block {
     Piece pieces[2];  // the one at work and the next
-    RowEnd ends[C::WARPS * C::ROWS];
+    RowEnd ends[C::WARPS * C::HEADS * C::ROWS];
     Line line;
     bool any_empty;
 
@@ -90,21 +90,23 @@ __device__ __forceinline__ void decode_body(const kv8_decode_args &a) {
     else
         wait_for_previous();
     __syncthreads();
-    const int slice = divide(warp, a.by_heads), in_block = warp - slice * a.heads_per_block;
+    // A granule is walked by as many warps as its heads take: a slice of the block.
+    const int slice = divide(warp, a.by_heads);
+    const int in_block = warp * C::HEADS - slice * a.heads_per_block;  // the warp's first head
 #pragma unroll 1
     for (Piece *at = block.pieces; at->stream >= 0; at = block.other(at)) {
         const Piece &piece = *at;
         const int first = piece.granule_begin + slice, left = piece.granule_end - first;
         const int count = left > 0 ? divide(left + a.num_slices - 1, a.by_slices) : 0;
         const int head = piece.head_begin + in_block;
-        walk_piece<C>(a, piece, head, first, a.num_slices, count, rings + warp * C::RING_BYTES,
-                      [&] {
-                          if (slice == 0)
-                              copy_row_ends(a, piece, head, block.ends + in_block * C::ROWS);
-                          if (warp == 0)
-                              take_piece(a, starts, block.line, block, *block.other(at),
-                                         [&](int b) { return load_lengths(a, b); });
-                      });
+        walk_piece<C>(
+            a, piece, head, first, a.num_slices, count, rings + warp * C::RING_BYTES, [&] {
+                for (int h = 0; slice == 0 && h < C::HEADS; h++)
+                    copy_row_ends(a, piece, head + h, block.ends + (in_block + h) * C::ROWS);
+                if (warp == 0)
+                    take_piece(a, starts, block.line, block, *block.other(at),
+                               [&](int b) { return load_lengths(a, b); });
+            });
         __syncthreads();
         close_piece<C>(a, piece, rings, block.ends);
         __syncthreads();  // shared memory is free again
@@ -114,10 +116,10 @@ __device__ __forceinline__ void decode_body(const kv8_decode_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_DEFINE(name, format, head_dim, warps, stages, whole, fixed_bytes) \
-    extern "C" __global__ void __launch_bounds__(warps * 32, 1)                      \
-        name(const __grid_constant__ kv8_decode_args a) {                            \
-        using config = kv8::DecodeConfig<format, head_dim, 1, warps, stages, whole>; \
-        static_assert(config::FIXED_BYTES == fixed_bytes);                           \
-        kv8::decode_body<config>(a);                                                 \
+#define KV8_DECODE_DEFINE(name, format, head_dim, warps, stages, whole, heads, fixed_bytes)        \
+    extern "C" __global__ void __launch_bounds__(warps * 32, 1)                                    \
+        name(const __grid_constant__ kv8_decode_args a) {                                          \
+        using config = kv8::DecodeConfig<format, head_dim, 1, warps, stages, whole, false, heads>; \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                                         \
+        kv8::decode_body<config>(a);                                                               \
     }

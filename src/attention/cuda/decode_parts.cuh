@@ -150,6 +150,17 @@ __device__ inline void widen4(uint32_t codes, uint32_t &lo, uint32_t &hi) {
     }
 }
 
+// The same for K: int8 as 2^-24 * (code + 128), denormal numbers of f16, which are their own codes.
+template <Format F>
+__device__ inline void widen4_key(uint32_t codes, uint32_t &lo, uint32_t &hi) {
+    if constexpr (F == INT8) {
+        codes ^= 0x80808080u;
+        lo = __byte_perm(codes, 0, 0x4140), hi = __byte_perm(codes, 0, 0x4342);
+    } else {
+        widen4<F>(codes, lo, hi);
+    }
+}
+
 __device__ inline uint32_t pack_f16(float low, float high) {
     uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));

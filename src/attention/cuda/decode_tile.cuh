@@ -37,15 +37,17 @@ struct Row {
     __device__ static int at_byte(int token, int byte) { return at(token, byte / 16) + byte % 16; }
 };
 
-// First MMA. Segment i of a row is 64 bytes wide (the last one maybe 32 or 16): lane c owns a
-// quarter of it. MMA k-step s of a lane's elements takes 4s..4s+3.
-template <Format F, int DIM>
+// First MMA, of one of the HEADS that share a row; `at` is where the head's bytes begin in it.
+// Segment i of a head is 64 bytes wide (the last one maybe 32 or 16): lane c owns a quarter of it.
+// MMA k-step s of a lane's elements takes 4s..4s+3.
+template <Format F, int DIM, int HEADS>
 struct KeyTile {
-    using R = Row<F, DIM>;
-    static constexpr int SEGMENTS = (R::BYTES + 63) / 64;
+    using R = Row<F, DIM * HEADS>;
+    static constexpr int BYTES = DIM * size_of(F);
+    static constexpr int SEGMENTS = (BYTES + 63) / 64;
     static constexpr int STEPS = DIM / 16;
     __host__ __device__ static constexpr int lane_bytes(int segment) {
-        const int left = R::BYTES - segment * 64;
+        const int left = BYTES - segment * 64;
         return left >= 64 ? 16 : left / 4;
     }
     // The dim of element e (0..lane's) of segment i for lane c.
@@ -54,23 +56,23 @@ struct KeyTile {
     }
     // scores[nt] += K (tokens x DIM) . Q^T
     template <int NT, bool IS_BF16, int PARTS>
-    __device__ static void multiply(uint32_t tile, int g, int c,
+    __device__ static void multiply(uint32_t tile, int at, int g, int c,
                                     const uint32_t (&q)[PARTS][NT][STEPS][2],
                                     float (&scores)[NT][4]) {
-        segment<0, NT, IS_BF16, PARTS>(tile, g, c, q, scores);
+        segment<0, NT, IS_BF16, PARTS>(tile, at, g, c, q, scores);
     }
 
    private:
     template <int I, int NT, bool IS_BF16, int PARTS>
-    __device__ static void segment(uint32_t tile, int g, int c,
+    __device__ static void segment(uint32_t tile, int at, int g, int c,
                                    const uint32_t (&q)[PARTS][NT][STEPS][2],
                                    float (&scores)[NT][4]) {
         if constexpr (I < SEGMENTS) {
-            constexpr int BYTES = lane_bytes(I);
-            const uint32_t at = tile + R::at_byte(g, I * 64 + c * BYTES);
-            const auto top = load_shared<BYTES>(at);
-            const auto low = load_shared<BYTES>(at + 8 * R::PITCH);  // same swizzle
-            constexpr int LOCAL = BYTES / size_of(F) / 4;            // steps of this segment
+            constexpr int OWN = lane_bytes(I);
+            const uint32_t from = tile + R::at_byte(g, at + I * 64 + c * OWN);
+            const auto top = load_shared<OWN>(from);
+            const auto low = load_shared<OWN>(from + 8 * R::PITCH);  // same swizzle
+            constexpr int LOCAL = OWN / size_of(F) / 4;              // steps of this segment
 #pragma unroll
             for (int s = 0; s < LOCAL; s++) {
                 uint32_t a[4];
@@ -78,8 +80,8 @@ struct KeyTile {
                     a[0] = top.w[2 * s], a[2] = top.w[2 * s + 1];
                     a[1] = low.w[2 * s], a[3] = low.w[2 * s + 1];
                 } else {
-                    widen4<F>(top.w[s], a[0], a[2]);
-                    widen4<F>(low.w[s], a[1], a[3]);
+                    widen4_key<F>(top.w[s], a[0], a[2]);
+                    widen4_key<F>(low.w[s], a[1], a[3]);
                 }
                 constexpr int FIRST = I * 64 / size_of(F) / 16;
 #pragma unroll
@@ -88,47 +90,48 @@ struct KeyTile {
                     for (int nt = 0; nt < NT; nt++)
                         mma<IS_BF16>(scores[nt], a, q[part][nt][FIRST + s]);
             }
-            segment<I + 1, NT, IS_BF16, PARTS>(tile, g, c, q, scores);
+            segment<I + 1, NT, IS_BF16, PARTS>(tile, at, g, c, q, scores);
         }
     }
 };
 
 // Second MMA. Block i of a row is the widest of 16, 8, 4, 2 bytes per lane that still fits.
-template <Format F, int DIM>
+template <Format F, int DIM, int HEADS>
 struct ValueTile {
-    using R = Row<F, DIM>;
+    using R = Row<F, DIM * HEADS>;
+    static constexpr int BYTES = DIM * size_of(F);
     static constexpr int TILES = DIM / 16;  // m-tiles
     // Bytes per lane of the block that starts at byte `at`.
     __host__ __device__ static constexpr int lane_bytes(int at) {
-        const int left = R::BYTES - at;
+        const int left = BYTES - at;
         return left >= 128 ? 16 : left >= 64 ? 8 : left >= 32 ? 4 : 2;
     }
     // The dim of row g of m-tile t; row g + 8 is the next one.
     __device__ static int dim(int t, int g) { return dim_from<0, 0>(t, g); }
     // Calls use(t, a) with the A fragment of every m-tile in turn.
     template <class USE>
-    __device__ static void each(uint32_t tile, int g, int c, USE &&use) {
-        block<0, 0>(tile, g, c, use);
+    __device__ static void each(uint32_t tile, int at, int g, int c, USE &&use) {
+        block<0, 0>(tile, at, g, c, use);
     }
 
    private:
     template <int AT, int FIRST>
     __device__ static int dim_from(int t, int g) {
-        constexpr int BYTES = lane_bytes(AT), TILES_HERE = BYTES / size_of(F) / 2;
-        if constexpr (AT + BYTES * 8 < R::BYTES)
-            if (t >= FIRST + TILES_HERE) return dim_from<AT + BYTES * 8, FIRST + TILES_HERE>(t, g);
-        return (AT + g * BYTES) / size_of(F) + 2 * (t - FIRST);
+        constexpr int OWN = lane_bytes(AT), TILES_HERE = OWN / size_of(F) / 2;
+        if constexpr (AT + OWN * 8 < BYTES)
+            if (t >= FIRST + TILES_HERE) return dim_from<AT + OWN * 8, FIRST + TILES_HERE>(t, g);
+        return (AT + g * OWN) / size_of(F) + 2 * (t - FIRST);
     }
     template <int AT, int FIRST, class USE>
-    __device__ static void block(uint32_t tile, int g, int c, USE &use) {
-        if constexpr (AT < R::BYTES) {
-            constexpr int BYTES = lane_bytes(AT);
-            const int byte = AT + g * BYTES;
+    __device__ static void block(uint32_t tile, int at, int g, int c, USE &use) {
+        if constexpr (AT < BYTES) {
+            constexpr int OWN = lane_bytes(AT);
+            const int byte = at + AT + g * OWN;
             const uint32_t even = tile + R::at_byte(2 * c, byte);
             const uint32_t odd = tile + R::at_byte(2 * c + 1, byte);
-            const auto w0 = load_shared<BYTES>(even), w8 = load_shared<BYTES>(even + 8 * R::PITCH);
-            const auto w1 = load_shared<BYTES>(odd), w9 = load_shared<BYTES>(odd + 8 * R::PITCH);
-            constexpr int LOCAL = BYTES / size_of(F) / 2;  // m-tiles of this block
+            const auto w0 = load_shared<OWN>(even), w8 = load_shared<OWN>(even + 8 * R::PITCH);
+            const auto w1 = load_shared<OWN>(odd), w9 = load_shared<OWN>(odd + 8 * R::PITCH);
+            constexpr int LOCAL = OWN / size_of(F) / 2;  // m-tiles of this block
 #pragma unroll
             for (int t = 0; t < LOCAL; t++) {
                 uint32_t a[4];
@@ -144,7 +147,7 @@ struct ValueTile {
                 }
                 use(FIRST + t, a);
             }
-            block<AT + BYTES * 8, FIRST + LOCAL>(tile, g, c, use);
+            block<AT + OWN * 8, FIRST + LOCAL>(tile, at, g, c, use);
         }
     }
 };

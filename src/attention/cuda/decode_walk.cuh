@@ -33,33 +33,49 @@ constexpr float LAZY_TARGET = 6.0f;    // a new maximum gets 2^6: small ones kee
 template <class C>
 class Walker {
    public:
+    // Of the head `head` and, where a warp has more, those after it.
     __device__ Walker(const kv8_decode_args &args, const Piece &piece_in, int head_in)
-        : a(args), piece(piece_in), head(head_in), g(threadIdx.x % 32 / 4), c(threadIdx.x % 4) {
-        load_q();
-        if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
-            scale_half[0] = which_half(a.k);
-            scale_half[1] = which_half(a.v);
+        : a(args), piece(piece_in), head(head_in), g(threadIdx.x % 32 / 4), c(threadIdx.x % 4) {}
+
+    // Asks for Q.
+    __device__ void ask() {
+#pragma unroll
+        for (int h = 0; h < C::HEADS; h++) {
+            load_q(h);
+            if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
+                scale_half[h][0] = which_half(a.k, h);
+                scale_half[h][1] = which_half(a.v, h);
+            }
         }
     }
-
     // Once there is nothing left to ask for: Q in the format of the MMA.
-    __device__ void ready() { narrow_q(); }
+    __device__ void ready() {
+#pragma unroll
+        for (int h = 0; h < C::HEADS; h++) narrow_q(h);
+    }
     // The granule whose keys begin at `first_key`, in shared memory at `stage`.
-    __device__ void compute(int first_key, uint32_t stage, State<C> &state) {
-        const uint32_t values = stage + C::R::TILE_BYTES;
-        float s[C::NT][4];
-#pragma unroll
-        for (int nt = 0; nt < C::NT; nt++)
-#pragma unroll
-            for (int x = 0; x < 4; x++) s[nt][x] = 0;
-        C::K::template multiply<C::NT, C::IS_BF16, 1>(stage, g, c, q, s);
+    __device__ void compute(int first_key, uint32_t stage, State<C> (&state)[C::HEADS]) {
         // Every row sees every token?
         const bool masked = first_key < piece.all.begin || first_key + TOKENS > piece.all.end;
-        scale_scores(row_scales(stage, false), s);
+        const uint32_t values = stage + C::R::TILE_BYTES;
+        float s[C::HEADS][C::NT][4];
+#pragma unroll
+        for (int h = 0; h < C::HEADS; h++) {
+#pragma unroll
+            for (int nt = 0; nt < C::NT; nt++)
+#pragma unroll
+                for (int x = 0; x < 4; x++) s[h][nt][x] = bias[h][nt][C::F == INT8 ? x % 2 : 0];
+            C::K::template multiply<C::NT, C::IS_BF16, 1>(stage, h * C::HEAD_BYTES, g, c, q[h],
+                                                          s[h]);
+        }
+#pragma unroll
+        for (int h = 0; h < C::HEADS; h++) scale_scores(h, row_scales(stage, h, false), s[h]);
+        if (!C::SINGLE && a.soft_cap > 0) cap_scores(s);
         if (masked) mask_scores(first_key, s);
-        const RowScales v_rows = row_scales(stage, true);
-        uint32_t p[C::P_PARTS][C::NT][2];
-        weigh(v_rows, masked, s, p, state);
+        uint32_t p[C::HEADS][C::P_PARTS][C::NT][2];
+#pragma unroll
+        for (int h = 0; h < C::HEADS; h++)
+            weigh(row_scales(stage, h, true), masked, s[h], p[h], state[h]);
         if (masked && has_non_finite(values))
             add_one_by_one(first_key, values, p, state);
         else
@@ -70,10 +86,14 @@ class Walker {
     const kv8_decode_args &a;
     const Piece &piece;
     const int head, g, c;
-    uint32_t q[1][C::NT][C::DIM / 16][2];
-    float k_scale;
-    float factor[C::NT][2];  // of columns 2c, 2c + 1: score in base 2 = sum * factor
-    uint32_t scale_half[2];  // int8: 2 where the scales of tokens g lie in the upper half of a word
+    uint32_t q[C::HEADS][1][C::NT][C::DIM / 16][2];
+    float k_scale[C::HEADS];
+    float factor[C::HEADS][C::NT][2];  // of columns 2c, 2c + 1: score in base 2 = sum * factor
+    // int8: K is multiplied as 2^-24 * (code + 128), which f16 has as code + 128 without a
+    // conversion; what the sums of those columns start with.
+    float bias[C::HEADS][C::NT][C::F == INT8 ? 2 : 1];
+    // int8: 2 where the scales of tokens g lie in the upper half of a word.
+    uint32_t scale_half[C::HEADS][2];
 
     // Scales of tokens g and g + 8 of a stage: of K, or of V.
     struct RowScales {
@@ -81,21 +101,21 @@ class Walker {
     };
     // Pages hold whole granules and an even number of scales: a token's place in the granule says
     // it.
-    __device__ uint32_t which_half(const kv8_decode_pages &p) const {
-        return reinterpret_cast<uintptr_t>(p.row_scale + head * p.scale_stride_head +
+    __device__ uint32_t which_half(const kv8_decode_pages &p, int h) const {
+        return reinterpret_cast<uintptr_t>(p.row_scale + (head + h) * p.scale_stride_head +
                                            g * p.scale_stride_slot) &
                2;
     }
-    __device__ RowScales row_scales(uint32_t stage, bool of_v) const {
+    __device__ RowScales row_scales(uint32_t stage, int h, bool of_v) const {
         RowScales r = {{1, 1}};
         if constexpr (C::F == INT8)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const uint32_t at =
-                    stage + C::SCALES + (of_v * TOKENS + half * 8 + g) * C::SCALE_PITCH;
+                const uint32_t at = stage + C::SCALES + h * C::HEAD_SCALES +
+                                    (of_v * TOKENS + half * 8 + g) * C::SCALE_PITCH;
                 uint32_t bits;
                 if constexpr (C::GRANULE_PAGES) {
-                    bits = load_shared<2>(at + scale_half[of_v]).w[0];
+                    bits = load_shared<2>(at + scale_half[h][of_v]).w[0];
                 } else {
                     const auto word = load_shared<8>(at);
                     bits = word.w[0] >> word.w[1];
@@ -116,12 +136,12 @@ class Walker {
         }
     }
     // Q as the B fragment of the first MMA, still in its own format.
-    __device__ void load_q() {
+    __device__ void load_q(int h) {
         const Request &r = piece.request;
-        k_scale = 1;
+        k_scale[h] = 1;
         if (a.k_scale != nullptr)
-            k_scale =
-                __ldg(a.k_scale + r.index * a.k_scale_stride_batch + head * a.k_scale_stride_head);
+            k_scale[h] = __ldg(a.k_scale + r.index * a.k_scale_stride_batch +
+                               (head + h) * a.k_scale_stride_head);
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++) {
             const int n = nt * 8 + g;
@@ -129,26 +149,38 @@ class Walker {
             const uint16_t *from = static_cast<const uint16_t *>(a.q);
             if (n < piece.num_rows)
                 from += (r.qo_begin + token) * a.q_stride_row +
-                        (head * a.group_size + row - token * a.group_size) * a.q_stride_head;
+                        ((head + h) * a.group_size + row - token * a.group_size) * a.q_stride_head;
 #pragma unroll
             for (int s = 0; s < C::DIM / 16; s++) {
                 constexpr int PER = 64 / size_of(C::F) / 16;  // steps of a segment
                 const int d = C::K::dim(s / PER, c, s % PER * 4);
-                q[0][nt][s][0] = q[0][nt][s][1] = 0;
-                if (n < piece.num_rows) load_four(from + d, q[0][nt][s]);
+                q[h][0][nt][s][0] = q[h][0][nt][s][1] = 0;
+                if (n < piece.num_rows) load_four(from + d, q[h][0][nt][s]);
             }
         }
     }
     // Q into the format of the MMA: a row of bf16 is scaled by a power of two into f16's range.
     // Then every column's factor.
-    __device__ void narrow_q() {
+    __device__ void narrow_q(int h) {
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++) {
-            float x = a.score_scale * k_scale;
-            if (!C::IS_BF16 && a.q_dtype == BF16) x *= narrow_row(q[0][nt]);
+            float x = a.score_scale * k_scale[h];
+            if (!C::IS_BF16 && a.q_dtype == BF16) x *= narrow_row(q[h][0][nt]);
+            if (C::F == INT8) x *= 0x1p24f;
 #pragma unroll
-            for (int i = 0; i < 2; i++) factor[nt][i] = __shfl_sync(~0u, x, (2 * c + i) * 4);
+            for (int i = 0; i < 2; i++) factor[h][nt][i] = __shfl_sync(~0u, x, (2 * c + i) * 4);
+            bias[h][nt][0] = 0;
+            if constexpr (C::F == INT8) start_sums(q[h][0][nt], bias[h][nt]);
         }
+    }
+    // -128 * 2^-24 * (sum of a row of Q), by the unit that forms the scores.
+    __device__ static void start_sums(const uint32_t (&row)[C::DIM / 16][2], float (&sums)[2]) {
+        constexpr uint32_t MINUS = 0x80808080u;  // f16 -128 * 2^-24, twice
+        const uint32_t all[4] = {MINUS, MINUS, MINUS, MINUS};
+        float d[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int s = 0; s < C::DIM / 16; s++) mma<false>(d, all, row[s]);
+        sums[0] = d[0], sums[1] = d[1];
     }
     // bf16 pairs of one row (spread over the four lanes of c) to f16, times 2^e; returns 2^-e.
     __device__ static float narrow_row(uint32_t (&row)[C::DIM / 16][2]) {
@@ -176,7 +208,7 @@ class Walker {
     }
 
     // Sums of products -> scores in base 2.
-    __device__ void scale_scores(const RowScales &rows, float (&s)[C::NT][4]) const {
+    __device__ void scale_scores(int h, const RowScales &rows, float (&s)[C::NT][4]) const {
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -184,9 +216,17 @@ class Walker {
 #pragma unroll
                 for (int col = 0; col < 2; col++) {
                     float &x = s[nt][half * 2 + col];
-                    x *= C::F == INT8 ? factor[nt][col] * rows.of[half] : factor[nt][col];
-                    if (!C::SINGLE && a.soft_cap > 0) x = cap(x);
+                    x *= C::F == INT8 ? factor[h][nt][col] * rows.of[half] : factor[h][nt][col];
                 }
+    }
+    __device__ void cap_scores(float (&s)[C::HEADS][C::NT][4]) const {
+        keep_here();
+#pragma unroll
+        for (int h = 0; h < C::HEADS; h++)
+#pragma unroll
+            for (int nt = 0; nt < C::NT; nt++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) s[h][nt][i] = cap(s[h][nt][i]);
     }
     // cap * tanh(x / cap), by tanh(y) = 1 - 2 / (1 + e^2y).
     __device__ float cap(float x) const {
@@ -202,7 +242,7 @@ class Walker {
         return C::SINGLE || mask_bit(a, piece.request, q_token, key);
     }
     // -inf where a row may not see a key; those of a granule begin at `first_key`.
-    __device__ void mask_scores(int first_key, float (&s)[C::NT][4]) const {
+    __device__ void mask_scores(int first_key, float (&s)[C::HEADS][C::NT][4]) const {
         keep_here();
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
@@ -215,8 +255,9 @@ class Walker {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int key = first_key + half * 8 + g;
-                    if (key < seen.begin || key >= seen.end || !shows(q_token, key))
-                        s[nt][half * 2 + col] = -INFINITY;
+                    if (key >= seen.begin && key < seen.end && shows(q_token, key)) continue;
+#pragma unroll
+                    for (int h = 0; h < C::HEADS; h++) s[h][nt][half * 2 + col] = -INFINITY;
                 }
             }
     }
@@ -237,10 +278,13 @@ class Walker {
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                state.sum[nt][i % 2] += x[nt][i];
+            for (int i = 0; i < 4; i++) state.sum[nt][i % 2] += x[nt][i];
+            if (C::F == INT8 && masked) {
                 // What a row may not see has weight 0, whatever its scale.
-                if (C::F == INT8 && masked && s[nt][i] == -INFINITY) w[nt][i] = 0;
+                keep_here();
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (s[nt][i] == -INFINITY) w[nt][i] = 0;
             }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -297,30 +341,35 @@ class Walker {
             }
     }
 
-    __device__ void add_values(uint32_t tile, const uint32_t (&p)[C::P_PARTS][C::NT][2],
-                               State<C> &state) const {
-        C::V::each(tile, g, c, [&](int d, const uint32_t(&v)[4]) {
+    __device__ void add_values(uint32_t tile, const uint32_t (&p)[C::HEADS][C::P_PARTS][C::NT][2],
+                               State<C> (&state)[C::HEADS]) const {
 #pragma unroll
-            for (int part = 0; part < C::P_PARTS; part++)
+        for (int h = 0; h < C::HEADS; h++)
+            C::V::each(tile, h * C::HEAD_BYTES, g, c, [&](int d, const uint32_t(&v)[4]) {
 #pragma unroll
-                for (int nt = 0; nt < C::NT; nt++) mma<C::IS_BF16>(state.o[d][nt], v, p[part][nt]);
-        });
+                for (int part = 0; part < C::P_PARTS; part++)
+#pragma unroll
+                    for (int nt = 0; nt < C::NT; nt++)
+                        mma<C::IS_BF16>(state[h].o[d][nt], v, p[h][part][nt]);
+            });
     }
     __device__ bool has_non_finite(uint32_t tile) const {
         const uint32_t exponent = C::IS_BF16 ? 0x7f80u : 0x7c00u;
         bool found = false;
-        C::V::each(tile, g, c, [&](int, const uint32_t(&v)[4]) {
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                found |= (v[i] & exponent) == exponent || (v[i] >> 16 & exponent) == exponent;
-        });
+        for (int h = 0; h < C::HEADS; h++)
+            C::V::each(tile, h * C::HEAD_BYTES, g, c, [&](int, const uint32_t(&v)[4]) {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    found |= (v[i] & exponent) == exponent || (v[i] >> 16 & exponent) == exponent;
+            });
         return __any_sync(~0u, found);
     }
     // A probability of 0 does not hide a NaN: each query token's rows take only values they may
     // see.
     __device__ void add_one_by_one(int key, uint32_t tile,
-                                   const uint32_t (&p)[C::P_PARTS][C::NT][2],
-                                   State<C> &state) const {
+                                   const uint32_t (&p)[C::HEADS][C::P_PARTS][C::NT][2],
+                                   State<C> (&state)[C::HEADS]) const {
         keep_here();
         const int begin = divide(piece.row_begin, a.by_group);
         const int end = divide(piece.row_begin + piece.num_rows - 1, a.by_group);
@@ -338,21 +387,24 @@ class Walker {
                         keep[i] |= 0xffffu << (16 * n);
                 }
             }
-            C::V::each(tile, g, c, [&](int d, const uint32_t(&v)[4]) {
-                const uint32_t seen[4] = {v[0] & keep[0], v[1] & keep[0], v[2] & keep[1],
-                                          v[3] & keep[1]};
 #pragma unroll
-                for (int nt = 0; nt < C::NT; nt++) {
-                    float sum[4] = {0, 0, 0, 0};
+            for (int h = 0; h < C::HEADS; h++)
+                C::V::each(tile, h * C::HEAD_BYTES, g, c, [&](int d, const uint32_t(&v)[4]) {
+                    const uint32_t seen[4] = {v[0] & keep[0], v[1] & keep[0], v[2] & keep[1],
+                                              v[3] & keep[1]};
 #pragma unroll
-                    for (int part = 0; part < C::P_PARTS; part++)
-                        mma<C::IS_BF16>(sum, seen, p[part][nt]);
+                    for (int nt = 0; nt < C::NT; nt++) {
+                        float sum[4] = {0, 0, 0, 0};
 #pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        if (divide(piece.row_begin + nt * 8 + 2 * c + i % 2, a.by_group) == q_token)
-                            state.o[d][nt][i] += sum[i];
-                }
-            });
+                        for (int part = 0; part < C::P_PARTS; part++)
+                            mma<C::IS_BF16>(sum, seen, p[h][part][nt]);
+#pragma unroll
+                        for (int i = 0; i < 4; i++)
+                            if (divide(piece.row_begin + nt * 8 + 2 * c + i % 2, a.by_group) ==
+                                q_token)
+                                state[h].o[d][nt][i] += sum[i];
+                    }
+                });
         }
     }
 };
@@ -390,12 +442,15 @@ __device__ __forceinline__ void walk_piece(const kv8_decode_args &a, const Piece
                                            MEANWHILE &&meanwhile) {
     const uint32_t ring = keep(smem_address(ring_bytes));
     Walker<C> walker(a, piece, head);
+    if constexpr (C::HEADS == 1) walker.ask();
     Feed<C> feed(a, piece, ring, head, first, step, count);
     feed.fill();
+    if constexpr (C::HEADS > 1) walker.ask();  // earlier it would not fit the registers
     meanwhile();
     walker.ready();
-    State<C> state;
-    state.clear();
+    State<C> state[C::HEADS];
+#pragma unroll
+    for (int h = 0; h < C::HEADS; h++) state[h].clear();
     int at = 0;  // stage of the ring
 #pragma unroll 1
     for (int i = 0; i < count; i++) {
@@ -407,7 +462,8 @@ __device__ __forceinline__ void walk_piece(const kv8_decode_args &a, const Piece
     }
     copy_wait_all();
     __syncwarp();
-    leave_result<C>(ring_bytes, state);
+#pragma unroll
+    for (int h = 0; h < C::HEADS; h++) leave_result<C>(ring_bytes + h * C::RESULT_BYTES, state[h]);
 }
 
 }  // namespace kv8
