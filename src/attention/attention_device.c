@@ -43,7 +43,7 @@ static const decode_choice singles[] = {
 #include "cuda/decode_kernels.inc"
 };
 
-enum { DEVICE_ALIGNMENT = 256, ANY_THREADS = 128, ANY_MAX_ROWS = 65535, LARGE_BATCH = 32 };
+enum { DEVICE_ALIGNMENT = 256, ANY_THREADS = 128, ANY_MAX_ROWS = 65535 };
 static const char any_name[] = "kv8_decode_any_dany_pany__sm80";
 
 struct kv8_attention_device_plan {
@@ -70,13 +70,14 @@ static int32_t row_bytes(const kv8_attention_spec *spec) {
     return spec->head_dim * (int32_t)kv8_dtype_size(spec->k_dtype);
 }
 
-/* KV heads that one block walks at once: rows of a token of 256 bytes in NHD, which DRAM serves at
- * once, and of large batches four heads; fewer where a small batch would leave too few streams to
- * join their pieces in parallel. */
+/* KV heads that one block walks at once: four, so that rows of a token are 256 bytes or more in
+ * NHD, which DRAM serves at once; fewer where a small batch would leave too few streams to join
+ * their pieces in parallel, if a warp copies whole lines by itself. */
 static int32_t heads_per_block(const kv8_attention_spec *spec, const decode_choice *choice) {
-    enum { SERVED_BYTES = 256, LONG = 32768 };
+    enum { LINE = 128, LARGE_BATCH = 32, LONG = 32768 };
     int32_t most = 4;
-    if (spec->max_batch <= LARGE_BATCH && row_bytes(spec) * 2 >= SERVED_BYTES) most = 2;
+    if (spec->max_batch <= LARGE_BATCH && row_bytes(spec) * choice->warp_heads % LINE == 0)
+        most = 2;
     if (spec->max_batch <= 4 && spec->max_kv_len <= LONG) most = 2;
     if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
     int32_t heads = 1;
@@ -87,8 +88,7 @@ static int32_t heads_per_block(const kv8_attention_spec *spec, const decode_choi
 }
 
 /* The row for this spec, NULL when there is none. Rows for whole granules come first, and before
- * them those with more heads for a warp: in a small batch more warps are better, but for rows that
- * tile no line. */
+ * them those with more heads for a warp. */
 static const decode_choice *choose(const kv8_attention_spec *spec, const kv8_device *device) {
     const bool q_fits =
         spec->q_dtype == KV8_BF16 || (spec->q_dtype == KV8_F16 && spec->k_dtype != KV8_BF16);
@@ -100,8 +100,6 @@ static const decode_choice *choose(const kv8_attention_spec *spec, const kv8_dev
         if (c->dtype != spec->k_dtype || c->head_dim != spec->head_dim) continue;
         if (c->whole_granules && spec->page_size % KV8_DECODE_TOKENS != 0) continue;
         if (heads_per_block(spec, c) % c->warp_heads != 0) continue;
-        if (c->warp_heads > 1 && spec->max_batch <= LARGE_BATCH && row_bytes(spec) % 64 == 0)
-            continue;
         if (kv8_kernel_exists(device, c->name)) return c;
     }
     return NULL;
