@@ -172,6 +172,12 @@ static inline bool kv8_tile_next(const kv8_attention_job *job, int32_t *begin, k
     return false;
 }
 
+/* Asks memory for the lines of a row. */
+V_INLINE void kv8_ask_row(const uint8_t *row, int32_t bytes) {
+    V_PREFETCH_L2(row);
+    for (int32_t byte = 64; byte < bytes; byte += 64) V_PREFETCH_L2(row + byte);
+}
+
 /* Every kernel: void name(const kv8_attention_job *job). */
 #define X(name, isa, math, codes) void name(const kv8_attention_job *job);
 #include "attention_kernels.inc"

@@ -174,7 +174,7 @@ V_INLINE v_f32 t_weigh_pass(const t_pass *pass, v_f32 shift, t_queue *queue, con
                 b = v_mul(b, t_pass_scale(&p, p.v_scale, i + 1));
             }
             v_store(p.w + i / 2 * V_LANES, t_round_zip(a, b));
-            for (int j = 0; j < asks; j++) t_ask(queue);
+            if (asks > 0) t_ask_more(queue, asks);
         }
     }
     return v_add(sum, sum2);
@@ -346,7 +346,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     float *const o = job->o + (int64_t)head * num_rows * job->v_row;
     kv8_attention_job step = *job;
     t_lanes at = t_lanes_of(job, 0);
-    const int32_t burst = at.fold == T_ASKING_FOLD ? 4 : 16;
+    const int32_t burst = at.fold == T_ASKING_FOLD ? T_BURST_ASKING : T_BURST;
     t_ask_more(queue, burst);
     t_push_scores(queue, job, &at, q, step.s);
     t_spread_over(queue, T_TICKS);

@@ -31,10 +31,8 @@ T_NO_WIDEN_64(f16)
 T_NO_WIDEN_64(bf16)
 T_NO_WIDEN_64(e5m2)
 T_NO_WIDEN_64(int8)
-#define T_LOAD_64(D, row, dim, out, d)                                                    \
-    if ((row) != NULL) {                                                                  \
-        for (; (d) + 64 <= (dim) && t_widen64_##D((row) + (d), (out) + (d)); (d) += 64) { \
-        }                                                                                 \
+#define T_LOAD_64(D, row, dim, out, d)                                                \
+    for (; (d) + 64 <= (dim) && t_widen64_##D((row) + (d), (out) + (d)); (d) += 64) { \
     }
 
 #define T_NAME   kv8_attention_f32_any_dany_pany__avx512_bf16

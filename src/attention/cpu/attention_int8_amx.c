@@ -223,7 +223,7 @@ static void t_value_row(const kv8_attention_job *job, const uint8_t *row, float 
 enum { T_ASK_BY_V = 0, T_ASK_BY_WEIGHTS = 32, T_ASK_BETWEEN = 112 };
 static void t_ask_between(const t_queue *queue, int32_t from, int32_t count) {
     for (int32_t i = 0; i < count; i++)
-        t_ask_row(queue->ahead[T_ASK_BETWEEN + from + i], queue->ahead_bytes);
+        kv8_ask_row(queue->ahead[T_ASK_BETWEEN + from + i], queue->ahead_bytes);
 }
 
 /* A tile unit left alone for about a thousand cycles sleeps and takes as long to wake: a product
@@ -231,9 +231,6 @@ static void t_ask_between(const t_queue *queue, int32_t from, int32_t count) {
 V_INLINE void t_keep_awake(void) {
     _tile_dpbssd(7, 5, 6);
 }
-
-/* A row of codes for keys that nobody sees. */
-static const uint8_t t_no_row[KV8_MAX_HEAD_DIM];
 
 /* 64 codes of four keys, key beside key. */
 V_INLINE void t_interleave(const uint8_t *const *rows, int32_t d, uint8_t *to) {
@@ -387,7 +384,7 @@ V_INLINE void t_lay_out_v(const t_sources *w, const t_queue *queue, uint8_t *to,
                                         w->v[w->order[key + 2]], w->v[w->order[key + 3]]};
         for (int32_t d = 0; d < v_dim; d += T_STEP)
             t_interleave(four, d, to + (key * (int64_t)v_dim + 4 * d));
-        for (int i = 0; i < 2; i++) t_ask_row(queue->ahead[T_ASK_BY_V + key / 2 + i], v_dim);
+        for (int i = 0; i < 2; i++) kv8_ask_row(queue->ahead[T_ASK_BY_V + key / 2 + i], v_dim);
     }
 }
 
@@ -458,7 +455,7 @@ static void t_settle(const kv8_attention_job *job, t_queue *queue) {
 static bool t_end(const kv8_attention_job *job, t_queue *queue) {
     const uint8_t *none[KV8_TILE_KEYS];
     const uint8_t order[KV8_TILE_KEYS] = {0};
-    for (int i = 0; i < KV8_TILE_KEYS; i++) none[i] = t_no_row;
+    for (int i = 0; i < KV8_TILE_KEYS; i++) none[i] = t_zeros;
     queue->ahead = none;
     const t_sources sources = {.q = job->q_lanes, .k = none, .v = none, .order = order};
     t_products(job, &sources, queue);
@@ -554,7 +551,7 @@ V_INLINE t_weighed t_weigh_pass(const t_pass *pass, v_f32 shift, const bool plai
             top[j] = v_max(_mm512_abs_ps(w), top[j]);
             v_store(p.w + (i + j) * V_LANES, w);
         }
-        for (int32_t j = 0; j < asks; j++) t_ask_row(p.ahead[i / 2 * asks + j], ask_bytes);
+        for (int32_t j = 0; j < asks; j++) kv8_ask_row(p.ahead[i / 2 * asks + j], ask_bytes);
     }
     return (t_weighed){v_add(sum[0], sum[1]), v_max(top[0], top[1])};
 }
@@ -727,11 +724,6 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     aside.count = 0;
     const int32_t n = tile->end - tile->begin;
     if (tile->mixed || !t_all_finite(rows.v_scale)) t_set_aside(job, &rows, n, &aside);
-    for (int32_t i = 0; i < KV8_TILE_KEYS && (n < KV8_TILE_KEYS || tile->mixed || aside.count > 0);
-         i++) {
-        if (rows.k[i] == NULL) rows.k[i] = t_no_row;
-        if (rows.v[i] == NULL) rows.v[i] = t_no_row;
-    }
     const t_lanes at = t_lanes_of(job, 0);
     float *const o = job->o + (int64_t)head * at.num_rows * job->v_row;
     const t_sources sources = {.q = job->q_lanes + (int64_t)head * job->q_row * T_SIDE,

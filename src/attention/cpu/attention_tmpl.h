@@ -309,7 +309,7 @@ typedef struct t_aside {
 static void t_set_aside(const kv8_attention_job *job, t_rows *rows, int32_t n, t_aside *aside) {
     const int32_t dim = kv8_spec_v_head_dim(job->spec);
     for (int32_t i = 0; i < n; i++) {
-        if (rows->v[i] == NULL) continue;
+        if (rows->v[i] == t_zeros) continue;
         const float scale = job->spec->v_dtype == KV8_INT8 ? rows->v_scale[i] : 1;
         t_value_row(job, rows->v[i], scale);
         float probe = 0; /* x * 0 is 0 for every number, NaN for all else */
@@ -319,7 +319,7 @@ static void t_set_aside(const kv8_attention_job *job, t_rows *rows, int32_t n, t
         aside->at[k] = i;
         aside->row[k] = rows->v[i];
         aside->scale[k] = scale;
-        rows->v[i] = NULL;
+        rows->v[i] = t_zeros;
         rows->v_scale[i] = 1;
     }
 }
@@ -343,16 +343,16 @@ static void t_add_aside(const kv8_attention_job *job, const t_lanes *at, const k
 
 /* --- the tile, the item --- */
 
-/* The first n rows of a head that lies `bytes` behind the item's first; NULL for the others, and
- * where a mask has taken a key out. */
+/* The first n rows of a head that lies `bytes` behind the item's first; zeros for the others,
+ * and where a mask has taken a key out. */
 static void t_rows_at(const uint8_t *const *first, int32_t n, int64_t bytes, bool has_mask,
                       const uint8_t **restrict rows) {
     if (has_mask) {
-        for (int32_t i = 0; i < n; i++) rows[i] = first[i] == NULL ? NULL : first[i] + bytes;
+        for (int32_t i = 0; i < n; i++) rows[i] = first[i] == NULL ? t_zeros : first[i] + bytes;
     } else {
         for (int32_t i = 0; i < n; i++) rows[i] = first[i] + bytes;
     }
-    for (int32_t i = n; i < KV8_TILE_KEYS; i++) rows[i] = NULL;
+    for (int32_t i = n; i < KV8_TILE_KEYS; i++) rows[i] = t_zeros;
 }
 
 /* The tile's rows of the item's head number `head`; and what to read ahead. */
@@ -446,8 +446,8 @@ static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
     const int32_t v_bytes = kv8_spec_v_head_dim(job->spec) * job->v_size;
     for (int32_t key = 0; key < tile->end - tile->begin; key++) {
         for (int32_t head = 0; head < job->item->num_heads; head++) {
-            t_ask_row(tile->k[key] + head * job->k_head, k_bytes);
-            t_ask_row(tile->v[key] + head * job->v_head, v_bytes);
+            kv8_ask_row(tile->k[key] + head * job->k_head, k_bytes);
+            kv8_ask_row(tile->v[key] + head * job->v_head, v_bytes);
         }
     }
 }

@@ -161,9 +161,10 @@ static void t_load_v_rows(const kv8_attention_job *job, const t_rows *rows) {
     const t_load load = {.out = job->v,
                          .row = job->v_row / 2,
                          .rows = rows->v,
-                         .ahead = rows->ahead + KV8_TILE_KEYS / 2,
+                         .ahead = T_AHEAD_BY_K(rows),
                          .n = KV8_TILE_KEYS,
                          .dim = kv8_spec_v_head_dim(job->spec),
+                         .ahead_bytes = T_AHEAD_BYTES(job, rows),
                          .queue = rows->queue};
 #define T_CALL(D) t_load_k_##D(&load)
     T_BY_DTYPE(job->spec->v_dtype, T_CALL)

@@ -53,21 +53,21 @@ static inline v_f32 t_zip_hi(v_f32 a, v_f32 b) {
 #define T_WIDEN_ROW(D)  v_widen64_bf16_##D
 #define T_WIDEN_ROWS(D) v_widen64_pairs_bf16_##D
 #endif
-#define T_WIDEN_64(D)                                                                           \
-    V_INLINE bool t_widen64_##D(const uint8_t *row, float *out) {                               \
-        __m512i pairs[2];                                                                       \
-        T_WIDEN_ROW(D)(row, pairs);                                                             \
-        v_store(out, _mm512_castsi512_ps(pairs[0]));                                            \
-        v_store(out + V_LANES, _mm512_castsi512_ps(pairs[1]));                                  \
-        return true;                                                                            \
-    }                                                                                           \
-    V_INLINE bool t_widen64_pairs_##D(const uint8_t *even, const uint8_t *odd, int32_t at,      \
-                                      float *out) {                                             \
-        __m512i pairs[4];                                                                       \
-        T_WIDEN_ROWS(D)(even == NULL ? NULL : even + at, odd == NULL ? NULL : odd + at, pairs); \
-        V_UNROLL                                                                                \
-        for (int i = 0; i < 4; i++) v_store(out + i * V_LANES, _mm512_castsi512_ps(pairs[i]));  \
-        return true;                                                                            \
+#define T_WIDEN_64(D)                                                                          \
+    V_INLINE bool t_widen64_##D(const uint8_t *row, float *out) {                              \
+        __m512i pairs[2];                                                                      \
+        T_WIDEN_ROW(D)(row, pairs);                                                            \
+        v_store(out, _mm512_castsi512_ps(pairs[0]));                                           \
+        v_store(out + V_LANES, _mm512_castsi512_ps(pairs[1]));                                 \
+        return true;                                                                           \
+    }                                                                                          \
+    V_INLINE bool t_widen64_pairs_##D(const uint8_t *even, const uint8_t *odd, int32_t at,     \
+                                      float *out) {                                            \
+        __m512i pairs[4];                                                                      \
+        T_WIDEN_ROWS(D)(even + at, odd + at, pairs);                                           \
+        V_UNROLL                                                                               \
+        for (int i = 0; i < 4; i++) v_store(out + i * V_LANES, _mm512_castsi512_ps(pairs[i])); \
+        return true;                                                                           \
     }
 T_WIDEN_64(e4m3)
 T_WIDEN_64(e4m3fnuz)
@@ -87,10 +87,8 @@ V_INLINE bool t_widen64_pairs_bf16(const uint8_t *even, const uint8_t *odd, int3
     (void)out;
     return false;
 }
-#define T_LOAD_64(D, row, dim, out, d)                                                        \
-    if ((row) != NULL) {                                                                      \
-        for (; (d) + 64 <= (dim) && t_widen64_##D((row) + (d), (out) + (d) / 2); (d) += 64) { \
-        }                                                                                     \
+#define T_LOAD_64(D, row, dim, out, d)                                                    \
+    for (; (d) + 64 <= (dim) && t_widen64_##D((row) + (d), (out) + (d) / 2); (d) += 64) { \
     }
 #define T_LOAD_V_64(D, even, odd, dim, out, d)                                               \
     for (; (d) + 64 <= (dim) && t_widen64_pairs_##D(even, odd, d, (out) + (d)); (d) += 64) { \

@@ -124,28 +124,39 @@ V_INLINE void t_tick(t_queue *queue) {
     }
 }
 #define T_TICK(queue) t_tick(queue)
+#define T_TICK_ROWS   (KV8_TILE_KEYS / T_TICKS)
 /* A tile unit left alone for about a thousand cycles sleeps and takes as long to wake. Where
  * nothing waits, a product whose sums are never read keeps it awake. */
 V_INLINE void t_keep_awake(const t_queue *queue) {
     if (queue->next == queue->count) _tile_dpbf16ps(4, 6, 7);
 }
 
-/* Asks for the next row. All the work on a head does so, in a steady stream and in the order of
- * addresses: bursts fill the core's sixteen line buffers, which the loaders need too. */
-V_INLINE void t_ask(t_queue *queue) {
-    const uint8_t *const row = *queue->ahead++;
-    for (int32_t byte = 0; byte < queue->ahead_bytes; byte += 64) V_PREFETCH_L2(row + byte);
+/* The next n rows to ask for. All the work on a head does so, in a steady stream and in the order
+ * of addresses: long bursts fill the core's sixteen line buffers, which the loaders need too. */
+static inline const uint8_t *const *t_take_ahead(t_queue *queue, int32_t n) {
+    const uint8_t *const *const rows = queue->ahead;
+    queue->ahead += n;
+    return rows;
 }
-V_INLINE void t_ask_more(t_queue *queue, int32_t n) {
-    for (int32_t i = 0; i < n; i++) t_ask(queue);
+static inline void t_ask_more(t_queue *queue, int32_t n) {
+    const uint8_t *const *const rows = t_take_ahead(queue, n);
+    for (int32_t i = 0; i < n; i++) kv8_ask_row(rows[i], queue->ahead_bytes);
 }
-/* Of 128 rows, 64 of K and 64 of V, 32 beside K's, 32 beside V's; the rest in four bursts between
- * them. In decode with up to 8 rows, the usual one, 48 beside softmax's sixteen pairs of vectors
- * instead, and four bursts of 4. */
-enum { T_ASKING_FOLD = 2, T_ASKS = 3 };
-#define T_ASK_BY_K(l, i) \
-    if ((i) % 2 != 0) t_ask((l).queue)
-#define T_ASK_BY_V(l, u) t_ask((l).queue)
+/* Of 128 rows, 64 of K and 64 of V, 32 beside K's, 48 beside V's, the rest in four bursts between
+ * them: of 12, or in decode with up to 8 rows, the usual one, of 8 and 16 beside softmax's sixteen
+ * pairs of vectors. */
+enum { T_ASKING_FOLD = 2, T_ASKS = 1, T_BURST = 12, T_BURST_ASKING = 8 };
+#define T_AHEAD_BYTES(job, rows) ((rows)->queue->ahead_bytes)
+#define T_AHEAD_BY_K(r)          t_take_ahead((r)->queue, KV8_TILE_KEYS / 2)
+#define T_AHEAD_BY_V(r)          t_take_ahead((r)->queue, KV8_TILE_KEYS * 3 / 4)
+#define T_ASK_BY_K(l, i, j) \
+    if ((j) % 2 != 0) kv8_ask_row((l).ahead[((i) + (j)) / 2], (l).ahead_bytes)
+#define T_ASK_BY_V(l, u, j)                                                  \
+    do {                                                                     \
+        const uint8_t *const *const rows = (l).ahead + (u)*3 / 2;            \
+        kv8_ask_row(rows[(j)*3 / 2], (l).ahead_bytes);                       \
+        if ((j) % 2 != 0) kv8_ask_row(rows[(j)*3 / 2 + 1], (l).ahead_bytes); \
+    } while (0)
 
 /* Issues all that is left, and empties the queue. */
 static void t_drain(t_queue *queue) {

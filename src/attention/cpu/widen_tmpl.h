@@ -17,12 +17,16 @@
 
 #ifndef T_TICK
 #define T_TICK(queue) ((void)0)
+#define T_TICK_ROWS   1 /* a loader's rows to a tick, in one turn of its loop */
 typedef struct t_queue {
     char none;
 } t_queue;
 #endif
 
-/* Rows of one head. NULL = no such key, or nobody sees it: zeros. */
+/* The row of a key that does not exist, or that nobody sees: loaders ask nothing of a row. */
+static const _Alignas(64) uint8_t t_zeros[KV8_MAX_HEAD_DIM * 4];
+
+/* Rows of one head. */
 typedef struct t_rows {
     const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
     float k_scale[KV8_TILE_KEYS], v_scale[KV8_TILE_KEYS]; /* of int8 rows; else not set */
@@ -64,25 +68,27 @@ static void t_ask_rows(const uint8_t *const *rows, int32_t n, int32_t num_heads,
     }
 }
 
-V_INLINE void t_ask_row(const uint8_t *row, int32_t bytes) {
-    for (int32_t byte = 0; byte < bytes; byte += 64) V_PREFETCH_L2(row + byte);
-}
 #ifndef T_OWN_PRODUCTS
 /* A quarter of the rows of V, between the steps of the work that widen nothing. */
 static void t_ask_quarter(const kv8_attention_job *job, const t_rows *rows, int32_t quarter) {
     enum { COUNT = KV8_TILE_KEYS / 4 };
     for (int32_t i = 0; i < COUNT; i++)
-        t_ask_row(rows->ahead[KV8_TILE_KEYS + quarter * COUNT + i],
-                  kv8_spec_v_head_dim(job->spec) * job->v_size);
+        kv8_ask_row(rows->ahead[KV8_TILE_KEYS + quarter * COUNT + i],
+                    kv8_spec_v_head_dim(job->spec) * job->v_size);
 }
 #endif
 
 #ifndef T_CODES
-/* What a loader asks for beside a row of K, and beside a unit of V. */
+/* What a loader asks for beside row i + j of K, and beside unit u + j of V; i and u are multiples
+ * of what a turn takes, j is a constant. */
 #ifndef T_OWN_PRODUCTS
-#define T_ASK_BY_K(l, i) t_ask_row((l).ahead[i], (l).ahead_bytes)
-#define T_ASK_BY_V(l, u) \
-    if (T_PAIRS || (u) % 2 == 0) t_ask_row((l).ahead[(u)*T_ELEMENTS / 2], (l).ahead_bytes)
+#define T_AHEAD_BYTES(job, rows) ((job)->spec->head_dim * (job)->k_size)
+#define T_AHEAD_BY_K(rows)       ((rows)->ahead)
+#define T_AHEAD_BY_V(rows)       ((rows)->ahead + KV8_TILE_KEYS / 2)
+#define T_ASK_BY_K(l, i, j)      kv8_ask_row((l).ahead[(i) + (j)], (l).ahead_bytes)
+#define T_ASK_BY_V(l, u, j)          \
+    if (T_PAIRS || (u + j) % 2 == 0) \
+    kv8_ask_row((l).ahead[((u) + (j)) * T_ELEMENTS / 2], (l).ahead_bytes)
 #endif
 
 /* One tile of one head for a loader: `n` units from `rows` (two rows to a unit for V in bf16 math)
@@ -91,7 +97,8 @@ typedef struct t_load {
     float *out;
     int64_t row;
     const uint8_t *const *rows, *const *ahead;
-    int32_t n, dim, ahead_bytes; /* half of the rows are asked for */
+    const uint8_t *order; /* of V in bf16 math: the first row of a unit, `fold` before the second */
+    int32_t n, dim, fold, ahead_bytes; /* half of the rows are asked for */
     t_queue *queue;
 } t_load;
 
@@ -110,7 +117,7 @@ typedef struct t_load {
 #define T_LOADERS(D, size)                                                                   \
     V_INLINE v_f32 t_units_##D(const uint8_t *row, int32_t at, int32_t dim) {                \
         const int32_t left = dim - at;                                                       \
-        if (row == NULL || left <= 0) return v_set1(0.0f);                                   \
+        if (left <= 0) return v_set1(0.0f);                                                  \
         const uint8_t *const codes = row + (int64_t)at * (size);                             \
         if (left >= T_ELEMENTS * V_LANES) return T_PAIRS_OF(D, codes);                       \
         return T_PAIRS_OF_N(D, codes, left);                                                 \
@@ -119,23 +126,30 @@ typedef struct t_load {
         const t_load l = *load;                                                              \
         const int32_t depth = (int32_t)kv8_round_up((size_t)dim, T_ELEMENTS * T_DEPTH_STEP); \
         float *out = l.out;                                                                  \
-        for (int32_t i = 0; i < l.n; i++, out += l.row) {                                    \
-            const uint8_t *const row = l.rows[i];                                            \
-            int32_t d = 0;                                                                   \
-            T_LOAD_64(D, row, dim, out, d)                                                   \
-            for (; d < depth; d += T_ELEMENTS * V_LANES)                                     \
-                v_store(out + d / T_ELEMENTS, t_units_##D(row, d, dim));                     \
-            T_ASK_BY_K(l, i);                                                                \
-            if (i % 8 == 0) T_TICK(l.queue);                                                 \
+        for (int32_t i = 0; i < l.n; i += T_TICK_ROWS) {                                     \
+            T_TICK(l.queue);                                                                 \
+            V_UNROLL                                                                         \
+            for (int32_t j = 0; j < T_TICK_ROWS; j++, out += l.row) {                        \
+                const uint8_t *const row = l.rows[i + j];                                    \
+                int32_t d = 0;                                                               \
+                T_LOAD_64(D, row, dim, out, d)                                               \
+                for (; d < depth; d += T_ELEMENTS * V_LANES)                                 \
+                    v_store(out + d / T_ELEMENTS, t_units_##D(row, d, dim));                 \
+                T_ASK_BY_K(l, i, j);                                                         \
+            }                                                                                \
         }                                                                                    \
     }                                                                                        \
     V_INLINE void t_load_v_of_##D(const t_load *load, const int32_t dim) {                   \
+        enum { TURN = (T_TICK_ROWS + T_ELEMENTS - 1) / T_ELEMENTS };                         \
         const t_load l = *load;                                                              \
         float *out = l.out;                                                                  \
-        for (int32_t u = 0; u < l.n; u++, out += l.row) {                                    \
-            T_LOAD_V_UNIT(D)                                                                 \
-            T_ASK_BY_V(l, u);                                                                \
-            if (u % 4 == 0) T_TICK(l.queue);                                                 \
+        for (int32_t u = 0; u < l.n; u += TURN) {                                            \
+            T_TICK(l.queue);                                                                 \
+            V_UNROLL                                                                         \
+            for (int32_t j = 0; j < TURN; j++, out += l.row) {                               \
+                T_LOAD_V_UNIT(D, u + j)                                                      \
+                T_ASK_BY_V(l, u, j);                                                         \
+            }                                                                                \
         }                                                                                    \
     }                                                                                        \
     T_BY_DIM(t_load_k_##D, t_load_k_of_##D)                                                  \
@@ -153,8 +167,9 @@ typedef struct t_load {
 #define T_LOAD_V_64(D, even, odd, dim, out, d)
 #endif
 #if T_PAIRS
-#define T_LOAD_V_UNIT(D)                                                         \
-    const uint8_t *const even = l.rows[2 * u], *const odd = l.rows[2 * u + 1];   \
+#define T_LOAD_V_UNIT(D, u)                                                      \
+    const uint8_t *const *const first = l.rows + l.order[u];                     \
+    const uint8_t *const even = *first, *const odd = first[l.fold];              \
     int32_t d = 0;                                                               \
     T_LOAD_V_64(D, even, odd, dim, out, d)                                       \
     for (; d < dim; d += 2 * V_LANES) {                                          \
@@ -163,7 +178,7 @@ typedef struct t_load {
         v_store(out + d + V_LANES, t_zip_hi(a, b));                              \
     }
 #else
-#define T_LOAD_V_UNIT(D)                  \
+#define T_LOAD_V_UNIT(D, u)               \
     const uint8_t *const row = l.rows[u]; \
     int32_t d = 0;                        \
     T_LOAD_64(D, row, dim, out, d)        \
@@ -202,10 +217,10 @@ static void t_load_k(const kv8_attention_job *job, const t_rows *rows, int32_t p
     const t_load load = {.out = job->k,
                          .row = job->q_row,
                          .rows = rows->k,
-                         .ahead = rows->ahead,
+                         .ahead = T_AHEAD_BY_K(rows),
                          .n = padded,
                          .dim = job->spec->head_dim,
-                         .ahead_bytes = job->spec->head_dim * job->k_size,
+                         .ahead_bytes = T_AHEAD_BYTES(job, rows),
                          .queue = rows->queue};
 #define T_CALL(D) t_load_k_##D(&load)
     T_BY_DTYPE(job->spec->k_dtype, T_CALL)
@@ -215,25 +230,16 @@ static void t_load_k(const kv8_attention_job *job, const t_rows *rows, int32_t p
  * their weights in the same lane. */
 static void t_load_v(const kv8_attention_job *job, const t_rows *rows, int32_t padded,
                      const uint8_t *order, int32_t fold) {
-    t_load load = {.out = job->v,
-                   .row = job->v_row,
-                   .rows = rows->v,
-                   .ahead = rows->ahead + KV8_TILE_KEYS / 2,
-                   .n = padded / T_ELEMENTS,
-                   .dim = kv8_spec_v_head_dim(job->spec),
-                   .ahead_bytes = job->spec->head_dim * job->k_size,
-                   .queue = rows->queue};
-#if T_PAIRS
-    const uint8_t *paired[KV8_TILE_KEYS];
-    for (int32_t u = 0; u < load.n; u++) {
-        paired[2 * u] = rows->v[order[u]];
-        paired[2 * u + 1] = rows->v[order[u] + fold];
-    }
-    load.rows = paired;
-#else
-    (void)order;
-    (void)fold;
-#endif
+    const t_load load = {.out = job->v,
+                         .row = job->v_row,
+                         .rows = rows->v,
+                         .ahead = T_AHEAD_BY_V(rows),
+                         .order = order,
+                         .n = padded / T_ELEMENTS,
+                         .dim = kv8_spec_v_head_dim(job->spec),
+                         .fold = fold,
+                         .ahead_bytes = T_AHEAD_BYTES(job, rows),
+                         .queue = rows->queue};
 #define T_CALL(D) t_load_v_##D(&load)
     T_BY_DTYPE(job->spec->v_dtype, T_CALL)
 #undef T_CALL

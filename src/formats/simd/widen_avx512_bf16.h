@@ -118,14 +118,14 @@ KV8_WIDEN32(int8)
                 : (133 << 7) + ((c)&63) * 0x02)
 static const kv8_bf16_table kv8_bf16_of_int8 = KV8_BF16_TABLE(KV8_BF16_OF_INT8);
 
-/* The codes of e4m3 with exponent 0, and with exponent 15 from 56 on: low bytes, and what a
- * normal's high byte would have to change. */
-#define KV8_LOW_OF_RARE(c)  KV8_BF16_OF_E4M3((c) < 56 ? (c) : (c) + 64)
-#define KV8_HIGH_OF_RARE(c) (KV8_LOW_OF_RARE(c) ^ (((c) < 56 ? 0x3c : 0x43) << 8))
+/* The codes of e4m3 with exponent 0 or 15 by six of their bits, s e0 mmm behind a 0: e0 tells the
+ * exponents apart. */
+#define KV8_CODE_OF_RARE(c) (((c)&8 ? 0x78 : 0) | ((c)&7))
+#define KV8_BF16_OF_RARE(c) ((((c)&16) << 11) | KV8_BF16_OF_E4M3(KV8_CODE_OF_RARE(c)))
 static const struct {
     _Alignas(64) uint8_t bytes[2][64];
 } kv8_bf16_of_rare_e4m3 = {
-    {{KV8_BYTES64(KV8_LOW_OF_RARE, 0, 0)}, {KV8_BYTES64(KV8_HIGH_OF_RARE, 0, 8)}}};
+    {{KV8_BYTES64(KV8_BF16_OF_RARE, 0, 0)}, {KV8_BYTES64(KV8_BF16_OF_RARE, 0, 8)}}};
 
 /* bf16 of 64 codes. In every 128-bit lane the first eight bytes go to out[0], the others to
  * out[1]; `rare` is what the code 0x80 stands for, 0 = its magnitude is 0 as in the table. */
@@ -150,20 +150,22 @@ static inline void kv8_bf16x64_lookup(__m512i codes, const kv8_bf16_table *table
  * bits s eeee mmm, a normal's bf16 is high byte s e3 ~e3 ~e3 ~e3 ~e3 e2 e1 (the exponent's 120 + e
  * without its last bit: a carry turns 01111 into 10000 where e3 is set) and low byte e0 mmm 0000.
  * Exponents 0 (subnormals) and 15 (NaN among them), those whose neighbouring bits are all equal,
- * are looked up: six bits of the code tell them apart. */
+ * are looked up: a third map has these three differences above the bits that tell the rest apart.
+ */
 static inline void kv8_bf16x64_e4m3(__m512i codes, __m512i out[2]) {
     /* Byte 7 - i: which bits of the code add up to bit i. */
     const __m512i high_bits = _mm512_set1_epi64(0x1020404040404080);
     const __m512i low_bits = _mm512_set1_epi64(0x0000000001020408);
-    const __m512i neighbours = _mm512_set1_epi64(0x1830600000000000);
+    const __m512i index_bits = _mm512_set1_epi64(0x0102040880183060);
+    const __m512i differences = _mm512_set1_epi8((char)0xe0);
     __m512i high = _mm512_gf2p8affine_epi64_epi8(codes, high_bits, 0x3c);
     __m512i low = _mm512_gf2p8affine_epi64_epi8(codes, low_bits, 0);
-    const __m512i differ = _mm512_gf2p8affine_epi64_epi8(codes, neighbours, 0);
-    const __mmask64 rare = _mm512_testn_epi8_mask(differ, differ);
-    const __m512i low_rare = _mm512_load_si512(kv8_bf16_of_rare_e4m3.bytes[0]);
-    const __m512i high_change = _mm512_load_si512(kv8_bf16_of_rare_e4m3.bytes[1]);
-    low = _mm512_mask_permutexvar_epi8(low, rare, codes, low_rare);
-    high = _mm512_xor_si512(high, _mm512_maskz_permutexvar_epi8(rare, codes, high_change));
+    const __m512i index = _mm512_gf2p8affine_epi64_epi8(codes, index_bits, 0);
+    const __mmask64 rare = _mm512_testn_epi8_mask(index, differences);
+    low = _mm512_mask_permutexvar_epi8(low, rare, index,
+                                       _mm512_load_si512(kv8_bf16_of_rare_e4m3.bytes[0]));
+    high = _mm512_mask_permutexvar_epi8(high, rare, index,
+                                        _mm512_load_si512(kv8_bf16_of_rare_e4m3.bytes[1]));
     out[0] = _mm512_unpacklo_epi8(low, high);
     out[1] = _mm512_unpackhi_epi8(low, high);
 }
@@ -207,8 +209,8 @@ KV8_WIDEN64_F32(e4m3, 0)
 KV8_WIDEN64_F32(e4m3fnuz, 0xffc0)
 #undef KV8_WIDEN64_F32
 
-/* v_widen64_bf16_D: 64 codes in order. v_widen64_pairs_bf16_D: two rows of 64 codes (NULL = zeros)
- * as pairs of even and odd. ..._quarters_D: the same as unpacking leaves it, without a permutation
+/* v_widen64_bf16_D: 64 codes in order. v_widen64_pairs_bf16_D: two rows of 64 codes as
+ * pairs of even and odd. ..._quarters_D: the same as unpacking leaves it, without a permutation
  * of the codes: of 64 codes, quarter L of out[h] is codes 16 L + 8 h on; of pairs, quarter L of
  * out[x] is pairs 16 L + 4 x on. */
 #define KV8_WIDEN64(name)                                                                      \
@@ -217,7 +219,7 @@ KV8_WIDEN64_F32(e4m3fnuz, 0xffc0)
     }                                                                                          \
     static inline void v_widen64_pairs_bf16_##name(const void *even, const void *odd,          \
                                                    __m512i out[4]) {                           \
-        const __m512i a = kv8_load64_or_zero(even), b = kv8_load64_or_zero(odd);               \
+        const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);               \
         kv8_bf16x64_##name(kv8_zip_codes(a, b, 0), out);                                       \
         kv8_bf16x64_##name(kv8_zip_codes(a, b, 32), out + 2);                                  \
     }                                                                                          \
@@ -226,13 +228,10 @@ KV8_WIDEN64_F32(e4m3fnuz, 0xffc0)
     }                                                                                          \
     static inline void v_widen64_pairs_bf16_quarters_##name(const void *even, const void *odd, \
                                                             __m512i out[4]) {                  \
-        const __m512i a = kv8_load64_or_zero(even), b = kv8_load64_or_zero(odd);               \
+        const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);               \
         kv8_bf16x64_##name(_mm512_unpacklo_epi8(a, b), out);                                   \
         kv8_bf16x64_##name(_mm512_unpackhi_epi8(a, b), out + 2);                               \
     }
-static inline __m512i kv8_load64_or_zero(const void *codes) {
-    return codes == NULL ? _mm512_setzero_si512() : _mm512_loadu_si512(codes);
-}
 static inline void kv8_bf16x64_e4m3fnuz(__m512i codes, __m512i out[2]) {
     kv8_bf16x64_lookup(codes, &kv8_bf16_of_e4m3fnuz, 0xffc0, out);
 }
