@@ -3,6 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "formats_simd_probe.h"
 
+#include <string.h>
+
 #if defined(__AVX512VBMI__) && defined(__AVX512BF16__)
 #include "simd/avx512.h"
 
@@ -45,5 +47,37 @@ void probe_bf16(kv8_dtype dtype, const void *codes, int n, uint16_t *bf16_out) {
 #else
 void probe_bf16(kv8_dtype dtype, const void *codes, int n, uint16_t *bf16_out) {
     (void)dtype, (void)codes, (void)n, (void)bf16_out;
+}
+#endif
+
+#if LANES == 32
+#define PROBE_64(name)                                              \
+    for (int row = 0; row < 2; row++) {                             \
+        const void *const codes = row == 0 ? even : odd;            \
+        v_widen64_bf16_##name(codes, in_order[row]);                \
+        v_widen64_bf16_quarters_##name(codes, quarters[row]);       \
+    }                                                               \
+    v_widen64_pairs_bf16_##name(even, odd, pairs);                  \
+    v_widen64_pairs_bf16_quarters_##name(even, odd, pair_quarters); \
+    break
+bool probe_bf16_64(kv8_dtype dtype, const void *even, const void *odd, probe_64 *out) {
+    __m512i in_order[2][2], quarters[2][2], pairs[4], pair_quarters[4];
+    switch (dtype) {
+        case KV8_E4M3: PROBE_64(e4m3);
+        case KV8_E4M3FNUZ: PROBE_64(e4m3fnuz);
+        case KV8_E5M2: PROBE_64(e5m2);
+        case KV8_INT8: PROBE_64(int8);
+        default: return false;
+    }
+    memcpy(out->in_order, in_order, sizeof in_order);
+    memcpy(out->quarters, quarters, sizeof quarters);
+    memcpy(out->pairs, pairs, sizeof pairs);
+    memcpy(out->pair_quarters, pair_quarters, sizeof pair_quarters);
+    return true;
+}
+#else
+bool probe_bf16_64(kv8_dtype dtype, const void *even, const void *odd, probe_64 *out) {
+    (void)dtype, (void)even, (void)odd, (void)out;
+    return false;
 }
 #endif

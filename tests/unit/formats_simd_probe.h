@@ -5,6 +5,8 @@
 #ifndef KV8_FORMATS_SIMD_PROBE_H
 #define KV8_FORMATS_SIMD_PROBE_H
 
+#include <stdbool.h>
+
 #include <kv8/formats.h>
 
 #if defined(__aarch64__)
@@ -17,5 +19,12 @@
 int probe_bf16_lanes(void);
 /* All lanes of v_widenL_bf16_D(codes) for n = L, of v_widenL_bf16_D_n(codes, n) below. */
 void probe_bf16(kv8_dtype dtype, const void *codes, int n, uint16_t *bf16_out);
+
+/* Of one byte a code, two rows of 64: even, odd. Both widened in order [2][64], as pairs [64][2],
+ * and the same as unpacking leaves them (where: see v_widen64_bf16_quarters). False: no words. */
+typedef struct probe_64 {
+    uint16_t in_order[2][64], pairs[128], quarters[2][64], pair_quarters[128];
+} probe_64;
+bool probe_bf16_64(kv8_dtype dtype, const void *even, const void *odd, probe_64 *out);
 
 #endif

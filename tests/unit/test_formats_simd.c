@@ -70,10 +70,45 @@ static void widen_to_bf16(void **state) {
     }
 }
 
+/* Every code at every place, in either row of a pair. */
+static void widen_64_to_bf16(void **state) {
+    (void)state;
+    probe_64 got;
+    const kv8_dtype dtypes[] = {KV8_E4M3, KV8_E4M3FNUZ, KV8_E5M2, KV8_INT8};
+    if (!kv8_machine_has_isa(PROBE_BF16_ISA)) skip();
+    for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
+        for (int first = 0; first < 256; first++) {
+            uint8_t codes[2][64];
+            float wanted[2][64];
+            for (int i = 0; i < 64; i++) {
+                codes[0][i] = (uint8_t)(first + i);
+                codes[1][i] = (uint8_t)(first - 3 * i);
+            }
+            for (int row = 0; row < 2; row++)
+                assert_ok(kv8_widen(KV8_ISA_SCALAR, dtypes[d], codes[row], 64, wanted[row]));
+            if (!probe_bf16_64(dtypes[d], codes[0], codes[1], &got)) skip();
+            for (int row = 0; row < 2; row++) {
+                for (int i = 0; i < 64; i++) {
+                    const uint32_t bits = bits_of(wanted[row][i]);
+                    /* Lane quarter L of vector h: codes 16 L + 8 h on; of pairs, of vector x:
+                     * 16 L + 4 x on. */
+                    const int single = i / 8 % 2 * 32 + i / 16 * 8 + i % 8;
+                    const int pair = i / 4 % 4 * 16 + i / 16 * 4 + i % 4;
+                    assert_int_equal((uint32_t)got.in_order[row][i] << 16, bits);
+                    assert_int_equal((uint32_t)got.quarters[row][single] << 16, bits);
+                    assert_int_equal((uint32_t)got.pairs[2 * i + row] << 16, bits);
+                    assert_int_equal((uint32_t)got.pair_quarters[2 * pair + row] << 16, bits);
+                }
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scalar_words),
         cmocka_unit_test(widen_to_bf16),
+        cmocka_unit_test(widen_64_to_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
