@@ -17,14 +17,6 @@
 #define T_DEPTH_STEP   T_SIDE
 #define T_KEY_STEP     KV8_TILE_KEYS
 
-/* Lane f * 16 / fold + row takes value f of `fold`. */
-static inline __m512i t_spread_from(int32_t fold) {
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_srli_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(fold)), 4);
-}
-#define T_KEY_LANES(fold, per_key) \
-    _mm512_permutexvar_ps(t_spread_from(fold), v_load_n(per_key, fold))
-
 /* Units in the order in which turning P leaves them: all of one fold lane, then the next. */
 static inline void t_order_units(int32_t fold, uint8_t *order) {
     const int32_t per_lane = T_UNITS / fold;
@@ -61,20 +53,7 @@ static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u) {
 /* Of V too: quarter L of vector x of 64 columns is quarter x of vector L, and the other way round.
  * In place, so this puts a row into the order of O's columns or back. */
 static void t_place(const kv8_attention_job *job, float *row) {
-    const int32_t end = job->v_size == 1 ? kv8_spec_v_head_dim(job->spec) / 64 * 64 : 0;
-    for (int32_t d = 0; d < end; d += 64) {
-        v_f32 x[4], half[4];
-        V_UNROLL
-        for (int i = 0; i < 4; i++) x[i] = v_load(row + d + i * T_SIDE);
-        half[0] = _mm512_shuffle_f32x4(x[0], x[1], 0x44);
-        half[1] = _mm512_shuffle_f32x4(x[0], x[1], 0xee);
-        half[2] = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
-        half[3] = _mm512_shuffle_f32x4(x[2], x[3], 0xee);
-        v_store(row + d, _mm512_shuffle_f32x4(half[0], half[2], 0x88));
-        v_store(row + d + T_SIDE, _mm512_shuffle_f32x4(half[0], half[2], 0xdd));
-        v_store(row + d + 2 * T_SIDE, _mm512_shuffle_f32x4(half[1], half[3], 0x88));
-        v_store(row + d + 3 * T_SIDE, _mm512_shuffle_f32x4(half[1], half[3], 0xdd));
-    }
+    if (job->v_size == 1) t_turn_quarters(row, kv8_spec_v_head_dim(job->spec) / 64 * 64);
 }
 
 /* s = the step's scores: for 32 keys at a time, all of head_dim. */

@@ -20,10 +20,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "simd/avx512.h"
+#include "tiles_amx.h"
 
 #include "formats_simd.h"
-#include "simd/unroll.h"
 #include "tile.h"
 
 #define T_PAIRS        1 /* the precision that bf16 math promises */
@@ -34,7 +33,6 @@
 #define T_TICK(queue)  ((void)(queue))
 
 enum {
-    T_SIDE = 16, /* rows, and columns of int32, of a tile */
     T_STEP = 64, /* codes that one product adds up */
     T_Q_LIMBS = 3,
     T_Q_BITS = 23,
@@ -63,14 +61,6 @@ typedef struct t_queue {
 static void t_item(const kv8_attention_job *job);
 static void t_place(const kv8_attention_job *job, float *row);
 #define T_PLACE_VALUE(job) t_place(job, (job)->value)
-
-/* Lane f * 16 / fold + row takes value f of `fold`. */
-static inline __m512i t_spread_from(int32_t fold) {
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_srli_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(fold)), 4);
-}
-#define T_KEY_LANES(fold, per_key) \
-    _mm512_permutexvar_ps(t_spread_from(fold), v_load_n(per_key, fold))
 
 /* The keys in the order of P's bytes and V's: packing leaves vectors i, i + 2, i + 1, i + 3 of
  * weights beside each other, four and four, of one fold lane and then of the next. */
@@ -194,22 +184,8 @@ static void t_lay_out_q(const kv8_attention_job *job) {
 
 /* --- K, V, O --- */
 
-/* Interleaving leaves quarter L of vector x of 64 columns as quarter x of vector L, and this turns
- * it back. */
 static void t_place(const kv8_attention_job *job, float *row) {
-    for (int32_t d = 0; d < kv8_spec_v_head_dim(job->spec); d += T_STEP) {
-        v_f32 x[4], half[4];
-        V_UNROLL
-        for (int i = 0; i < 4; i++) x[i] = v_load(row + d + i * T_SIDE);
-        half[0] = _mm512_shuffle_f32x4(x[0], x[1], 0x44);
-        half[1] = _mm512_shuffle_f32x4(x[0], x[1], 0xee);
-        half[2] = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
-        half[3] = _mm512_shuffle_f32x4(x[2], x[3], 0xee);
-        v_store(row + d, _mm512_shuffle_f32x4(half[0], half[2], 0x88));
-        v_store(row + d + T_SIDE, _mm512_shuffle_f32x4(half[0], half[2], 0xdd));
-        v_store(row + d + 2 * T_SIDE, _mm512_shuffle_f32x4(half[1], half[3], 0x88));
-        v_store(row + d + 3 * T_SIDE, _mm512_shuffle_f32x4(half[1], half[3], 0xdd));
-    }
+    t_turn_quarters(row, kv8_spec_v_head_dim(job->spec));
 }
 
 static void t_value_row(const kv8_attention_job *job, const uint8_t *row, float scale) {
@@ -272,13 +248,6 @@ static t_joining t_joining_of(const t_lanes *at) {
     }
     return j;
 }
-
-/* The operand of ldtilecfg: palette 1; per tile its bytes per row and its rows. */
-typedef struct t_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} t_config;
 
 /* Tiles: 0 and 1 sums of S^T, 2 keys, 3 and 4 Q; 5 P, 6 values, 7 sums of O. */
 static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) {

@@ -14,17 +14,11 @@
 
 #define T_QUARTERS 1 /* see t_q_at, t_place */
 #include "pairs_avx512.h"
+#include "tiles_amx.h"
 
-enum { T_SIDE = 16, T_UNITS = KV8_TILE_KEYS / 2 }; /* rows, columns, pairs of a tile; units of P */
+enum { T_UNITS = KV8_TILE_KEYS / 2 }; /* of P */
 /* A loader and a vector of softmax issue this often. */
 enum { T_TICKS = 8 };
-
-/* The operand of ldtilecfg: palette 1; per tile its bytes per row and its rows. */
-typedef struct t_config {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-} t_config;
 
 /* Q has `columns` rows in lanes, P and O `rows`. What the tiles held is lost. */
 static void t_configure(int32_t columns, int32_t rows) {

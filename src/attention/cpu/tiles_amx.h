@@ -1,0 +1,47 @@
+/* tiles_amx.h - what the kernels on AMX tiles share: a tile's shape, the lanes of few rows, and the
+ * order in which 64 columns come out of interleaved codes.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_TILES_AMX_H
+#define KV8_TILES_AMX_H
+
+#include "simd/avx512.h"
+
+#include "simd/unroll.h"
+
+enum { T_SIDE = 16 }; /* rows, and columns of 4 bytes, of a tile */
+
+/* The operand of ldtilecfg: palette 1; per tile its bytes per row and its rows. */
+typedef struct t_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} t_config;
+
+/* Lane f * 16 / fold + row takes value f of `fold`. */
+static inline __m512i t_spread_from(int32_t fold) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_srli_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(fold)), 4);
+}
+#define T_KEY_LANES(fold, per_key) \
+    _mm512_permutexvar_ps(t_spread_from(fold), v_load_n(per_key, fold))
+
+/* Of the first `end` columns of a row, 64 by 64: quarter L of vector x becomes quarter x of vector
+ * L. Interleaving codes does so, and this turns it back; or the other way round. */
+static inline void t_turn_quarters(float *row, int32_t end) {
+    for (int32_t d = 0; d < end; d += 4 * T_SIDE) {
+        v_f32 x[4], half[4];
+        V_UNROLL
+        for (int i = 0; i < 4; i++) x[i] = v_load(row + d + i * T_SIDE);
+        half[0] = _mm512_shuffle_f32x4(x[0], x[1], 0x44);
+        half[1] = _mm512_shuffle_f32x4(x[0], x[1], 0xee);
+        half[2] = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
+        half[3] = _mm512_shuffle_f32x4(x[2], x[3], 0xee);
+        v_store(row + d, _mm512_shuffle_f32x4(half[0], half[2], 0x88));
+        v_store(row + d + T_SIDE, _mm512_shuffle_f32x4(half[0], half[2], 0xdd));
+        v_store(row + d + 2 * T_SIDE, _mm512_shuffle_f32x4(half[1], half[3], 0x88));
+        v_store(row + d + 3 * T_SIDE, _mm512_shuffle_f32x4(half[1], half[3], 0xdd));
+    }
+}
+
+#endif
