@@ -288,9 +288,7 @@ static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) 
     queue->k_row = (size_t)job->q_row * sizeof(float);
     queue->p_row = (size_t)(T_UNITS * doubled) * sizeof(float);
     queue->v_row = (size_t)(job->v_row / doubled) * sizeof(float);
-    const int32_t k_bytes = job->spec->head_dim * job->k_size;
-    const int32_t v_bytes = kv8_spec_v_head_dim(job->spec) * job->v_size;
-    queue->ahead_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;
+    queue->ahead_bytes = t_ask_bytes(job);
     t_configure(T_SIDE / at.fold, doubled * at.num_rows);
 }
 static bool t_end(const kv8_attention_job *job, t_queue *queue) {

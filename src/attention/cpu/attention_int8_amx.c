@@ -264,8 +264,7 @@ static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) 
         config.rows[tile] = (uint8_t)(tile == 5 || tile == 7 ? 2 * columns : T_SIDE);
     }
     _tile_loadconfig(&config);
-    const int32_t k_bytes = job->spec->head_dim, v_bytes = kv8_spec_v_head_dim(job->spec);
-    queue->ahead_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;
+    queue->ahead_bytes = t_ask_bytes(job);
     queue->columns = columns;
     queue->turn = 0;
     queue->o = NULL;

@@ -355,6 +355,19 @@ static void t_rows_at(const uint8_t *const *first, int32_t n, int64_t bytes, boo
     for (int32_t i = n; i < KV8_TILE_KEYS; i++) rows[i] = t_zeros;
 }
 
+/* What of a tile is asked for while head number `head` of the item is worked on: a part of all
+ * heads' rows. */
+static void t_ahead_of(const kv8_attention_job *job, const kv8_tile *tile, int32_t head,
+                       const uint8_t **ahead) {
+    const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
+    const int32_t num_heads = job->item->num_heads, n = tile->end - tile->begin;
+    for (int32_t i = n; i < KV8_TILE_KEYS; i++)
+        ahead[t_ahead_at(i)] = ahead[T_GROUP + t_ahead_at(i)] = (const uint8_t *)job->k;
+    t_ask_rows(tile->k, n, num_heads, head, job->k_head, k->stride_head < k->stride_slot, ahead);
+    t_ask_rows(tile->v, n, num_heads, head, job->v_head, v->stride_head < v->stride_slot,
+               ahead + T_GROUP);
+}
+
 /* The tile's rows of the item's head number `head`; and what to read ahead. */
 static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                       int32_t head, t_rows *rows) {
@@ -362,20 +375,15 @@ static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const 
     const int64_t k_head = head * job->k_head, v_head = head * job->v_head;
     t_rows_at(tile->k, n, k_head, job->spec->has_mask, rows->k);
     t_rows_at(tile->v, n, v_head, job->spec->has_mask, rows->v);
-    const bool ask = next != NULL && !job->spec->has_mask;
-    for (int32_t i = ask ? next->end - next->begin : 0; i < KV8_TILE_KEYS; i++)
-        rows->ahead[i] = rows->ahead[KV8_TILE_KEYS + i] = (const uint8_t *)job->k;
-    if (ask) {
-        const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
+    if (next != NULL && !job->spec->has_mask) {
         const int32_t count = next->end - next->begin;
-        t_ask_rows(next->k, count, num_heads, head, job->k_head, k->stride_head < k->stride_slot,
-                   rows->ahead);
-        t_ask_rows(next->v, count, num_heads, head, job->v_head, v->stride_head < v->stride_slot,
-                   rows->ahead + KV8_TILE_KEYS);
+        t_ahead_of(job, next, head, rows->ahead);
         for (int32_t i = head * count / num_heads; i < (head + 1) * count / num_heads; i++) {
             if (job->spec->k_dtype == KV8_INT8) V_PREFETCH(next->k_scale[i]);
             if (job->spec->v_dtype == KV8_INT8) V_PREFETCH(next->v_scale[i]);
         }
+    } else {
+        for (int32_t i = 0; i < 2 * KV8_TILE_KEYS; i++) rows->ahead[i] = (const uint8_t *)job->k;
     }
     for (int32_t i = 0; job->spec->k_dtype == KV8_INT8 && i < KV8_TILE_KEYS; i += V_LANES)
         v_store(rows->k_scale + i, v_widen_f16((const uint8_t *)(tile->row_scale[0][head] + i)));
@@ -442,12 +450,11 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
 /* Nothing has asked for an item's first tile: all of it at once, while Q is laid out. */
 static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
     if (job->spec->has_mask) return;
-    const int32_t k_bytes = job->spec->head_dim * job->k_size;
-    const int32_t v_bytes = kv8_spec_v_head_dim(job->spec) * job->v_size;
+    const int32_t bytes = t_ask_bytes(job);
     for (int32_t key = 0; key < tile->end - tile->begin; key++) {
         for (int32_t head = 0; head < job->item->num_heads; head++) {
-            kv8_ask_row(tile->k[key] + head * job->k_head, k_bytes);
-            kv8_ask_row(tile->v[key] + head * job->v_head, v_bytes);
+            kv8_ask_row(tile->k[key] + head * job->k_head, bytes);
+            kv8_ask_row(tile->v[key] + head * job->v_head, bytes);
         }
     }
 }

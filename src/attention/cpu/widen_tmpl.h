@@ -30,42 +30,70 @@ static const _Alignas(64) uint8_t t_zeros[KV8_MAX_HEAD_DIM * 4];
 typedef struct t_rows {
     const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
     float k_scale[KV8_TILE_KEYS], v_scale[KV8_TILE_KEYS]; /* of int8 rows; else not set */
-    /* What to ask memory for meanwhile: a row of the next tile for each row of this one, K's and
-     * then V's; where there is none, scratch, which costs nothing. */
+    /* What to ask memory for meanwhile, in this order: a row of the next tile for each row of this
+     * one; where there is none, scratch, which costs nothing. */
     const uint8_t *ahead[2 * KV8_TILE_KEYS];
     t_queue *queue; /* see T_TICK */
 } t_rows;
 
-/* KV8_TILE_KEYS rows, all heads of a token, then of the next. num_heads is a constant. */
-V_INLINE void t_ask_heads(const uint8_t *const *rows, const int32_t num_heads, int64_t head_bytes,
-                          const uint8_t **restrict ahead) {
-    for (int32_t key = 0; key < KV8_TILE_KEYS / num_heads; key++) {
-        const uint8_t *const row = rows[key];
+/* The processor fetches ahead by itself where lines of 4 KB are asked for one after another, but it
+ * needs some ten requests to begin and never runs far ahead: in one sequence requests overtake it.
+ * So they go round eight groups of eight keys, a row of each, K's and then V's: sixteen sequences,
+ * each at a sixteenth of the pace. */
+enum { T_GROUP = 8, T_ROUND = 2 * T_GROUP };
+
+/* In the order of asking, row i of 64 of K; V's are T_GROUP behind. */
+static inline int32_t t_ahead_at(int32_t i) {
+    return i / T_GROUP * T_ROUND + i % T_GROUP;
+}
+
+/* T_GROUP rows of each group: `heads` heads, from `head` on, of its keys from `key` on. `heads` is
+ * a constant. */
+V_INLINE void t_ask_groups(const uint8_t *const *rows, int32_t key, int32_t head, const int heads,
+                           int64_t head_bytes, const uint8_t **restrict ahead) {
+    V_UNROLL
+    for (int i = 0; i < T_GROUP / heads; i++, ahead += heads * T_ROUND) {
+        const uint8_t *first[T_GROUP];
         V_UNROLL
-        for (int32_t head = 0; head < num_heads; head++)
-            ahead[key * num_heads + head] = row + head * head_bytes;
+        for (int g = 0; g < T_GROUP; g++)
+            first[g] = rows[g * T_GROUP + key + i] + head * head_bytes;
+        V_UNROLL
+        for (int h = 0; h < heads; h++) {
+            for (int g = 0; g < T_GROUP; g++) ahead[h * T_ROUND + g] = first[g] + h * head_bytes;
+        }
     }
 }
 
-/* The `part`th of num_heads equal parts of a tile's rows of all heads, in the order of their
- * addresses: token by token where a token's heads are neighbours (NHD), else head by head. */
+/* The `part`th of num_heads equal parts of a tile's rows of all heads: token by token where a
+ * token's heads are neighbours (NHD), else head by head. */
 static void t_ask_rows(const uint8_t *const *rows, int32_t n, int32_t num_heads, int32_t part,
                        int64_t head_bytes, bool heads_inside, const uint8_t **restrict ahead) {
-    if (!heads_inside) {
-        for (int32_t i = 0; i < n; i++) ahead[i] = rows[i] + part * head_bytes;
-        return;
+    const bool whole = n == KV8_TILE_KEYS;
+    if (whole && (num_heads == 1 || !heads_inside)) {
+        t_ask_groups(rows, 0, part, 1, head_bytes, ahead);
+    } else if (whole && num_heads == 2) {
+        t_ask_groups(rows, part * T_GROUP / 2, 0, 2, head_bytes, ahead);
+    } else if (whole && num_heads == 4) {
+        t_ask_groups(rows, part * T_GROUP / 4, 0, 4, head_bytes, ahead);
+    } else if (whole && num_heads % T_GROUP == 0) {
+        const int32_t parts = num_heads / T_GROUP; /* of a token */
+        t_ask_groups(rows, part / parts, part % parts * T_GROUP, T_GROUP, head_bytes, ahead);
+    } else {
+        const int32_t width = heads_inside ? num_heads : 1, first = heads_inside ? 0 : part;
+        int32_t key = heads_inside ? part * n / width : 0;
+        int32_t head = heads_inside ? part * n % width : 0;
+        for (int32_t i = 0; i < n; key++, head = 0) {
+            for (; head < width && i < n; head++, i++)
+                ahead[t_ahead_at(i)] = rows[key] + (first + head) * head_bytes;
+        }
     }
-    if (n == KV8_TILE_KEYS && (num_heads == 2 || num_heads == 8)) {
-        if (num_heads == 2)
-            t_ask_heads(rows + part * (KV8_TILE_KEYS / 2), 2, head_bytes, ahead);
-        else
-            t_ask_heads(rows + part * (KV8_TILE_KEYS / 8), 8, head_bytes, ahead);
-        return;
-    }
-    int32_t key = part * n / num_heads, head = part * n % num_heads;
-    for (int32_t i = 0; i < n; key++, head = 0) {
-        for (; head < num_heads && i < n; head++, i++) ahead[i] = rows[key] + head * head_bytes;
-    }
+}
+
+/* The longer of K's and V's rows: how much is asked for at an address of either. */
+static inline int32_t t_ask_bytes(const kv8_attention_job *job) {
+    const int32_t k_bytes = job->spec->head_dim * job->k_size;
+    const int32_t v_bytes = kv8_spec_v_head_dim(job->spec) * job->v_size;
+    return k_bytes > v_bytes ? k_bytes : v_bytes;
 }
 
 #ifndef T_OWN_PRODUCTS
@@ -73,8 +101,7 @@ static void t_ask_rows(const uint8_t *const *rows, int32_t n, int32_t num_heads,
 static void t_ask_quarter(const kv8_attention_job *job, const t_rows *rows, int32_t quarter) {
     enum { COUNT = KV8_TILE_KEYS / 4 };
     for (int32_t i = 0; i < COUNT; i++)
-        kv8_ask_row(rows->ahead[KV8_TILE_KEYS + quarter * COUNT + i],
-                    kv8_spec_v_head_dim(job->spec) * job->v_size);
+        kv8_ask_row(rows->ahead[KV8_TILE_KEYS + quarter * COUNT + i], t_ask_bytes(job));
 }
 #endif
 
@@ -82,7 +109,7 @@ static void t_ask_quarter(const kv8_attention_job *job, const t_rows *rows, int3
 /* What a loader asks for beside row i + j of K, and beside unit u + j of V; i and u are multiples
  * of what a turn takes, j is a constant. */
 #ifndef T_OWN_PRODUCTS
-#define T_AHEAD_BYTES(job, rows) ((job)->spec->head_dim * (job)->k_size)
+#define T_AHEAD_BYTES(job, rows) t_ask_bytes(job)
 #define T_AHEAD_BY_K(rows)       ((rows)->ahead)
 #define T_AHEAD_BY_V(rows)       ((rows)->ahead + KV8_TILE_KEYS / 2)
 #define T_ASK_BY_K(l, i, j)      kv8_ask_row((l).ahead[(i) + (j)], (l).ahead_bytes)
