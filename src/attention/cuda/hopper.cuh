@@ -61,6 +61,11 @@ __device__ __forceinline__ void fence_stores_before_wgmma() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* Multiples of 16 bytes into the L2. */
+__device__ __forceinline__ void prefetch_bulk(const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 template <int REGISTERS>
 __device__ __forceinline__ void registers_take() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));

@@ -13,6 +13,7 @@
 #define KV8_PREFILL_FP8_MATH_CUH
 
 #include "prefill_fp8_shape.cuh"
+#include "prefill_items.cuh"
 #include "prefill_rows.cuh"
 
 /* Four values to e4m3; beyond 448 they become 448, NaN stays. */
@@ -31,11 +32,12 @@ template <class SHAPE>
 struct fp8_warpgroup : row_state<SHAPE> {
     typedef row_state<SHAPE> rows;
     using rows::a, rows::shared, rows::index, rows::thread, rows::lane, rows::D, rows::NUM_O;
-    using rows::factor, rows::full_from, rows::full_to, rows::max_, rows::o, rows::sum;
+    using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of;
     static const bool E5M2 = SHAPE::CODE == CODE_E5M2;
     enum { FLUSH_TILES = 8 };
     static constexpr float LARGEST = 6; /* log2 of P where a maximum is found */
+    int full_from, full_to;             /* keys that every row of the warpgroup may see */
     float ones[4]; /* lane 0 of four: the rows' sums since the last flush; others: 0 */
     int held;      /* tiles since then */
     bool flushed;  /* whether the second level holds anything */
@@ -45,7 +47,6 @@ struct fp8_warpgroup : row_state<SHAPE> {
 
     __device__ fp8_warpgroup(const kv8_prefill_args &args, uint32_t base)
         : rows(args, base), num_queries(0) {}
-    __device__ __forceinline__ void start() const {}
 
     /* The rows' records; Q's codes come with the first tile of K. */
     __device__ __forceinline__ void start_rows() {
@@ -281,7 +282,7 @@ struct fp8_warpgroup : row_state<SHAPE> {
         release_v();
         collect();
     }
-    __device__ __forceinline__ void run(const kv8_prefill_item &item) {
+    __device__ __forceinline__ void run_item(const kv8_prefill_item &item) {
         max_[0] = max_[1] = -INFINITY;
         sum[0] = sum[1] = 0;
         if (item.tile_begin < item.tile_end) {
@@ -291,6 +292,15 @@ struct fp8_warpgroup : row_state<SHAPE> {
             for (int i = 0; i < NUM_O; i++) o[i] = 0;
         }
         this->finish(item, view_item(a, item));
+    }
+    __device__ __forceinline__ void run() {
+        item_ring items;
+        for (;;) {
+            const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
+            if (item == 0) break;
+            run_item(*item);
+            leave_item<SHAPE>(shared, items);
+        }
     }
 };
 

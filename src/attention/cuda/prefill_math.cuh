@@ -5,21 +5,21 @@
 #ifndef KV8_PREFILL_MATH_CUH
 #define KV8_PREFILL_MATH_CUH
 
+#include "prefill_items.cuh"
 #include "prefill_rows.cuh"
 
 template <class SHAPE>
 struct math_warpgroup : row_state<SHAPE> {
     typedef row_state<SHAPE> rows;
     using rows::a, rows::shared, rows::index, rows::thread, rows::lane, rows::D, rows::NUM_O;
-    using rows::factor, rows::full_from, rows::full_to, rows::max_, rows::o, rows::sum;
+    using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of, rows::pass_turn, rows::wait_turn;
     static const bool BF16 = code_traits<SHAPE::CODE>::bf16;
     ring<SHAPE::NUM_STAGES> tiles; /* of K; V's are one behind while S(t + 1) is computed */
+    item_ring items;
+    int tile, special; /* of the item: S is this tile's, and the next one that prepare() sees */
 
     __device__ math_warpgroup(const kv8_prefill_args &args, uint32_t base) : rows(args, base) {}
-    __device__ __forceinline__ void start() const {
-        if (index == SHAPE::NUM_MATH - 1) pass_turn();
-    }
 
     __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
@@ -27,49 +27,63 @@ struct math_warpgroup : row_state<SHAPE> {
     __device__ __forceinline__ uint32_t q_address() const {
         return shared + SHAPE::Q_AT + index * SHAPE::COLUMNS * Q_BYTES;
     }
-    /* Q into shared memory, two threads a row. bf16 meets f16 codes as f16 times a power of two of
-     * the row, which takes its largest value to [2^13, 2^14): exact but for values 2^27 below the
-     * row's largest. A negative or zero factor goes into Q, so that maxima stay maxima. */
-    __device__ __forceinline__ void load_q(const item_view &v) {
-        const int row = thread / 2, half = thread % 2;
-        const int packed = v.row_begin + min(64 * index + row, v.num_rows - 1);
-        const int query = query_of(a, packed);
+
+    /* --- Q --- */
+
+    /* For addresses that are to be made anew for each item: registers are scarce. */
+    __device__ __forceinline__ int thread_anew() const {
+        int i = threadIdx.x;
+        asm volatile("" : "+r"(i));
+        return i;
+    }
+    /* Two threads a row of the block's; rows that are not there are the last one again. */
+    __device__ __forceinline__ int packed_row(const item_view &v, int of_thread) const {
+        return v.row_begin + min(of_thread / 2, v.num_rows - 1);
+    }
+    /* This thread's half of its row, as it lies in memory. */
+    __device__ __forceinline__ void fetch_q(const item_view &v, uint4 (&raw)[D / 16]) const {
+        const int i = thread_anew(), packed = packed_row(v, i), query = query_of(a, packed);
         const int head = v.kv_head * a.group_size + packed - query * a.group_size;
         const uint16_t *const q = (const uint16_t *)a.q +
                                   (int64_t)(v.q_begin + query) * a.q_stride_row +
-                                  head * a.q_stride_head + half * (D / 2);
-        const bool q_bf16 = a.q_dtype == KV8_PREFILL_BF16;
-        float scale = a.score_scale;
-        if (a.k_scale != 0)
-            scale *=
-                a.k_scale[v.request * a.k_scale_stride_batch + v.kv_head * a.k_scale_stride_head];
-        float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
-        uint4 raw[D / 16];
+                                  head * a.q_stride_head + i % 2 * (D / 2);
+        if (a.q_aligned) {
 #pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            if (a.q_aligned)
-                raw[i] = *(const uint4 *)(q + 8 * i);
-            else
+            for (int i = 0; i < D / 16; i++) raw[i] = *(const uint4 *)(q + 8 * i);
+        } else {
+#pragma unroll
+            for (int i = 0; i < D / 16; i++)
                 raw[i] = make_uint4(
                     q[8 * i] | q[8 * i + 1] << 16, q[8 * i + 2] | q[8 * i + 3] << 16,
                     q[8 * i + 4] | q[8 * i + 5] << 16, q[8 * i + 6] | q[8 * i + 7] << 16);
         }
-        float power = 1.0f;
-        if (q_bf16 && !BF16) {
-            uint32_t largest = 0; /* of the magnitudes' bits, which sort as the values do */
+    }
+    /* A power of two that takes the row's largest value to [2^13, 2^14): bf16 meets f16 codes as
+     * f16 times that, exact but for values 2^27 below the largest. */
+    __device__ __forceinline__ float power_of(const uint4 (&raw)[D / 16]) const {
+        uint32_t largest = 0; /* of the magnitudes' bits, which sort as the values do */
 #pragma unroll
-            for (int i = 0; i < D / 16; i++) {
-                const uint32_t w[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
+        for (int i = 0; i < D / 16; i++) {
+            const uint32_t w[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
 #pragma unroll
-                for (int j = 0; j < 4; j++)
-                    largest = max(largest, max(w[j] & 0x7FFF, (w[j] >> 16) & 0x7FFF));
-            }
-            largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
-            const int exponent = (int)(largest >> 7) - 127;
-            if (exponent < 128 && exponent > -127)
-                power = __int_as_float((127 + max(min(13 - exponent, 100), -100)) << 23);
+            for (int j = 0; j < 4; j++)
+                largest = max(largest, max(w[j] & 0x7FFF, (w[j] >> 16) & 0x7FFF));
         }
+        largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+        const int exponent = (int)(largest >> 7) - 127;
+        if (exponent == 128 || exponent == -127) return 1.0f;
+        return __int_as_float((127 + max(min(13 - exponent, 100), -100)) << 23);
+    }
+    /* Q into shared memory, with the row's record. A negative or zero factor from S to log2 units
+     * goes into Q, so that maxima stay maxima. */
+    __device__ __forceinline__ void store_q(const item_view &v, const uint4 (&raw)[D / 16]) const {
+        const int i = thread_anew(), row = i % 128 / 2, half = i % 2;
+        const bool q_bf16 = a.q_dtype == KV8_PREFILL_BF16;
+        const float scale = a.score_scale * k_scale_of(a, v);
+        const float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
+        float power = q_bf16 && !BF16 ? power_of(raw) : 1.0f;
         if (half == 0) {
+            const int query = query_of(a, packed_row(v, i));
             const float f = sign == 0 ? 1.0f : fabsf(scale) / power;
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(row_address(row)), "f"(f) : "memory");
             asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(row_address(row) + 8),
@@ -77,9 +91,10 @@ struct math_warpgroup : row_state<SHAPE> {
                          : "memory");
         }
         power *= sign;
+        const uint32_t to = q_address() + 128 * row;
 #pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            uint32_t w[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
+        for (int c = 0; c < D / 16; c++) {
+            uint32_t w[4] = {raw[c].x, raw[c].y, raw[c].z, raw[c].w};
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float low, high;
@@ -93,17 +108,23 @@ struct math_warpgroup : row_state<SHAPE> {
                 }
                 w[j] = pack<BF16>(low * power, high * power);
             }
-            const int column = half * (D / 2) + 8 * i;
-            store_shared(q_address() + column / 64 * Q_BYTES + 128 * row +
-                             (((column % 64) / 8) ^ (row % 8)) * 16,
-                         w[0], w[1], w[2], w[3]);
+            const int from = half * (D / 16); /* chunks of 16 bytes, 8 in a row of 64 columns */
+            store_shared(to + (from + c) / 8 * Q_BYTES + (((from + c) % 8) ^ (row % 8)) * 16, w[0],
+                         w[1], w[2], w[3]);
         }
         fence_stores_before_wgmma();
-        named_barrier_sync(1 + index, 128);
     }
 
-    __device__ __forceinline__ void start_item(const item_view &v) {
-        load_q(v);
+    /* Keys [full_from, full_to) are those that every row of the warpgroup may see. */
+    __device__ __forceinline__ int full_from(const item_view &v) const {
+        return row_begin(a, v, query_of(a, v.row_begin + min(64 * index + 63, v.num_rows - 1)));
+    }
+    __device__ __forceinline__ int full_to(const item_view &v) const {
+        return row_end(a, v, query_of(a, v.row_begin + min(64 * index, v.num_rows - 1)));
+    }
+    /* Sums of nothing yet; Q's records are there. */
+    __device__ __forceinline__ void start_rows(const kv8_prefill_item &item) {
+        const item_view v = view_item(a, item);
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             asm volatile("ld.shared.f32 %0, [%1];"
@@ -113,12 +134,12 @@ struct math_warpgroup : row_state<SHAPE> {
             max_[slot] = -INFINITY;
             sum[slot] = 0;
         }
-        full_to = row_end(a, v, query_of(a, v.row_begin + min(64 * index, v.num_rows - 1)));
-        full_from =
-            row_begin(a, v, query_of(a, v.row_begin + min(64 * index + 63, v.num_rows - 1)));
+        tile = special = item.tile_begin;
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) o[i] = 0;
     }
+
+    /* --- products --- */
 
     __device__ __forceinline__ void start_scores(float (&s)[64], uint32_t q, uint32_t k) {
 #pragma unroll
@@ -175,19 +196,15 @@ struct math_warpgroup : row_state<SHAPE> {
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) o[i] *= alpha[i / 2 % 2];
     }
-    /* S to P in 16 bits. A row's maximum is found in the first tile it sees and then only where a
-     * lane's sum of a tile reaches 2^15, near f16's end: P may be as large, the final division
-     * takes it back, and the tiles between cost no comparisons, shuffles or rescaling. */
-    template <bool FIRST>
-    __device__ __forceinline__ void softmax(float (&s)[64], uint32_t (&p)[32], int tile) {
-        if (a.soft_cap > 0) this->cap_scores(s);
-        if ((tile + 1) * TILE_KEYS > full_to || tile * TILE_KEYS < full_from)
-            this->mask_scores(s, tile * TILE_KEYS);
-        if (FIRST) raise_maxima(s);
-        for (bool raised = FIRST;; raised = true) {
-            float part[2][2] = {{0, 0}, {0, 0}};
+    /* S to P in 16 bits. A row's maximum is found in the first tile it sees (`raised`: just now)
+     * and then only where a lane's sum of a tile reaches 2^15, near f16's end: P may be as large,
+     * the final division takes it back, and the tiles between cost no comparisons, shuffles or
+     * rescaling. */
+    __device__ __forceinline__ void softmax(float (&s)[64], uint32_t (&p)[32], bool raised) {
+        for (;; raised = true) {
             const float offset[2] = {max_[0] == -INFINITY ? 0.0f : max_[0],
                                      max_[1] == -INFINITY ? 0.0f : max_[1]};
+            float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
             for (int i = 0; i < 32; i++) {
                 const int slot = i % 2;
@@ -211,74 +228,121 @@ struct math_warpgroup : row_state<SHAPE> {
         }
     }
 
-    __device__ __forceinline__ void run(const kv8_prefill_item &item) {
-        int tile, tile_end;
-        {
-            start_item(view_item(a, item));
-            tile = item.tile_begin;
-            tile_end = item.tile_end;
+    /* --- items --- */
+
+    __device__ __forceinline__ const kv8_prefill_item &item_at(int ahead) const {
+        return *item_slot<SHAPE>((items.steps + ahead) % KV8_PREFILL_ITEM_SLOTS);
+    }
+    /* Whether there is a next item that has tiles; waits until that is known. */
+    __device__ __forceinline__ bool next_is_there() const {
+        item_ring next = items;
+        next.next();
+        const kv8_prefill_item *const item = take_item<SHAPE>(shared, next);
+        return item != 0 && item->tile_begin < item->tile_end;
+    }
+    enum { FIRST = 1, LAST = 2, NEXT = 4 }; /* tile of its item; another item's S follows it */
+    /* What few tiles want before their softmax, behind one branch: caps, masks, maxima, and the
+     * next item's Q in the place of this one's, whose last S is there. The next special tile is the
+     * next one, the first that not every row sees wholly, or the last. */
+    __device__ __forceinline__ int prepare(float (&s)[64]) {
+        const kv8_prefill_item &item = item_at(0);
+        const item_view v = view_item(a, item);
+        int kind = (tile == item.tile_begin ? FIRST : 0) | (tile + 1 == item.tile_end ? LAST : 0);
+        if (kind & LAST && next_is_there()) kind |= NEXT;
+        uint4 raw[D / 16];
+        if (kind & NEXT) fetch_q(view_item(a, item_at(1)), raw);
+        const int from = full_from(v), to = full_to(v);
+        if (a.soft_cap > 0) this->cap_scores(s);
+        if ((tile + 1) * TILE_KEYS > to || tile * TILE_KEYS < from)
+            this->mask_scores(s, tile * TILE_KEYS);
+        if (kind & NEXT) {
+            named_barrier_sync(1 + index, 128);
+            store_q(view_item(a, item_at(1)), raw);
         }
-        if (tile < tile_end) {
-            float s[64];
-            uint32_t p[32];
-            bool v_here = false, k_here = false; /* asked before the softmax, needed after */
-            const uint32_t q = matrix_descriptor(q_address(), 16);
-            uint32_t k = k_descriptor(tiles.stage());
-            barrier_wait(barrier(0, tiles.stage()), tiles.parity());
-            wait_turn();
-            registers_pin(s);
-            wgmma_fence();
-            start_scores(s, q, k);
-            pass_turn();
-            wgmma_wait<0>();
-            registers_pin(s);
+        if (kind & FIRST) raise_maxima(s);
+        special = tile + 1;
+        if (a.soft_cap <= 0 && special * TILE_KEYS >= from)
+            special = max(special, min(item.tile_end - 1, to / TILE_KEYS));
+        return kind;
+    }
+
+    /* Items that have tiles, one behind the other: S of an item's first tile is started with
+     * O += P V of the last tile before, and is under way while that item's rows are finished.
+     * Behind a chain's last tile S is started too, of whatever lies there, and nobody reads it: a
+     * branch around wgmma would have the compiler wait for each. */
+    __device__ __forceinline__ void run_chain() {
+        float s[64];
+        uint32_t p[32];
+        const uint32_t q = matrix_descriptor(q_address(), 16);
+        {
+            uint4 raw[D / 16];
+            fetch_q(view_item(a, item_at(0)), raw);
+            store_q(view_item(a, item_at(0)), raw);
+        }
+        barrier_wait(barrier(0, tiles.stage()), tiles.parity());
+        wait_turn();
+        registers_pin(s);
+        wgmma_fence();
+        start_scores(s, q, k_descriptor(tiles.stage()));
+        pass_turn();
+        start_rows(item_at(0));
+        bool end = false;
+        wgmma_wait<0>();
+        registers_pin(s);
+        for (;;) {
             if (SHAPE::CODE == CODE_INT8) scale_scores(s, tiles.stage());
             release_k(tiles.stage());
-            softmax<true>(s, p, tile);
-            for (;;) {
-                const ring<SHAPE::NUM_STAGES> v_tiles = tiles;
-                const uint32_t v = v_descriptor(v_tiles.stage());
-                tiles.next();
-                if (++tile == tile_end) {
-                    barrier_wait(barrier(2, v_tiles.stage()), v_tiles.parity());
-                    wait_turn();
-                    registers_pin(o);
-                    registers_pin(p);
-                    wgmma_fence();
-                    start_output(p, v);
-                    pass_turn();
-                    wgmma_wait<0>();
-                    registers_pin(o);
-                    release_v(v_tiles.stage());
-                    break;
-                }
-                k = k_descriptor(tiles.stage());
-                if (!v_here) barrier_wait(barrier(2, v_tiles.stage()), v_tiles.parity());
-                if (!k_here) barrier_wait(barrier(0, tiles.stage()), tiles.parity());
-                wait_turn();
-                registers_pin(s);
-                registers_pin(o);
-                registers_pin(p);
-                wgmma_fence();
-                start_output(p, v);
-                start_scores(s, q, k);
-                pass_turn();
-                wgmma_wait<1>();
-                registers_pin(o);
-                release_v(v_tiles.stage());
-                wgmma_wait<0>();
-                registers_pin(s);
-                registers_pin(p);
-                if (SHAPE::CODE == CODE_INT8) scale_scores(s, tiles.stage());
-                release_k(tiles.stage());
-                v_here = barrier_test(barrier(2, tiles.stage()), tiles.parity());
-                ring<SHAPE::NUM_STAGES> next_tiles = tiles;
-                next_tiles.next();
-                k_here = barrier_test(barrier(0, next_tiles.stage()), next_tiles.parity());
-                softmax<false>(s, p, tile);
+            const ring<SHAPE::NUM_STAGES> v_tiles = tiles;
+            tiles.next();
+            const bool v_here = barrier_test(barrier(2, v_tiles.stage()), v_tiles.parity());
+            const bool k_here = barrier_test(barrier(0, tiles.stage()), tiles.parity());
+            const int kind = tile == special ? prepare(s) : 0;
+            softmax(s, p, (kind & FIRST) != 0);
+            const uint32_t v = v_descriptor(v_tiles.stage());
+            const uint32_t k = k_descriptor(tiles.stage());
+            if (!v_here) barrier_wait(barrier(2, v_tiles.stage()), v_tiles.parity());
+            if (!k_here && (kind & (LAST | NEXT)) != LAST)
+                barrier_wait(barrier(0, tiles.stage()), tiles.parity());
+            wait_turn();
+            registers_pin(s);
+            registers_pin(o);
+            registers_pin(p);
+            wgmma_fence();
+            start_output(p, v);
+            start_scores(s, q, k);
+            pass_turn();
+            wgmma_wait<1>();
+            registers_pin(o);
+            registers_pin(p);
+            release_v(v_tiles.stage());
+            tile++;
+            if (kind & LAST) {
+                this->finish(item_at(0), view_item(a, item_at(0)));
+                leave_item<SHAPE>(shared, items);
+                end = !(kind & NEXT);
+                if (!end) start_rows(item_at(0));
             }
+            wgmma_wait<0>();
+            registers_pin(s);
+            if (end) break;
         }
-        this->finish(item, view_item(a, item));
+    }
+    __device__ __forceinline__ void run() {
+        if (index == SHAPE::NUM_MATH - 1) pass_turn();
+        for (;;) {
+            const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
+            if (item == 0) break;
+            if (item->tile_begin < item->tile_end) {
+                run_chain();
+                continue;
+            }
+            max_[0] = max_[1] = -INFINITY;
+            sum[0] = sum[1] = 0;
+#pragma unroll
+            for (int i = 0; i < NUM_O; i++) o[i] = 0;
+            this->finish(*item, view_item(a, *item));
+            leave_item<SHAPE>(shared, items);
+        }
     }
 };
 

@@ -20,6 +20,17 @@ struct producer : page_walk {
 
     __device__ producer(const kv8_prefill_args &args, uint32_t base) : page_walk(args, base) {}
 
+    /* Into the L2 the item's Q as well: the math reads it between two tiles. A thread a row. */
+    __device__ __forceinline__ void open_item(const kv8_prefill_item &item) {
+        const item_view v = view_item(a, item);
+        for (int row = 32 * warp + lane; row < min(64 * SHAPE::NUM_MATH, v.num_rows); row += 128) {
+            const int packed = v.row_begin + row, query = query_of(a, packed);
+            const int head = v.kv_head * a.group_size + packed - query * a.group_size;
+            const int64_t at = (v.q_begin + query) * a.q_stride_row + head * a.q_stride_head;
+            if (a.q_aligned) prefetch_bulk((const uint16_t *)a.q + at, 2 * SHAPE::HEAD_DIM);
+        }
+        page_walk::open_item(item);
+    }
     __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
     }

@@ -42,8 +42,7 @@ struct row_state {
     const kv8_prefill_args &a;
     uint32_t shared;
     int index, thread, lane;
-    int rows_slot = 0;      /* of the records of rows; Q that is fetched ahead has two */
-    int full_from, full_to; /* keys that every row of the warpgroup may see */
+    int rows_slot = 0; /* of the records of rows; Q that is fetched ahead has two */
     /* Per lane: rows lane/4 (slot 0) and lane/4 + 8 (slot 1) of the warp's sixteen. */
     float factor[2];       /* from S to log2 units */
     float max_[2], sum[2]; /* max_ in log2 units; P and sum are relative to it */
@@ -52,7 +51,7 @@ struct row_state {
     __device__ row_state(const kv8_prefill_args &args, uint32_t base)
         : a(args),
           shared(base),
-          index(threadIdx.x / 128),
+          index(__shfl_sync(~0u, threadIdx.x / 128, 0)), /* uniform */
           thread(threadIdx.x % 128),
           lane(threadIdx.x % 32) {}
 
@@ -307,6 +306,16 @@ struct row_state {
     /* wgmma's own columns: a lane has two neighbours of every eight. */
     __device__ __forceinline__ void store_pairs(int slot, int64_t at, float weight) const {
         at += lane % 4 * 2;
+        if (a.o_dtype != KV8_PREFILL_F32 && a.o_aligned) { /* as a rule */
+            uint16_t *const to = (uint16_t *)a.o + at;
+            const bool bf16 = a.o_dtype == KV8_PREFILL_BF16;
+#pragma unroll
+            for (int i = 0; i < D / 8; i++) {
+                const float x = o[4 * i + 2 * slot] * weight, y = o[4 * i + 2 * slot + 1] * weight;
+                *(uint32_t *)(to + 8 * i) = bf16 ? pack<true>(x, y) : pack<false>(x, y);
+            }
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
             store_pair(at + 8 * i, o[4 * i + 2 * slot] * weight, o[4 * i + 2 * slot + 1] * weight);

@@ -6,8 +6,8 @@
  * Bound by the tensor cores and, at head_dim 64, as much by exp2 (16 a cycle): per 64 rows and
  * tile both take 512 cycles, so one warpgroup's softmax must cover another's products.
  *
- * A math warpgroup starts O += P(t) V and S(t + 1) = Q K^T together when its turn comes: S, P and O
- * are nearly all the registers it has.
+ * A math warpgroup starts O += P(t) V and S(t + 1) = Q K^T together when its turn comes, where an
+ * item ends S of the next item's first tile: S, P and O are nearly all the registers it has.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_PREFILL_SM90_CUH
@@ -15,52 +15,6 @@
 
 #include "prefill_math.cuh"
 #include "prefill_producer.cuh"
-
-typedef ring<KV8_PREFILL_ITEM_SLOTS> item_ring;
-/* Items pass from the first producer warp to everybody through a few slots, so that producers may
- * be an item ahead of the math; returns the slot's address, 0 when there is no more. */
-template <class SHAPE>
-__device__ __forceinline__ uint32_t item_barrier(uint32_t shared, int kind) {
-    return shared + SHAPE::ITEM_BARRIERS_AT + 8 * KV8_PREFILL_ITEM_SLOTS * kind;
-}
-template <class SHAPE>
-__device__ __forceinline__ void fetch_item(const kv8_prefill_args &a, uint32_t shared,
-                                           const item_ring &r) {
-    barrier_wait(item_barrier<SHAPE>(shared, 1) + 8 * r.stage(), r.parity() ^ 1);
-    if (threadIdx.x % 32 == 0) {
-        const int n = atomicAdd(&a.queue->next, 1);
-        const bool more = n < a.queue->num_items;
-        const uint32_t at = shared + SHAPE::ITEMS_AT + KV8_PREFILL_ITEM_BYTES * r.stage();
-#pragma unroll
-        for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
-            uint4 words = make_uint4(~0u, 0, 0, 0); /* request -1: no more */
-            if (more) words = ((const uint4 *)(a.items + n))[i];
-            store_shared(at + 16 * i, words.x, words.y, words.z, words.w);
-        }
-        barrier_arrive(item_barrier<SHAPE>(shared, 0) + 8 * r.stage());
-    }
-    __syncwarp();
-}
-template <class SHAPE>
-__device__ __forceinline__ const kv8_prefill_item *take_item(uint32_t shared, const item_ring &r) {
-    barrier_wait(item_barrier<SHAPE>(shared, 0) + 8 * r.stage(), r.parity());
-    const kv8_prefill_item *const item = item_slot<SHAPE>(r.stage());
-    return item->request < 0 ? 0 : item;
-}
-template <class SHAPE>
-__device__ __forceinline__ void leave_item(uint32_t shared, item_ring &r) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(item_barrier<SHAPE>(shared, 1) + 8 * r.stage());
-    r.next();
-}
-
-template <class SHAPE>
-__device__ __forceinline__ void init_item_barriers(uint32_t shared) {
-    for (int i = 0; i < KV8_PREFILL_ITEM_SLOTS; i++) {
-        barrier_init(item_barrier<SHAPE>(shared, 0) + 8 * i, 1);
-        barrier_init(item_barrier<SHAPE>(shared, 1) + 8 * i, 4 * (SHAPE::NUM_MATH + 1));
-    }
-}
 
 template <class SHAPE, class PRODUCER>
 __device__ __forceinline__ void produce_items(const kv8_prefill_args &a, uint32_t shared) {
@@ -82,14 +36,7 @@ template <class SHAPE, class MATH>
 __device__ __forceinline__ void compute_items(const kv8_prefill_args &a, uint32_t shared) {
     registers_take<SHAPE::MATH_REGISTERS>();
     MATH m(a, shared);
-    item_ring items;
-    m.start();
-    for (;;) {
-        const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
-        if (item == 0) break;
-        m.run(*item);
-        leave_item<SHAPE>(shared, items);
-    }
+    m.run();
 }
 
 template <class SHAPE>
