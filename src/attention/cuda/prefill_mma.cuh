@@ -14,27 +14,10 @@
 #define KV8_PREFILL_MMA_CUH
 
 #include "prefill_mma_tile.cuh"
+#include "prefill_softmax.cuh"
 
 namespace kv8 {
 
-constexpr float LOG2_E = 1.4426950408889634f;
-
-__device__ __forceinline__ float max_of_four(float x) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float sum_of_four(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-/* 1 - 2 / (1 + e^2x): absolute error of a few 1e-7, where tanh.approx has 5e-4. */
-__device__ __forceinline__ float tanh_of(float x) {
-    return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * 2.885390082f));
-}
-template <bool IS_BF16>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-    return IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
-}
 /* Of any format of a page; slow. */
 __device__ inline float value_of(int dtype, const uint8_t *row, int at) {
     uint32_t low = 0, high;
@@ -122,11 +105,11 @@ __device__ __noinline__ void redo_row(const kv8_prefill_args &a, const kv8_prefi
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
         score *= scale * row_scale_of(a.k, page, slot, v.kv_head);
-        if (a.soft_cap > 0) score = a.soft_cap * tanh_of(score / a.soft_cap);
+        if (a.soft_cap > 0) score = a.soft_cap * tanh_exact(score / a.soft_cap);
         const float weight = row_scale_of(a.v, page, slot, v.kv_head);
         const float higher = fmaxf(top, score); /* NaN is left to p */
         const float base = higher == -INFINITY ? 0.0f : higher;
-        const float keep = exp2_fast(top - base), p = exp2_fast(score - base);
+        const float keep = exp2_approx(top - base), p = exp2_approx(score - base);
         top = higher;
         total = total * keep + p;
 #pragma unroll
@@ -136,7 +119,7 @@ __device__ __noinline__ void redo_row(const kv8_prefill_args &a, const kv8_prefi
     }
     const float sink = a.sink_logit == 0 ? -INFINITY : a.sink_logit[place.head];
     const bool empty = total == 0 || sink == INFINITY; /* whatever was seen */
-    const float weight = v_scale / (total + exp2_fast(sink * LOG2_E - top));
+    const float weight = v_scale / (total + exp2_approx(sink * LOG2_E - top));
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++)
         if (lane + 32 * i < a.v_head_dim)
@@ -256,7 +239,7 @@ struct mma_block {
                 float2 both = make_float2(__uint_as_float(w[i][j] << 16),
                                           __uint_as_float(w[i][j] & 0xFFFF0000));
                 if (!from_bf16) both = __half22float2(*(const __half2 *)&w[i][j]);
-                w[i][j] = pack_pair<IS_BF16>(both.x * power, both.y * power);
+                w[i][j] = pack<IS_BF16>(both.x * power, both.y * power);
             }
             store_chunk(shared + SHAPE::Q_AT + SHAPE::at(row, CHUNKS * part + i), w[i][0], w[i][1],
                         w[i][2], w[i][3]);
@@ -359,8 +342,8 @@ struct mma_block {
             const float to_cap = __int_as_float(row_word(row_of(t, slot), 0)) * inverse;
 #pragma unroll
             for (int i = 0; i < KEY_TILES; i++) {
-                s[i][2 * slot] = a.soft_cap * tanh_of(s[i][2 * slot] * to_cap);
-                s[i][2 * slot + 1] = a.soft_cap * tanh_of(s[i][2 * slot + 1] * to_cap);
+                s[i][2 * slot] = a.soft_cap * tanh_exact(s[i][2 * slot] * to_cap);
+                s[i][2 * slot + 1] = a.soft_cap * tanh_exact(s[i][2 * slot + 1] * to_cap);
             }
         }
     }
@@ -404,7 +387,7 @@ struct mma_block {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; i++)
             top = fmaxf(top, fmaxf(s[i][2 * slot], s[i][2 * slot + 1]));
-        return max_of_four(top) * factor[t][slot];
+        return quad_max(top) * factor[t][slot];
     }
     /* What S is not ready for the exponentials without, if anything: all of it behind one branch.
      * Maxima of the rows that have none, whose O and sums are still 0. */
@@ -434,7 +417,7 @@ struct mma_block {
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             const float now = fmaxf(row_maximum(s, t, slot), max_[t][slot]);
-            keep[slot] = max_[t][slot] == -INFINITY ? 0.0f : exp2_fast(max_[t][slot] - now);
+            keep[slot] = max_[t][slot] == -INFINITY ? 0.0f : exp2_approx(max_[t][slot] - now);
             max_[t][slot] = now;
             sum[t][slot] *= keep[slot];
         }
@@ -457,12 +440,12 @@ struct mma_block {
 #pragma unroll
                 for (int slot = 0; slot < 2; slot++) {
                     const float low =
-                        exp2_fast(fmaf(s[i][2 * slot], factor[t][slot], -offset[slot]));
+                        exp2_approx(fmaf(s[i][2 * slot], factor[t][slot], -offset[slot]));
                     const float high =
-                        exp2_fast(fmaf(s[i][2 * slot + 1], factor[t][slot], -offset[slot]));
+                        exp2_approx(fmaf(s[i][2 * slot + 1], factor[t][slot], -offset[slot]));
                     part[slot][0] += low;
                     part[slot][1] += high;
-                    p[i / 2][i % 2 * 2 + slot] = pack_pair<IS_BF16>(low, high);
+                    p[i / 2][i % 2 * 2 + slot] = pack<IS_BF16>(low, high);
                 }
             }
             const float add[2] = {part[0][0] + part[0][1], part[1][0] + part[1][1]};
@@ -562,8 +545,8 @@ struct mma_block {
                                THREADS * (2 * t + slot));
                     const float top = fmaxf(max_[t][slot], other.x);
                     const float base = top == -INFINITY ? 0.0f : top;
-                    keep[slot] = exp2_fast(max_[t][slot] - base);
-                    add[slot] = exp2_fast(other.x - base);
+                    keep[slot] = exp2_approx(max_[t][slot] - base);
+                    add[slot] = exp2_approx(other.x - base);
                     max_[t][slot] = top;
                     sum[t][slot] = sum[t][slot] * keep[slot] + other.y * add[slot];
                 }
@@ -583,7 +566,7 @@ struct mma_block {
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++)
 #pragma unroll
-            for (int slot = 0; slot < 2; slot++) sum[t][slot] = sum_of_four(sum[t][slot]);
+            for (int slot = 0; slot < 2; slot++) sum[t][slot] = quad_sum(sum[t][slot]);
         if (item.slot >= 0 && !join(item)) return;
         const float v_scale =
             batch_scale(a.v_scale, a.v_scale_stride_batch, a.v_scale_stride_head, v);
@@ -617,7 +600,7 @@ struct mma_block {
         const row_place place = place_of(a, v, row);
         float total = sum[t][slot];
         if (a.sink_logit != 0)
-            total += exp2_fast(a.sink_logit[place.head] * LOG2_E - max_[t][slot]);
+            total += exp2_approx(a.sink_logit[place.head] * LOG2_E - max_[t][slot]);
         const float weight = empty ? 0.0f : v_scale / total;
         const int64_t at = place.o + lane % 4 * 2;
 #pragma unroll
