@@ -19,7 +19,8 @@ typedef struct row_total {
 
 /* exp(max - shift), where -inf (no key yet, or only scores of -inf) weighs nothing. */
 static float part_weight(float max, float shift) {
-    return max == -INFINITY ? 0.0f : expf(max - shift);
+    if (max == -INFINITY) return 0.0f;
+    return max == shift && max < INFINITY ? 1.0f : expf(max - shift); /* a single part: no call */
 }
 
 static row_total total_of(const kv8_attention_partials *partials, int32_t num, float sink) {
@@ -51,10 +52,7 @@ static row_total total_of(const kv8_attention_partials *partials, int32_t num, f
 
 static void store(kv8_dtype dtype, void *out, int64_t at, const float *values, int32_t n) {
     switch (dtype) {
-        case KV8_BF16:
-            for (int32_t d = 0; d < n; d++)
-                ((kv8_bf16 *)out)[at + d] = kv8_bf16_from_f32(values[d]);
-            break;
+        case KV8_BF16: kv8_bf16_from_f32_row(values, (size_t)n, (kv8_bf16 *)out + at); break;
         case KV8_F16:
             for (int32_t d = 0; d < n; d++) ((kv8_f16 *)out)[at + d] = kv8_f16_from_f32(values[d]);
             break;

@@ -233,6 +233,23 @@ static void narrow_saturates_every_format(void **state) {
     }
 }
 
+/* Not saturating, unlike the block conversions. */
+static void a_row_to_bf16_as_one_by_one(void **state) {
+    (void)state;
+    test_rng rng = {5};
+    for (int round = 0; round < 2000; round++) {
+        float values[3 * 16];
+        kv8_bf16 codes[3 * 16 + 1];
+        const int n = rng_range(&rng, 0, 3 * 16);
+        for (int i = 0; i < n; i++) values[i] = any_value(&rng, kv8_dtype_max(KV8_BF16));
+        codes[n].bits = 0x1234;
+        kv8_bf16_from_f32_row(values, (size_t)n, codes);
+        for (int i = 0; i < n; i++)
+            assert_int_equal(codes[i].bits, kv8_bf16_from_f32(values[i]).bits);
+        assert_int_equal(codes[n].bits, 0x1234);
+    }
+}
+
 static void arguments_are_checked(void **state) {
     (void)state;
     const float value = 1;
@@ -288,6 +305,7 @@ int main(void) {
         cmocka_unit_test(narrow_midpoints_on_every_rung),
         cmocka_unit_test(narrow_without_counts),
         cmocka_unit_test(narrow_saturates_every_format),
+        cmocka_unit_test(a_row_to_bf16_as_one_by_one),
         cmocka_unit_test(arguments_are_checked),
         cmocka_unit_test(a_rung_without_kernels_uses_the_one_below),
     };
