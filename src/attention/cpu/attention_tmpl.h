@@ -355,6 +355,12 @@ static void t_rows_at(const uint8_t *const *first, int32_t n, int64_t bytes, boo
     for (int32_t i = n; i < KV8_TILE_KEYS; i++) rows[i] = t_zeros;
 }
 
+#ifdef T_CODES
+enum { T_COPIES_ROWS = 1 };
+#else
+enum { T_COPIES_ROWS = 0 };
+#endif
+
 /* What of a tile is asked for while head number `head` of the item is worked on: a part of all
  * heads' rows. */
 static void t_ahead_of(const kv8_attention_job *job, const kv8_tile *tile, int32_t head,
@@ -372,9 +378,14 @@ static void t_ahead_of(const kv8_attention_job *job, const kv8_tile *tile, int32
 static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                       int32_t head, t_rows *rows) {
     const int32_t n = tile->end - tile->begin, num_heads = job->item->num_heads;
-    const int64_t k_head = head * job->k_head, v_head = head * job->v_head;
-    t_rows_at(tile->k, n, k_head, job->spec->has_mask, rows->k);
-    t_rows_at(tile->v, n, v_head, job->spec->has_mask, rows->v);
+    rows->k_from = tile->k, rows->v_from = tile->v;
+    rows->k_at = head * job->k_head, rows->v_at = head * job->v_head;
+    if (T_COPIES_ROWS || tile->mixed || n != KV8_TILE_KEYS) {
+        t_rows_at(tile->k, n, rows->k_at, job->spec->has_mask, rows->k);
+        t_rows_at(tile->v, n, rows->v_at, job->spec->has_mask, rows->v);
+        rows->k_from = rows->k, rows->v_from = rows->v;
+        rows->k_at = rows->v_at = 0;
+    }
     if (next != NULL && !job->spec->has_mask) {
         const int32_t count = next->end - next->begin;
         t_ahead_of(job, next, head, rows->ahead);

@@ -160,7 +160,8 @@ static V_NOINLINE v_f32 t_weigh_doubled_of(const t_pass *pass, v_f32 shift, t_qu
 static void t_load_v_rows(const kv8_attention_job *job, const t_rows *rows) {
     const t_load load = {.out = job->v,
                          .row = job->v_row / 2,
-                         .rows = rows->v,
+                         .at = rows->v_at,
+                         .rows = rows->v_from,
                          .ahead = T_AHEAD_BY_K(rows),
                          .n = KV8_TILE_KEYS,
                          .dim = kv8_spec_v_head_dim(job->spec),

@@ -26,9 +26,12 @@ typedef struct t_queue {
 /* The row of a key that does not exist, or that nobody sees: loaders ask nothing of a row. */
 static const _Alignas(64) uint8_t t_zeros[KV8_MAX_HEAD_DIM * 4];
 
-/* Rows of one head. */
+/* Rows of one head. Loaders read k_from[i] + k_at and v_from[i] + v_at: the first head's rows in
+ * the tile itself or, where keys lack or not all rows see them, k and v. */
 typedef struct t_rows {
     const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
+    const uint8_t *const *k_from, *const *v_from;
+    int64_t k_at, v_at;
     float k_scale[KV8_TILE_KEYS], v_scale[KV8_TILE_KEYS]; /* of int8 rows; else not set */
     /* What to ask memory for meanwhile, in this order: a row of the next tile for each row of this
      * one; where there is none, scratch, which costs nothing. */
@@ -118,11 +121,11 @@ static void t_ask_quarter(const kv8_attention_job *job, const t_rows *rows, int3
     kv8_ask_row((l).ahead[((u) + (j)) * T_ELEMENTS / 2], (l).ahead_bytes)
 #endif
 
-/* One tile of one head for a loader: `n` units from `rows` (two rows to a unit for V in bf16 math)
- * to out, `row` floats apart. */
+/* One tile of one head for a loader: `n` units from what lies `at` bytes behind `rows` (two rows to
+ * a unit for V in bf16 math) to out, `row` floats apart. */
 typedef struct t_load {
     float *out;
-    int64_t row;
+    int64_t row, at;
     const uint8_t *const *rows, *const *ahead;
     const uint8_t *order; /* of V in bf16 math: the first row of a unit, `fold` before the second */
     int32_t n, dim, fold, ahead_bytes; /* half of the rows are asked for */
@@ -157,7 +160,7 @@ typedef struct t_load {
             T_TICK(l.queue);                                                                 \
             V_UNROLL                                                                         \
             for (int32_t j = 0; j < T_TICK_ROWS; j++, out += l.row) {                        \
-                const uint8_t *const row = l.rows[i + j];                                    \
+                const uint8_t *const row = l.rows[i + j] + l.at;                             \
                 int32_t d = 0;                                                               \
                 T_LOAD_64(D, row, dim, out, d)                                               \
                 for (; d < depth; d += T_ELEMENTS * V_LANES)                                 \
@@ -194,21 +197,21 @@ typedef struct t_load {
 #define T_LOAD_V_64(D, even, odd, dim, out, d)
 #endif
 #if T_PAIRS
-#define T_LOAD_V_UNIT(D, u)                                                      \
-    const uint8_t *const *const first = l.rows + l.order[u];                     \
-    const uint8_t *const even = *first, *const odd = first[l.fold];              \
-    int32_t d = 0;                                                               \
-    T_LOAD_V_64(D, even, odd, dim, out, d)                                       \
-    for (; d < dim; d += 2 * V_LANES) {                                          \
-        const v_f32 a = t_units_##D(even, d, dim), b = t_units_##D(odd, d, dim); \
-        v_store(out + d, t_zip_lo(a, b));                                        \
-        v_store(out + d + V_LANES, t_zip_hi(a, b));                              \
+#define T_LOAD_V_UNIT(D, u)                                                       \
+    const uint8_t *const *const first = l.rows + l.order[u];                      \
+    const uint8_t *const even = *first + l.at, *const odd = first[l.fold] + l.at; \
+    int32_t d = 0;                                                                \
+    T_LOAD_V_64(D, even, odd, dim, out, d)                                        \
+    for (; d < dim; d += 2 * V_LANES) {                                           \
+        const v_f32 a = t_units_##D(even, d, dim), b = t_units_##D(odd, d, dim);  \
+        v_store(out + d, t_zip_lo(a, b));                                         \
+        v_store(out + d + V_LANES, t_zip_hi(a, b));                               \
     }
 #else
-#define T_LOAD_V_UNIT(D, u)               \
-    const uint8_t *const row = l.rows[u]; \
-    int32_t d = 0;                        \
-    T_LOAD_64(D, row, dim, out, d)        \
+#define T_LOAD_V_UNIT(D, u)                      \
+    const uint8_t *const row = l.rows[u] + l.at; \
+    int32_t d = 0;                               \
+    T_LOAD_64(D, row, dim, out, d)               \
     for (; d < dim; d += V_LANES) v_store(out + d, t_units_##D(row, d, dim));
 #endif
 
@@ -243,7 +246,8 @@ T_LOADERS(int8, 1)
 static void t_load_k(const kv8_attention_job *job, const t_rows *rows, int32_t padded) {
     const t_load load = {.out = job->k,
                          .row = job->q_row,
-                         .rows = rows->k,
+                         .at = rows->k_at,
+                         .rows = rows->k_from,
                          .ahead = T_AHEAD_BY_K(rows),
                          .n = padded,
                          .dim = job->spec->head_dim,
@@ -259,7 +263,8 @@ static void t_load_v(const kv8_attention_job *job, const t_rows *rows, int32_t p
                      const uint8_t *order, int32_t fold) {
     const t_load load = {.out = job->v,
                          .row = job->v_row,
-                         .rows = rows->v,
+                         .at = rows->v_at,
+                         .rows = rows->v_from,
                          .ahead = T_AHEAD_BY_V(rows),
                          .order = order,
                          .n = padded / T_ELEMENTS,
