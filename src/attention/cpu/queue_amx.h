@@ -125,8 +125,8 @@ V_INLINE void t_keep_awake(const t_queue *queue) {
     if (queue->next == queue->count) _tile_dpbf16ps(4, 6, 7);
 }
 
-/* The next n rows to ask for. All the work on a head does so, in a steady stream and in the order
- * of addresses: long bursts fill the core's sixteen line buffers, which the loaders need too. */
+/* The next n rows to ask for. All the work on a head does so, in a steady stream: long bursts fill
+ * the core's sixteen line buffers, which the loaders need too. */
 static inline const uint8_t *const *t_take_ahead(t_queue *queue, int32_t n) {
     const uint8_t *const *const rows = queue->ahead;
     queue->ahead += n;
@@ -136,7 +136,7 @@ static inline void t_ask_more(t_queue *queue, int32_t n) {
     const uint8_t *const *const rows = t_take_ahead(queue, n);
     for (int32_t i = 0; i < n; i++) kv8_ask_row(rows[i], queue->ahead_bytes);
 }
-/* Of 128 rows, 64 of K and 64 of V, 32 beside K's, 48 beside V's, the rest in four bursts between
+/* Of 128 rows, 64 of K and 64 of V in turn, 32 beside K's, 48 beside V's, the rest in four bursts between
  * them: of 12, or in decode with up to 8 rows, the usual one, of 8 and 16 beside softmax's sixteen
  * pairs of vectors. */
 enum { T_ASKING_FOLD = 2, T_ASKS = 1, T_BURST = 12, T_BURST_ASKING = 8 };

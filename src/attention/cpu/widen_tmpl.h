@@ -2,8 +2,7 @@
  *
  * Part of attention_tmpl.h, which says what the including file defines. Rows keep their order and
  * nothing is transposed; for bf16 math two V rows become one row of pairs. While a row is widened
- * the lines of one row of the next tile are asked for, in the order of their addresses: requests
- * in a steady stream, no bursts.
+ * the lines of one row of the next tile are asked for: requests in a steady stream, no bursts.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 
