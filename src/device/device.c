@@ -144,6 +144,16 @@ void kv8_device_free(kv8_device *device, void *ptr) {
     kv8_device_leave(device);
 }
 
+size_t kv8_device_bytes_from(kv8_device *device, const void *ptr) {
+    const cu_address at = (cu_address)(uintptr_t)ptr;
+    cu_address begin = 0;
+    size_t bytes = 0;
+    if (kv8_device_enter(device) != KV8_OK) return 0;
+    const cu_result result = device->driver->cuMemGetAddressRange_v2(&begin, &bytes, at);
+    kv8_device_leave(device);
+    return result == CU_OK && at >= begin && at - begin < bytes ? bytes - (size_t)(at - begin) : 0;
+}
+
 kv8_status kv8_device_alloc_host(kv8_device *device, size_t bytes, void **ptr_out) {
     *ptr_out = NULL;
     KV8_TRY(check_bytes(device, bytes));

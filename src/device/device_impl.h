@@ -67,6 +67,10 @@ kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *l
 kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const kv8_launch *launch,
                              const void *args);
 
+/* Bytes from an address to the end of the device memory that was allocated around it; 0 where that
+ * is not known. Only asks, so it may be called while a stream is captured. */
+size_t kv8_device_bytes_from(kv8_device *device, const void *ptr);
+
 /* The device of a stream. */
 kv8_device *kv8_stream_device(const kv8_stream *stream);
 

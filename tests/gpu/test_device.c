@@ -87,6 +87,10 @@ static void memory_is_given_and_refused(void **state) {
     memset(host, 7, 100);
     uint8_t *const on_device = gpu_upload(g, host, 100);
     memset(host, 0, 100);
+    assert_true(kv8_device_bytes_from(g->device, on_device) >= 100);
+    assert_true(kv8_device_bytes_from(g->device, on_device + 40) ==
+                kv8_device_bytes_from(g->device, on_device) - 40);
+    assert_int_equal(kv8_device_bytes_from(g->device, NULL), 0);
     assert_ok(kv8_stream_fill(g->stream, on_device + 50, 9, 25));
     gpu_download(g, host, on_device, 100);
     for (int i = 0; i < 100; i++) assert_int_equal(((uint8_t *)host)[i], i >= 50 && i < 75 ? 9 : 7);
