@@ -36,6 +36,15 @@ static const decode_choice choices[] = {
 #include "cuda/decode_kernels.inc"
 #undef ROW
 };
+/* Those that copy whole pages, of so many KV heads. */
+static const struct {
+    decode_choice choice;
+    int32_t num_kv_heads;
+} page_choices[] = {
+#define KV8_DECODE_PAGES(format, name, dim, kv_heads, warps, stages, fixed) \
+    {{#name, KV8_##format, dim, warps, true, 1, fixed}, kv_heads},
+#include "cuda/decode_kernels.inc"
+};
 /* Those for one request; all want whole granules. */
 static const decode_choice singles[] = {
 #define KV8_DECODE_SINGLE(format, name, dim, warps, stages, fixed) \
@@ -46,21 +55,29 @@ static const decode_choice singles[] = {
 enum { DEVICE_ALIGNMENT = 256, ANY_THREADS = 128, ANY_MAX_ROWS = 65535 };
 static const char any_name[] = "kv8_decode_any_dany_pany__sm80";
 
+/* A kernel of decode_kernels.inc but those for one request, and how it cuts the work. */
+typedef struct decode_way {
+    const decode_choice *choice; /* NULL: there is none */
+    kv8_kernel kernel;
+    int32_t num_blocks, num_threads; /* threads of a block */
+    int32_t heads_per_block, num_slices, min_units, piece_units;
+    size_t dynamic_bytes;
+} decode_way;
+
 struct kv8_attention_device_plan {
     kv8_attention_spec spec; /* resolved: v_head_dim, o_dtype, sm_scale */
     kv8_device *device;
     const kv8_allocator *allocator;
     kv8_allocator allocator_copy;
     float *sink_logit;
-    const decode_choice *choice; /* NULL: the general kernel takes every run */
-    bool prefills;               /* the prefill kernels do, and choice is NULL */
+    decode_way rows;  /* takes every run; without it the general kernel does */
+    decode_way pages; /* beside it: runs over pages whose tokens lie one after another */
+    bool prefills;    /* the prefill kernels take every run, and there is neither */
     kv8_prefill_plan prefill;
     size_t prefill_at;
     const decode_choice *single; /* for runs of one request; NULL: there is none */
     int32_t single_blocks;       /* of a cluster */
-    kv8_kernel kernel, any, single_kernel;
-    int32_t num_blocks, heads_per_block, num_slices, min_units, piece_units;
-    size_t dynamic_bytes;
+    kv8_kernel any, single_kernel;
     /* Byte offsets into the workspace. */
     size_t arrivals_at, sums_at, partials_at, workspace_size;
     size_t arrivals_bytes;
@@ -119,32 +136,64 @@ static int64_t max_row_tiles(const kv8_attention_spec *spec) {
     return spec->max_total_q * group / KV8_DECODE_ROWS + spec->max_batch + 1;
 }
 
-/* The tensor core kernel, if the bounds fit what it counts in 32 bits and its shared memory. */
-static kv8_status prepare_choice(kv8_attention_device_plan *plan) {
+/* A tensor core kernel, if the bounds fit what it counts in 32 bits and its shared memory. `way`
+ * has its choice, threads, heads and slices. */
+static kv8_status prepare_way(kv8_attention_device_plan *plan, decode_way *way) {
     const kv8_attention_spec *const spec = &plan->spec;
     const kv8_device_info *const info = kv8_device_get_info(plan->device);
-    const decode_choice *const c = choose(spec, plan->device);
-    if (c == NULL) return KV8_OK;
+    const decode_choice *const c = way->choice;
     enum { STATIC_BYTES = 4096 }; /* at least what the kernels declare beside it */
     const size_t dynamic = c->fixed_bytes + ((size_t)spec->max_batch + 1) * KV8_DECODE_START_BYTES;
     const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2 + MOST_PIECE_UNITS;
     const int64_t streams = max_row_tiles(spec) * spec->num_kv_heads;
+    way->choice = NULL;
     if (dynamic + STATIC_BYTES > info->shared_bytes_per_block) return KV8_OK;
     if (streams > (INT32_MAX >> 1) / granules || granules > INT32_MAX / MOST_BLOCKS) return KV8_OK;
-    KV8_TRY(kv8_kernel_get(&plan->kernel, plan->device, c->name, sizeof(kv8_decode_args), dynamic));
+    KV8_TRY(kv8_kernel_get(&way->kernel, plan->device, c->name, sizeof(kv8_decode_args), dynamic));
     int32_t per_sm = 0;
-    KV8_TRY(kv8_kernel_max_blocks(&plan->kernel, (uint32_t)c->num_warps * 32, dynamic, &per_sm));
+    KV8_TRY(kv8_kernel_max_blocks(&way->kernel, (uint32_t)way->num_threads, dynamic, &per_sm));
     if (per_sm < 1)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "%s does not fit a multiprocessor of %s", c->name,
                         info->name);
-    plan->choice = c;
-    plan->dynamic_bytes = dynamic;
-    plan->num_blocks = per_sm * info->num_sms;
-    if (plan->num_blocks > MOST_BLOCKS) plan->num_blocks = MOST_BLOCKS;
-    plan->heads_per_block = heads_per_block(spec, c);
-    plan->num_slices = c->num_warps * c->warp_heads / plan->heads_per_block;
-    plan->min_units = plan->num_slices; /* a granule for every warp */
-    plan->piece_units = piece_units(spec, plan->heads_per_block);
+    way->choice = c;
+    way->dynamic_bytes = dynamic;
+    way->num_blocks = per_sm * info->num_sms;
+    if (way->num_blocks > MOST_BLOCKS) way->num_blocks = MOST_BLOCKS;
+    way->num_slices = c->num_warps * c->warp_heads / way->heads_per_block;
+    way->min_units = way->num_slices; /* a granule for every warp */
+    way->piece_units = piece_units(spec, way->heads_per_block);
+    return KV8_OK;
+}
+
+static kv8_status prepare_rows(kv8_attention_device_plan *plan) {
+    const decode_choice *const c = choose(&plan->spec, plan->device);
+    if (c == NULL) return KV8_OK;
+    plan->rows = (decode_way){.choice = c,
+                              .num_threads = c->num_warps * 32,
+                              .heads_per_block = heads_per_block(&plan->spec, c)};
+    return prepare_way(plan, &plan->rows);
+}
+
+/* Beside it, the kernel that copies whole pages. Its blocks have all KV heads, so that a request is
+ * cut into more pieces: of few requests, joining them takes longer than it gains. */
+enum { LEAST_BATCH_OF_PAGES = 16 };
+static kv8_status prepare_pages(kv8_attention_device_plan *plan) {
+    const kv8_attention_spec *const spec = &plan->spec;
+    enum { PRODUCERS = 1 };
+    if (plan->rows.choice == NULL || !plan->rows.choice->whole_granules ||
+        spec->max_batch < LEAST_BATCH_OF_PAGES)
+        return KV8_OK;
+    for (size_t i = 0; i < sizeof page_choices / sizeof page_choices[0]; i++) {
+        const decode_choice *const c = &page_choices[i].choice;
+        if (c->dtype != spec->k_dtype || c->head_dim != spec->head_dim ||
+            page_choices[i].num_kv_heads != spec->num_kv_heads ||
+            !kv8_kernel_exists(plan->device, c->name))
+            continue;
+        plan->pages = (decode_way){.choice = c,
+                                   .num_threads = (c->num_warps + PRODUCERS) * 32,
+                                   .heads_per_block = spec->num_kv_heads};
+        return prepare_way(plan, &plan->pages);
+    }
     return KV8_OK;
 }
 
@@ -162,7 +211,7 @@ static kv8_status prepare_single(kv8_attention_device_plan *plan) {
     enum { MAX_HEAD_BYTES = 2 << 20 };
     const kv8_attention_spec *const spec = &plan->spec;
     const int64_t row = row_bytes(spec);
-    if (plan->choice == NULL || !plan->choice->whole_granules || spec->has_mask ||
+    if (plan->rows.choice == NULL || !plan->rows.choice->whole_granules || spec->has_mask ||
         spec->logits_soft_cap != 0 || spec->max_kv_len > MAX_HEAD_BYTES / row)
         return KV8_OK;
     const decode_choice *found = NULL;
@@ -202,27 +251,38 @@ static kv8_status prepare_prefill(kv8_attention_device_plan *plan) {
 }
 static kv8_status prepare(kv8_attention_device_plan *plan) {
     if (has_many_rows(&plan->spec)) KV8_TRY(prepare_prefill(plan));
-    if (!plan->prefills) KV8_TRY(prepare_choice(plan));
-    if (!plan->prefills && plan->choice == NULL) KV8_TRY(prepare_prefill(plan));
+    if (!plan->prefills) KV8_TRY(prepare_rows(plan));
+    if (!plan->prefills) KV8_TRY(prepare_pages(plan));
+    if (!plan->prefills && plan->rows.choice == NULL) KV8_TRY(prepare_prefill(plan));
     return KV8_OK;
 }
 
+static void take_larger(size_t *most, size_t bytes) {
+    if (bytes > *most) *most = bytes;
+}
 static void lay_out_workspace(kv8_attention_device_plan *plan) {
     const kv8_attention_spec *const spec = &plan->spec;
     size_t end = kv8_round_up((size_t)spec->num_qo_heads * sizeof(float), DEVICE_ALIGNMENT);
-    if (plan->choice != NULL) {
-        const size_t slots = 2 * (size_t)plan->num_blocks;
-        const int64_t streams = max_row_tiles(spec) * (spec->num_kv_heads / plan->heads_per_block);
-        const size_t fragments = (size_t)plan->heads_per_block * (size_t)spec->v_head_dim / 16;
-        plan->arrivals_at = end;
-        plan->arrivals_bytes =
-            (slots + (size_t)streams) * (size_t)plan->choice->num_warps * sizeof(uint32_t);
-        end = kv8_round_up(end + plan->arrivals_bytes, DEVICE_ALIGNMENT);
-        plan->sums_at = end;
-        end = kv8_round_up(end + slots * fragments * 16 * sizeof(float), DEVICE_ALIGNMENT);
-        plan->partials_at = end;
-        end += slots * fragments * 128 * sizeof(float);
+    /* What either kernel needs; a launch leaves nothing there but counters of 0. */
+    size_t sums = 0, partials = 0;
+    const decode_way *const ways[] = {&plan->rows, &plan->pages};
+    for (size_t i = 0; i < 2; i++) {
+        const decode_way *const way = ways[i];
+        if (way->choice == NULL) continue;
+        const size_t slots = 2 * (size_t)way->num_blocks;
+        const int64_t streams = max_row_tiles(spec) * (spec->num_kv_heads / way->heads_per_block);
+        const size_t fragments = (size_t)way->heads_per_block * (size_t)spec->v_head_dim / 16;
+        take_larger(&plan->arrivals_bytes,
+                    (slots + (size_t)streams) * (size_t)way->choice->num_warps * sizeof(uint32_t));
+        take_larger(&sums, slots * fragments * 16 * sizeof(float));
+        take_larger(&partials, slots * fragments * 128 * sizeof(float));
     }
+    plan->arrivals_at = end;
+    end = kv8_round_up(end + plan->arrivals_bytes, DEVICE_ALIGNMENT);
+    plan->sums_at = end;
+    end = kv8_round_up(end + sums, DEVICE_ALIGNMENT);
+    plan->partials_at = end;
+    end += partials;
     if (plan->prefills) {
         plan->prefill_at = end;
         end += plan->prefill.workspace_size;
@@ -252,8 +312,6 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
         plan->allocator = &plan->allocator_copy;
     }
     plan->device = device;
-    plan->heads_per_block = plan->num_slices = plan->min_units =
-        1; /* the general kernel asks none */
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
     KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_decode_args), 0));
@@ -313,7 +371,7 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan, 
                  plan->prefill.args.block_rows, plan->workspace_size);
         return KV8_OK;
     }
-    if (plan->choice == NULL) {
+    if (plan->rows.choice == NULL) {
         snprintf(text, size, "%s on %s: a block per query row and head, workspace %zu bytes",
                  any_name, gpu, plan->workspace_size);
         return KV8_OK;
@@ -326,11 +384,19 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan, 
                  plan->workspace_size);
         return KV8_OK;
     }
-    snprintf(text, size,
-             "%s on %s: up to %d blocks of %d warps, %d KV heads each, equal shares of all keys in "
-             "steps of %d, workspace %zu bytes",
-             plan->choice->name, gpu, plan->num_blocks, plan->choice->num_warps,
-             plan->heads_per_block, (int)KV8_DECODE_TOKENS, plan->workspace_size);
+    const bool by_pages = plan->pages.choice != NULL;
+    const decode_way *const way = by_pages ? &plan->pages : &plan->rows;
+    const int used = snprintf(
+        text, size,
+        "%s on %s: up to %d blocks of %d warps, %d KV heads each, equal shares of all keys "
+        "in steps of %d, workspace %zu bytes",
+        way->choice->name, gpu, way->num_blocks, way->num_threads / 32, way->heads_per_block,
+        (int)KV8_DECODE_TOKENS, plan->workspace_size);
+    if (by_pages && used >= 0 && (size_t)used < size)
+        snprintf(text + used, size - (size_t)used,
+                 "; %s for fewer than %d requests, and where a page's tokens are not one after "
+                 "another",
+                 plan->rows.choice->name, (int)LEAST_BATCH_OF_PAGES);
     return KV8_OK;
 }
 
@@ -470,21 +536,44 @@ static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
         .o_dtype = (int32_t)spec->o_dtype,
         .causal = spec->causal,
         .window_left = spec->window_left,
-        .heads_per_block = plan->heads_per_block,
-        .num_slices = plan->num_slices,
-        .head_blocks = spec->num_kv_heads / plan->heads_per_block,
-        .min_units = plan->min_units,
         .by_group = divisor(spec->num_qo_heads / spec->num_kv_heads),
         .by_page = divisor(spec->page_size),
-        .by_min_units = divisor(plan->min_units),
-        .by_heads =
-            divisor(plan->choice == NULL ? 1 : plan->heads_per_block / plan->choice->warp_heads),
-        .by_head_blocks = divisor(spec->num_kv_heads / plan->heads_per_block),
-        .by_slices = divisor(plan->num_slices),
         .score_scale = spec->sm_scale * log2_e,
         .soft_cap = spec->logits_soft_cap * log2_e,
-        .piece_units = plan->piece_units,
     };
+}
+
+static kv8_status run_way(const decode_way *way, kv8_stream *stream, kv8_decode_args a) {
+    a.heads_per_block = way->heads_per_block;
+    a.num_slices = way->num_slices;
+    a.head_blocks = a.num_kv_heads / way->heads_per_block;
+    a.min_units = way->min_units;
+    a.piece_units = way->piece_units;
+    a.by_min_units = divisor(way->min_units);
+    a.by_heads = divisor(way->heads_per_block / way->choice->warp_heads);
+    a.by_head_blocks = divisor(a.head_blocks);
+    a.by_slices = divisor(way->num_slices);
+    const kv8_launch launch = {.grid = {(uint32_t)way->num_blocks},
+                               .block = {(uint32_t)way->num_threads},
+                               .dynamic_bytes = way->dynamic_bytes,
+                               .overlaps_previous = true};
+    return kv8_kernel_launch(&way->kernel, stream, &launch, &a);
+}
+
+/* The tokens of a page one after another, each with its KV heads one after another. */
+static bool has_whole_pages(const kv8_attention_spec *spec, const kv8_decode_pages *p) {
+    return fits_copies(p) && p->stride_head == row_bytes(spec) &&
+           p->stride_slot == (int64_t)row_bytes(spec) * spec->num_kv_heads;
+}
+static bool takes_pages(const kv8_attention_device_plan *plan, const kv8_decode_args *a) {
+    return plan->pages.choice != NULL && a->batch >= LEAST_BATCH_OF_PAGES &&
+           has_whole_pages(&plan->spec, &a->k) && has_whole_pages(&plan->spec, &a->v);
+}
+static kv8_status run_pages(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                            kv8_decode_args a) {
+    const int32_t *const table = a.page_indptr != NULL ? a.page_indices : a.block_table;
+    a.table_entries = (int64_t)(kv8_device_bytes_from(plan->device, table) / sizeof *table);
+    return run_way(&plan->pages, stream, a);
 }
 
 kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
@@ -499,13 +588,9 @@ kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_s
         const kv8_launch launch = single_launch(plan);
         return kv8_kernel_launch(&plan->single_kernel, stream, &launch, &a);
     }
-    if (plan->choice != NULL && fits_copies(&a.k) && fits_copies(&a.v)) {
-        const kv8_launch launch = {.grid = {(uint32_t)plan->num_blocks},
-                                   .block = {(uint32_t)plan->choice->num_warps * 32},
-                                   .dynamic_bytes = plan->dynamic_bytes,
-                                   .overlaps_previous = true};
-        return kv8_kernel_launch(&plan->kernel, stream, &launch, &a);
-    }
+    if (takes_pages(plan, &a)) return run_pages(plan, stream, a);
+    if (plan->rows.choice != NULL && fits_copies(&a.k) && fits_copies(&a.v))
+        return run_way(&plan->rows, stream, a);
     const int32_t rows =
         plan->spec.max_total_q < ANY_MAX_ROWS ? plan->spec.max_total_q : ANY_MAX_ROWS;
     const kv8_launch launch = {.grid = {(uint32_t)plan->spec.num_qo_heads, (uint32_t)rows},

@@ -6,6 +6,7 @@
 #include "attention_device_case.h"
 #include "attention_options.h"
 #include "attention_sweeps.h"
+#include "device_impl.h"
 
 static gpu *device;
 
@@ -26,6 +27,31 @@ static attention_case fitted(const attention_case *c) {
     return f;
 }
 
+/* The kernel of whole pages is for so many requests: those without rows or keys join. */
+static void fill_batch(attention_case *c) {
+    enum { LEAST = 16 };
+    for (; c->batch < LEAST; c->batch++) c->qo_len[c->batch] = c->kv_len[c->batch] = 0;
+}
+
+/* The nearest case that the kernel of whole pages takes. */
+static attention_case paged(const attention_case *c) {
+    static const int32_t sizes[] = {16, 32, 64, 48};
+    attention_case f = *c;
+    const uint64_t n = c->seed;
+    f.k_dtype = f.v_dtype = n % 4 == 1 ? KV8_E5M2 : KV8_E4M3;
+    f.q_dtype = n % 3 == 0 ? KV8_F16 : KV8_BF16;
+    f.head_dim = 64;
+    f.v_head_dim = 0;
+    f.num_kv_heads = 8;
+    if (f.group_size > 100) f.group_size = 100; /* a case has 1024 query heads at most */
+    f.layout = LAYOUT_NHD;
+    f.page_size = sizes[n / 3 % 4];
+    f.batch_invariant = false;
+    f.score_shift = 0;
+    fill_batch(&f);
+    return f;
+}
+
 static void sweep_check(const attention_case *c, bool many_threads) {
     (void)many_threads;
     void *state = device;
@@ -33,6 +59,8 @@ static void sweep_check(const attention_case *c, bool many_threads) {
     (void)device_case_check(g, c);
     const attention_case f = fitted(c);
     if (!device_case_check(g, &f)) fail_msg("not on tensor cores: %s", case_text(&f, KV8_ISA_BEST));
+    const attention_case p = paged(c);
+    if (!device_case_check(g, &p)) fail_msg("not on tensor cores: %s", case_text(&p, KV8_ISA_BEST));
 }
 
 /* Every third of the walk, in shapes that reach the tensor core kernels too. */
@@ -66,11 +94,10 @@ static void every_combination_is_right_or_refused(void **state) {
 }
 
 /* A captured run, replayed after other lengths, pages and queries were copied in. */
-static void a_graph_follows_the_lengths(void **state) {
-    const gpu *const g = gpu_get_with_kernels(state);
+static void check_graph(const gpu *g, bool whole_pages) {
     static attention_inputs in, other;
     attention_case c = {.group_size = 8,
-                        .num_kv_heads = 4,
+                        .num_kv_heads = whole_pages ? 8 : 4,
                         .head_dim = 64,
                         .q_dtype = KV8_BF16,
                         .k_dtype = KV8_E4M3,
@@ -83,6 +110,7 @@ static void a_graph_follows_the_lengths(void **state) {
                         .qo_len = {1, 1, 1},
                         .kv_len = {40, 2000, 7},
                         .seed = 11};
+    if (whole_pages) fill_batch(&c);
     attention_case c2 = c;
     c2.kv_len[0] = 1900, c2.kv_len[1] = 100, c2.kv_len[2] = 47; /* the same number of pages */
     case_make(&in, &c);
@@ -93,6 +121,11 @@ static void a_graph_follows_the_lengths(void **state) {
     assert_ok(kv8_attention_reference(&other.spec, &other.args, other.ref_o, other.ref_lse));
     kv8_attention_device_plan *plan = NULL;
     assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in.spec, NULL));
+    char text[512];
+    assert_ok(kv8_attention_device_describe(plan, text, sizeof text));
+    static const char by_pages[] = "kv8_decode_e4m3_d64_h8_pages__sm90";
+    if (kv8_kernel_exists(g->device, by_pages))
+        assert_int_equal(strncmp(text, by_pages, sizeof by_pages - 1) == 0, whole_pages);
     const size_t rows = (size_t)(in.total_q * in.num_qo_heads), dim = (size_t)in.v_head_dim;
     const size_t o_bytes = rows * dim * sizeof(float), lse_bytes = rows * sizeof(float);
     const device_inputs d =
@@ -130,6 +163,13 @@ static void a_graph_follows_the_lengths(void **state) {
     kv8_attention_device_plan_destroy(plan);
     case_free(&in);
     case_free(&other);
+}
+
+static void a_graph_follows_the_lengths(void **state) {
+    check_graph(gpu_get_with_kernels(state), false);
+}
+static void a_graph_of_whole_pages_follows_them(void **state) {
+    check_graph(gpu_get_with_kernels(state), true);
 }
 
 /* A launch for one request cuts its keys among the blocks of a cluster: none, fewer than blocks,
@@ -245,6 +285,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(one_request_of_few_lengths),
         cmocka_unit_test(one_request_of_every_length),
         cmocka_unit_test(a_graph_follows_the_lengths),
+        cmocka_unit_test(a_graph_of_whole_pages_follows_them),
         cmocka_unit_test(wrong_inputs_are_refused),
     };
     return cmocka_run_group_tests_name("attention_device", tests, open_device, gpu_close);

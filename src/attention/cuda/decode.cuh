@@ -38,11 +38,12 @@ struct DecodeConfig {
     static constexpr bool SINGLE = SINGLE_;
     // KV heads of a warp, neighbours: their bytes of a token are copied as one row.
     static constexpr int HEADS = HEADS_;
+    static constexpr int MOST_HELD = 2;  // requests of a lane whose lengths it keeps
     static constexpr bool IS_BF16 = F == BF16;
     static constexpr int P_PARTS = IS_BF16 ? 2 : 1;  // bf16 probabilities are kept to 16 bits
-    using K = KeyTile<F, DIM, HEADS>;
-    using V = ValueTile<F, DIM, HEADS>;
     using R = Row<F, DIM * HEADS>;
+    using K = KeyTile<F, DIM, R>;
+    using V = ValueTile<F, DIM, R>;
     static constexpr int HEAD_BYTES = DIM * size_of(F);
     // A stage: a granule of K, of V, and of int8 the words that have the scales of K's rows, then
     // of V's; where a token's place says nothing of which half, how far to shift follows each word.
@@ -161,6 +162,18 @@ __device__ inline bool mask_bit(const kv8_decode_args &a, const Request &r, int 
     if (a.mask_bits == nullptr) return true;
     const int64_t bit = int64_t(q_token) * r.kv_len + key;
     return a.mask_bits[a.mask_indptr[r.index] + bit / 8] >> (bit % 8) & 1;
+}
+
+// Does some row of the piece see one of these keys?
+__device__ inline bool mask_shows(const kv8_decode_args &a, const Piece &p, int key, int num_keys) {
+    const int first_row = divide(p.row_begin, a.by_group);
+    const int last_row = divide(p.row_begin + p.num_rows - 1, a.by_group);
+    for (int q_token = first_row; q_token <= last_row; q_token++) {
+        const KeyRange seen = visible_keys(a, p.request, q_token);
+        for (int k = max(key, seen.begin); k < min(key + num_keys, seen.end); k++)
+            if (mask_bit(a, p.request, q_token, k)) return true;
+    }
+    return false;
 }
 
 }  // namespace kv8

@@ -34,6 +34,8 @@ typedef struct kv8_decode_args {
     const int32_t *block_table;
     int64_t block_table_stride;
     const int32_t *seq_lens;
+    int64_t
+        table_entries; /* of page_indices or block_table, that memory is there for; 0: unknown */
     const float *k_scale, *v_scale; /* may be 0 */
     int64_t k_scale_stride_batch, k_scale_stride_head;
     int64_t v_scale_stride_batch, v_scale_stride_head;
@@ -68,9 +70,9 @@ enum {
 };
 
 #ifdef __cplusplus
-static_assert(sizeof(kv8_decode_args) == 504, "layout");
+static_assert(sizeof(kv8_decode_args) == 512, "layout");
 #else
-_Static_assert(sizeof(kv8_decode_args) == 504, "layout");
+_Static_assert(sizeof(kv8_decode_args) == 512, "layout");
 #endif
 
 #endif

@@ -81,24 +81,12 @@ class Feed {
         place = {-1, 0};
         if (n >= count) return;
         if (token >= piece.any.end || token + SPAN <= piece.any.begin) return;
-        if (!C::SINGLE && a.mask_bits != nullptr && !mask_shows(token, SPAN)) return;
+        if (!C::SINGLE && a.mask_bits != nullptr && !mask_shows(a, piece, token, SPAN)) return;
         const int index = divide(token, a.by_page);
         place.slot = token - index * a.page_size;
         if (token < piece.any.begin || token + SPAN > piece.any.end) place.slot = ~place.slot;
         place.page = __ldg(piece.pages + index);
     }
-    // Does some row of the tile see one of these keys?
-    __device__ bool mask_shows(int key, int num_keys) const {
-        const int first_row = divide(piece.row_begin, a.by_group);
-        const int last_row = divide(piece.row_begin + piece.num_rows - 1, a.by_group);
-        for (int q_token = first_row; q_token <= last_row; q_token++) {
-            const KeyRange seen = visible_keys(a, piece.request, q_token);
-            for (int k = max(key, seen.begin); k < min(key + num_keys, seen.end); k++)
-                if (mask_bit(a, piece.request, q_token, k)) return true;
-        }
-        return false;
-    }
-
     __device__ void prepare_copies(const kv8_decode_pages &p, int head, const uint8_t *&lane_from,
                                    uint32_t (&row_from)[REGULAR ? 1 : PASSES]) const {
         lane_from = p.data + head * p.stride_head;

@@ -32,14 +32,39 @@ struct Block {
     __device__ Piece *other(const Piece *piece) { return pieces + (piece == pieces); }
 };
 
-// The next piece of the block into `into`, by its first warp.
-template <class C, class LENGTHS>
-__device__ void take_piece(const kv8_decode_args &a, const int *starts, Line line, Block<C> &block,
+// The next piece of the block into `into`, by one warp.
+template <class C, class BLOCK, class LENGTHS>
+__device__ void take_piece(const kv8_decode_args &a, const int *starts, Line line, BLOCK &block,
                            Piece &into, LENGTHS &&lengths_of) {
     next_piece<C>(a, starts, line, into, lengths_of);
     __syncwarp();  // all lanes have read what changes now
-    if (threadIdx.x == 0) block.line.unit = line.unit;
+    if (threadIdx.x % 32 == 0) block.line.unit = line.unit;
     __syncwarp();
+}
+
+// The line and the block's first piece, by one warp. own_lengths(b, n): of request b, the lane's
+// n-th; lengths_of(b): of request b, by all lanes.
+template <class C, class BLOCK, class OWN, class LENGTHS>
+__device__ void lay(const kv8_decode_args &a, int *starts, BLOCK &block, Piece &into,
+                    OWN &&own_lengths, LENGTHS &&lengths_of) {
+    const Totals sum = lay_line<C>(a, starts, own_lengths);
+    const Line line = cut_line(a, sum);
+    if (threadIdx.x % 32 == 0) block.any_empty = sum.any_empty, block.line = line;
+    take_piece<C>(a, starts, line, block, into, lengths_of);
+}
+// From what lies in memory, and from what is held of it.
+template <class C, class BLOCK>
+__device__ void lay_loaded(const kv8_decode_args &a, int *starts, BLOCK &block, Piece &into) {
+    lay<C>(
+        a, starts, block, into, [&](int b, int) { return load_lengths(a, b); },
+        [&](int b) { return load_lengths(a, b); });
+}
+template <class C, class BLOCK>
+__device__ void lay_held(const kv8_decode_args &a, int *starts, BLOCK &block, Piece &into,
+                         const Held<C::MOST_HELD> &held) {
+    lay<C>(
+        a, starts, block, into, [&](int, int n) { return held.nth(n); },
+        [&](int b) { return held_lengths(a, held, b); });
 }
 
 __device__ inline void wait_for_previous() {
@@ -50,25 +75,16 @@ __device__ inline void wait_for_previous() {
 // stream has ended, from the lengths that lie there; and once more if they are others after it.
 template <class C>
 __device__ void lay_first(const kv8_decode_args &a, int *starts, Block<C> &block) {
-    const auto lay = [&](auto &&own_lengths, auto &&lengths_of) {
-        const Totals sum = lay_line<C>(a, starts, own_lengths);
-        if (threadIdx.x == 0) block.any_empty = sum.any_empty;
-        const Line line = cut_line(a, sum);
-        if (threadIdx.x == 0) block.line = line;
-        take_piece(a, starts, line, block, block.pieces[0], lengths_of);
-    };
-    if (!holds_all(a)) {
+    if (!holds_all<C>(a)) {
         wait_for_previous();
-        lay([&](int b, int) { return load_lengths(a, b); },
-            [&](int b) { return load_lengths(a, b); });
+        lay_loaded<C>(a, starts, block, block.pieces[0]);
         return;
     }
     bool waited = false;
     for (;;) {
-        Held held;
+        Held<C::MOST_HELD> held;
         load_held(a, held);
-        lay([&](int, int n) { return n == 0 ? held[0] : held[1]; },
-            [&](int b) { return held_lengths(a, held, b); });
+        lay_held<C>(a, starts, block, block.pieces[0], held);
         if (waited) return;
         prefetch_pages(a, block.pieces[0]);
         wait_for_previous(), waited = true;
@@ -104,8 +120,8 @@ __device__ __forceinline__ void decode_body(const kv8_decode_args &a) {
                 for (int h = 0; slice == 0 && h < C::HEADS; h++)
                     copy_row_ends(a, piece, head + h, block.ends + (in_block + h) * C::ROWS);
                 if (warp == 0)
-                    take_piece(a, starts, block.line, block, *block.other(at),
-                               [&](int b) { return load_lengths(a, b); });
+                    take_piece<C>(a, starts, block.line, block, *block.other(at),
+                                  [&](int b) { return load_lengths(a, b); });
             });
         __syncthreads();
         close_piece<C>(a, piece, rings, block.ends);

@@ -47,35 +47,48 @@ __device__ inline int units_of(const kv8_decode_args &a, int granules) {
 }
 
 // Lengths of the requests of each lane: consecutive ones, and only so many that they are registers.
-constexpr int MOST_HELD = 2;
-using Held = Lengths[MOST_HELD];
-__device__ inline bool holds_all(const kv8_decode_args &a) {
-    return a.batch <= 32 * MOST_HELD;
+template <int MOST>
+struct Held {
+    Lengths of[MOST];
+
+    __device__ const Lengths nth(int n) const {
+        Lengths own = of[0];
+#pragma unroll
+        for (int i = 1; i < MOST; i++)
+            if (n == i) own = of[i];
+        return own;
+    }
+};
+template <class C>
+__device__ bool holds_all(const kv8_decode_args &a) {
+    return a.batch <= 32 * C::MOST_HELD;
 }
 __device__ inline int held_each(const kv8_decode_args &a) {
     return (a.batch + 31) / 32;
 }
-__device__ inline void load_held(const kv8_decode_args &a, Held &held) {
+template <int MOST>
+__device__ void load_held(const kv8_decode_args &a, Held<MOST> &held) {
 #pragma unroll
-    for (int n = 0; n < MOST_HELD; n++) {
+    for (int n = 0; n < MOST; n++) {
         const int b = threadIdx.x % 32 * held_each(a) + n;
-        held[n] = {0, 0, 0, 0, 0};
-        if (n < held_each(a) && b < a.batch) held[n] = load_lengths(a, b);
+        held.of[n] = {0, 0, 0, 0, 0};
+        if (n < held_each(a) && b < a.batch) held.of[n] = load_lengths(a, b);
     }
 }
-__device__ inline bool holds_still(const kv8_decode_args &a, const Held &held) {
-    Held now;
+template <int MOST>
+__device__ bool holds_still(const kv8_decode_args &a, const Held<MOST> &held) {
+    Held<MOST> now;
     load_held(a, now);
     bool differs = false;
 #pragma unroll
-    for (int n = 0; n < MOST_HELD; n++) differs |= now[n] != held[n];
+    for (int n = 0; n < MOST; n++) differs |= now.of[n] != held.of[n];
     return !__any_sync(~0u, differs);
 }
 // Of request b, by all lanes.
-__device__ inline Lengths held_lengths(const kv8_decode_args &a, const Held &held, int b) {
-    const int lane = held_each(a) == 1 ? b : b / 2;
-    const Lengths own = held_each(a) == 1 || b % 2 == 0 ? held[0] : held[1];
-    static_assert(MOST_HELD == 2);
+template <int MOST>
+__device__ Lengths held_lengths(const kv8_decode_args &a, const Held<MOST> &held, int b) {
+    const int lane = quotient(b, held_each(a));
+    const Lengths own = held.nth(b - lane * held_each(a));
     return {__shfl_sync(~0u, own.qo_begin, lane), __shfl_sync(~0u, own.qo_end, lane),
             __shfl_sync(~0u, own.page_begin, lane), __shfl_sync(~0u, own.page_end, lane),
             __shfl_sync(~0u, own.last, lane)};

@@ -71,6 +71,27 @@ __device__ inline void copy_wait_all() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// What is read once leaves L2 before what is read again.
+__device__ inline uint64_t leave_first_policy() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+// `bytes` at once, a multiple of 16; the barrier counts them as they come.
+__device__ inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
+                                 uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+}
+// The one arrival of a phase, which ends once `bytes` have come too.
+__device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
 // WORDS consecutive 4-byte words of shared memory, one load.
 template <int BYTES>
 struct Words {

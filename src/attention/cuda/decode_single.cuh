@@ -50,11 +50,6 @@ __device__ inline void store_cluster(uint32_t to, uint32_t barrier, const float4
         "r"(barrier), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
         : "memory");
 }
-// The one arrival of a phase, which ends once `bytes` have come too.
-__device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
 __device__ inline void wait_for_bytes(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n"

@@ -37,12 +37,19 @@ struct Row {
     __device__ static int at_byte(int token, int byte) { return at(token, byte / 16) + byte % 16; }
 };
 
-// First MMA, of one of the HEADS that share a row; `at` is where the head's bytes begin in it.
+// A row as a page holds it, of all KV heads of a token.
+template <int BYTES_>
+struct PlainRow {
+    static constexpr int BYTES = BYTES_, PITCH = BYTES_, TILE_BYTES = TOKENS * PITCH;
+
+    __device__ static int at_byte(int token, int byte) { return token * PITCH + byte; }
+};
+
+// First MMA, of one of the heads that share a row R; `at` is where the head's bytes begin in it.
 // Segment i of a head is 64 bytes wide (the last one maybe 32 or 16): lane c owns a quarter of it.
 // MMA k-step s of a lane's elements takes 4s..4s+3.
-template <Format F, int DIM, int HEADS>
+template <Format F, int DIM, class R>
 struct KeyTile {
-    using R = Row<F, DIM * HEADS>;
     static constexpr int BYTES = DIM * size_of(F);
     static constexpr int SEGMENTS = (BYTES + 63) / 64;
     static constexpr int STEPS = DIM / 16;
@@ -96,9 +103,8 @@ struct KeyTile {
 };
 
 // Second MMA. Block i of a row is the widest of 16, 8, 4, 2 bytes per lane that still fits.
-template <Format F, int DIM, int HEADS>
+template <Format F, int DIM, class R>
 struct ValueTile {
-    using R = Row<F, DIM * HEADS>;
     static constexpr int BYTES = DIM * size_of(F);
     static constexpr int TILES = DIM / 16;  // m-tiles
     // Bytes per lane of the block that starts at byte `at`.
