@@ -151,7 +151,8 @@ class Feed {
         for (int n = 0; n < PASSES; n++) {
             const int index = n * 32 + lane(), row = index / CHUNKS;
             if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
-                copy16<WIDE>(stage + C::R::at(row, index % CHUNKS), at + further(p, n, row_from));
+                copy16_once<WIDE>(stage + C::R::at(row, index % CHUNKS),
+                                  at + further(p, n, row_from));
         }
     }
     // Zeros for what nobody sees.
@@ -172,7 +173,7 @@ class Feed {
             const uint8_t *const at =
                 inside ? row_at(p, lane_from, from) + further(p, n, row_from) : p.data;
             if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
-                copy16_or_zero<WIDE>(stage + C::R::at(row, index % CHUNKS), at, inside);
+                copy16_once_or_zero<WIDE>(stage + C::R::at(row, index % CHUNKS), at, inside);
         }
     }
 

@@ -26,29 +26,52 @@ __device__ inline uint32_t smem_address(const void *p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// What is read once leaves L2 before what is read again.
+__device__ inline uint64_t leave_first_policy() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 // 16 bytes, and what lies beside them ahead of its use: without that hint DRAM serves 64 bytes of a
-// line at the cost of all of it. WIDE: 256 bytes, for rows that tile them; else 128.
-template <bool WIDE = true>
+// line at the cost of all of it.
 __device__ inline void copy16(uint32_t to, const void *from) {
-    if constexpr (WIDE)
-        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from)
-                     : "memory");
-    else
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
-                     : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                 : "memory");
 }
 // Zeros unless `inside`; then nothing is read.
-template <bool WIDE = true>
 __device__ inline void copy16_or_zero(uint32_t to, const void *from, bool inside) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(inside ? 16 : 0)
+                 : "memory");
+}
+// The same of what is read once. WIDE: 256 bytes ahead, for rows that tile them; else 128.
+template <bool WIDE>
+__device__ inline void copy16_once(uint32_t to, const void *from) {
+    if constexpr (WIDE)
+        asm volatile(
+            "cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(to),
+            "l"(from), "l"(leave_first_policy())
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+            "l"(from), "l"(leave_first_policy())
+            : "memory");
+}
+template <bool WIDE>
+__device__ inline void copy16_once_or_zero(uint32_t to, const void *from, bool inside) {
     const int bytes = inside ? 16 : 0;
     if constexpr (WIDE)
-        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                     "r"(bytes)
-                     : "memory");
+        asm volatile(
+            "cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(to),
+            "l"(from), "r"(bytes), "l"(leave_first_policy())
+            : "memory");
     else
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                     "r"(bytes)
-                     : "memory");
+        asm volatile(
+            "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+            "l"(from), "r"(bytes), "l"(leave_first_policy())
+            : "memory");
 }
 __device__ inline void copy4(uint32_t to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
@@ -71,12 +94,6 @@ __device__ inline void copy_wait_all() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// What is read once leaves L2 before what is read again.
-__device__ inline uint64_t leave_first_policy() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
 // `bytes` at once, a multiple of 16; the barrier counts them as they come.
 __device__ inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
                                  uint64_t policy) {
