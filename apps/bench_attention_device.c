@@ -248,7 +248,8 @@ static kv8_status make_plan(device_run *r, const bench_device *b, device_row *ro
     if (status == KV8_OK)
         status = kv8_attention_device_workspace_init(r->plan, b->stream, r->workspace);
     char text[512];
-    if (status == KV8_OK) status = kv8_attention_device_describe(r->plan, text, sizeof text);
+    if (status == KV8_OK)
+        status = kv8_attention_device_describe(r->plan, &r->args, text, sizeof text);
     if (status == KV8_OK)
         snprintf(row->kernel, sizeof row->kernel, "%.*s", (int)strcspn(text, " "), text);
     return status;

@@ -48,9 +48,11 @@ KV8_API size_t kv8_attention_device_workspace_size(const kv8_attention_device_pl
  * not for capture. */
 KV8_API kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *plan,
                                                        kv8_stream *stream, void *workspace);
-/* Kernel name, blocks, how its work is cut, workspace: one line. Writes at most size bytes with the
- * terminating 0. */
-KV8_API kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan, char *text,
+/* Kernel name, blocks, how its work is cut, workspace: one line, of a run with these args, of which
+ * batch, k and v are looked at; NULL: of as many requests as the plan takes, in pages as kv8_cache
+ * lays them out. Writes at most size bytes with the terminating 0. */
+KV8_API kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
+                                                 const kv8_attention_args *args, char *text,
                                                  size_t size);
 /* One launch, two of prefill; allocates nothing, synchronises nothing, can be captured. The tensor
  * core kernels read 16 bytes at a time: where K's or V's data or byte strides are not multiples of

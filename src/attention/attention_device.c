@@ -358,48 +358,6 @@ kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *
     return kv8_stream_synchronize(stream);
 }
 
-kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan, char *text,
-                                         size_t size) {
-    if (plan == NULL || (text == NULL && size > 0))
-        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "text");
-    const char *const gpu = kv8_device_get_info(plan->device)->name;
-    if (plan->prefills) {
-        snprintf(text, size,
-                 "%s on %s: %d blocks, items of %d packed rows, longest first, split over keys "
-                 "where one would outlast the rest, workspace %zu bytes",
-                 plan->prefill.main.name, gpu, plan->prefill.args.num_blocks,
-                 plan->prefill.args.block_rows, plan->workspace_size);
-        return KV8_OK;
-    }
-    if (plan->rows.choice == NULL) {
-        snprintf(text, size, "%s on %s: a block per query row and head, workspace %zu bytes",
-                 any_name, gpu, plan->workspace_size);
-        return KV8_OK;
-    }
-    if (plan->single != NULL && plan->spec.max_batch == 1) {
-        snprintf(text, size,
-                 "%s on %s: clusters of %d blocks of %d warps, one for each KV head, workspace %zu "
-                 "bytes",
-                 plan->single->name, gpu, plan->single_blocks, plan->single->num_warps,
-                 plan->workspace_size);
-        return KV8_OK;
-    }
-    const bool by_pages = plan->pages.choice != NULL;
-    const decode_way *const way = by_pages ? &plan->pages : &plan->rows;
-    const int used = snprintf(
-        text, size,
-        "%s on %s: up to %d blocks of %d warps, %d KV heads each, equal shares of all keys "
-        "in steps of %d, workspace %zu bytes",
-        way->choice->name, gpu, way->num_blocks, way->num_threads / 32, way->heads_per_block,
-        (int)KV8_DECODE_TOKENS, plan->workspace_size);
-    if (by_pages && used >= 0 && (size_t)used < size)
-        snprintf(text + used, size - (size_t)used,
-                 "; %s for fewer than %d requests, and where a page's tokens are not one after "
-                 "another",
-                 plan->rows.choice->name, (int)LEAST_BATCH_OF_PAGES);
-    return KV8_OK;
-}
-
 /* --- run --- */
 
 static kv8_status check_pointers(const kv8_attention_spec *spec, const kv8_attention_args *args) {
@@ -565,10 +523,77 @@ static bool has_whole_pages(const kv8_attention_spec *spec, const kv8_decode_pag
     return fits_copies(p) && p->stride_head == row_bytes(spec) &&
            p->stride_slot == (int64_t)row_bytes(spec) * spec->num_kv_heads;
 }
-static bool takes_pages(const kv8_attention_device_plan *plan, const kv8_decode_args *a) {
-    return plan->pages.choice != NULL && a->batch >= LEAST_BATCH_OF_PAGES &&
-           has_whole_pages(&plan->spec, &a->k) && has_whole_pages(&plan->spec, &a->v);
+
+/* The kernel of a run. */
+typedef enum run_kind { BY_PREFILL, BY_SINGLE, BY_PAGES, BY_ROWS, BY_ANY } run_kind;
+
+static run_kind choose_run(const kv8_attention_device_plan *plan, int32_t batch,
+                           const kv8_decode_pages *k, const kv8_decode_pages *v) {
+    if (!fits_copies(k) || !fits_copies(v)) return BY_ANY;
+    if (plan->prefills) return BY_PREFILL;
+    if (plan->single != NULL && batch == 1) return BY_SINGLE;
+    if (plan->pages.choice != NULL && batch >= LEAST_BATCH_OF_PAGES &&
+        has_whole_pages(&plan->spec, k) && has_whole_pages(&plan->spec, v))
+        return BY_PAGES;
+    return plan->rows.choice != NULL ? BY_ROWS : BY_ANY;
 }
+
+/* Pages as the cache lays them out. */
+static kv8_decode_pages usual_pages(const kv8_attention_spec *spec, kv8_dtype dtype, int64_t dim) {
+    const kv8_paged paged = {.stride_head = dim,
+                             .stride_slot = dim * spec->num_kv_heads,
+                             .stride_page = dim * spec->num_kv_heads * spec->page_size};
+    return device_pages(&paged, dtype);
+}
+
+kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
+                                         const kv8_attention_args *args, char *text, size_t size) {
+    if (plan == NULL || (text == NULL && size > 0))
+        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "text");
+    const kv8_attention_spec *const spec = &plan->spec;
+    const char *const gpu = kv8_device_get_info(plan->device)->name;
+    kv8_decode_pages k = usual_pages(spec, spec->k_dtype, spec->head_dim);
+    kv8_decode_pages v = usual_pages(spec, spec->v_dtype, spec->v_head_dim);
+    int32_t batch = spec->max_batch;
+    if (args != NULL) {
+        k = device_pages(&args->k, spec->k_dtype), v = device_pages(&args->v, spec->v_dtype);
+        batch = args->batch;
+    }
+    const run_kind kind = choose_run(plan, batch, &k, &v);
+    const decode_way *const way = kind == BY_PAGES ? &plan->pages : &plan->rows;
+    switch (kind) {
+        case BY_PREFILL:
+            snprintf(text, size,
+                     "%s on %s: %d blocks, items of %d packed rows, longest first, split over keys "
+                     "where one would outlast the rest, workspace %zu bytes",
+                     plan->prefill.main.name, gpu, plan->prefill.args.num_blocks,
+                     plan->prefill.args.block_rows, plan->workspace_size);
+            break;
+        case BY_SINGLE:
+            snprintf(text, size,
+                     "%s on %s: clusters of %d blocks of %d warps, one for each KV head, workspace "
+                     "%zu bytes",
+                     plan->single->name, gpu, plan->single_blocks, plan->single->num_warps,
+                     plan->workspace_size);
+            break;
+        case BY_PAGES:
+        case BY_ROWS:
+            snprintf(text, size,
+                     "%s on %s: up to %d blocks of %d warps, %d KV heads each, equal shares of all "
+                     "keys in steps of %d, workspace %zu bytes",
+                     way->choice->name, gpu, way->num_blocks, way->num_threads / 32,
+                     way->heads_per_block, (int)KV8_DECODE_TOKENS, plan->workspace_size);
+            break;
+        case BY_ANY:
+            snprintf(text, size, "%s on %s: a block per query row and head, workspace %zu bytes",
+                     any_name, gpu, plan->workspace_size);
+            break;
+    }
+    return KV8_OK;
+}
+
+/* --- run --- */
+
 static kv8_status run_pages(const kv8_attention_device_plan *plan, kv8_stream *stream,
                             kv8_decode_args a) {
     const int32_t *const table = a.page_indptr != NULL ? a.page_indices : a.block_table;
@@ -581,16 +606,18 @@ kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_s
     KV8_TRY(check_run(plan, stream, args, workspace));
     if (args->batch == 0) return KV8_OK;
     const kv8_decode_args a = device_args(plan, args, workspace);
-    if (plan->prefills && fits_copies(&a.k) && fits_copies(&a.v))
-        return kv8_prefill_run(&plan->prefill, stream, args, a.sink_logit,
-                               (uint8_t *)workspace + plan->prefill_at);
-    if (plan->single != NULL && args->batch == 1 && fits_copies(&a.k) && fits_copies(&a.v)) {
-        const kv8_launch launch = single_launch(plan);
-        return kv8_kernel_launch(&plan->single_kernel, stream, &launch, &a);
+    switch (choose_run(plan, args->batch, &a.k, &a.v)) {
+        case BY_PREFILL:
+            return kv8_prefill_run(&plan->prefill, stream, args, a.sink_logit,
+                                   (uint8_t *)workspace + plan->prefill_at);
+        case BY_SINGLE: {
+            const kv8_launch launch = single_launch(plan);
+            return kv8_kernel_launch(&plan->single_kernel, stream, &launch, &a);
+        }
+        case BY_PAGES: return run_pages(plan, stream, a);
+        case BY_ROWS: return run_way(&plan->rows, stream, a);
+        case BY_ANY: break;
     }
-    if (takes_pages(plan, &a)) return run_pages(plan, stream, a);
-    if (plan->rows.choice != NULL && fits_copies(&a.k) && fits_copies(&a.v))
-        return run_way(&plan->rows, stream, a);
     const int32_t rows =
         plan->spec.max_total_q < ANY_MAX_ROWS ? plan->spec.max_total_q : ANY_MAX_ROWS;
     const kv8_launch launch = {.grid = {(uint32_t)plan->spec.num_qo_heads, (uint32_t)rows},

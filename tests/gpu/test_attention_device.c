@@ -122,7 +122,7 @@ static void check_graph(const gpu *g, bool whole_pages) {
     kv8_attention_device_plan *plan = NULL;
     assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in.spec, NULL));
     char text[512];
-    assert_ok(kv8_attention_device_describe(plan, text, sizeof text));
+    assert_ok(kv8_attention_device_describe(plan, NULL, text, sizeof text));
     static const char by_pages[] = "kv8_decode_e4m3_d64_h8_pages__sm90";
     if (kv8_kernel_exists(g->device, by_pages))
         assert_int_equal(strncmp(text, by_pages, sizeof by_pages - 1) == 0, whole_pages);

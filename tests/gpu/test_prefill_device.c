@@ -445,7 +445,7 @@ static void the_plan_chooses(void **state) {
         if (!many) spec.max_batch = spec.max_total_q;
         kv8_attention_device_plan *plan = NULL;
         assert_ok(kv8_attention_device_plan_create(&plan, g->device, &spec, NULL));
-        assert_ok(kv8_attention_device_describe(plan, text, sizeof text));
+        assert_ok(kv8_attention_device_describe(plan, NULL, text, sizeof text));
         assert_int_equal(strstr(text, "kv8_prefill_e4m3_d64__sm90") != NULL, many);
         kv8_attention_device_plan_destroy(plan);
     }
@@ -652,7 +652,7 @@ static void the_plan_chooses_mma(void **state) {
         char text[256];
         kv8_attention_device_plan *plan = NULL;
         assert_ok(kv8_attention_device_plan_create(&plan, g->device, &spec, NULL));
-        assert_ok(kv8_attention_device_describe(plan, text, sizeof text));
+        assert_ok(kv8_attention_device_describe(plan, NULL, text, sizeof text));
         assert_non_null(strstr(text, "kv8_prefill_any_d96__sm80"));
         kv8_attention_device_plan_destroy(plan);
     }

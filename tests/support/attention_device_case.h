@@ -93,7 +93,7 @@ static inline bool device_case_run(const gpu *g, attention_inputs *in, float *o_
     gpu_download(g, lse_out, args.lse, lse_bytes);
     case_collect(in, o, stride_row, stride_head, o_out);
     char text[256];
-    assert_ok(kv8_attention_device_describe(plan, text, sizeof text));
+    assert_ok(kv8_attention_device_describe(plan, NULL, text, sizeof text));
     free(o);
     kv8_device_free(g->device, workspace);
     kv8_device_free(g->device, d.memory);
