@@ -60,14 +60,14 @@ if(KV8_NVCC_RUNS)
   message(STATUS "CUDA kernels: nvcc ${KV8_NVCC_VERSION}")
 endif()
 
-# kv8_cuda_source(file.cu ARCHS arch... [MAY_SPILL kernel...]): one .cu of the calling room. ARCHS as
-# nvcc writes them without sm_: 80 runs on 8.x, 90 on 9.x, 90a on 9.0 alone with wgmma. Those that
-# this nvcc does not know are left out. scripts/check_cuda fails on kernels that spill registers,
-# but for those of MAY_SPILL (regular expressions; `.*` for all).
+# kv8_cuda_source(file.cu ARCHS arch... [MAY_SPILL kernel:bytes...]): one .cu of the calling room.
+# ARCHS as nvcc writes them without sm_: 80 runs on 8.x, 90 on 9.x, 90a on 9.0 alone with wgmma. Those
+# that this nvcc does not know are left out. scripts/check_cuda fails on kernels that spill registers,
+# but for those of MAY_SPILL (regular expressions), up to so many bytes of stores and loads.
 function(kv8_cuda_source file)
   cmake_parse_arguments(ARG "" "" "ARCHS;MAY_SPILL" ${ARGN})
   if(NOT ARG_ARCHS OR ARG_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "kv8_cuda_source(${file}): ARCHS arch... [MAY_SPILL kernel...]")
+    message(FATAL_ERROR "kv8_cuda_source(${file}): ARCHS arch... [MAY_SPILL kernel:bytes...]")
   endif()
   if(NOT KV8_NVCC_RUNS)
     return()
