@@ -15,6 +15,8 @@ typedef struct run {
     kv8_attention_join *joins;
     const kv8_attention_cascade *cascade;
     float *partials, *scratch;
+    int64_t num_items;
+    _Atomic int64_t num_taken;
 } run;
 
 /* A row of an item: whose it is, its row of the batch's q and o, its head. */
@@ -152,13 +154,11 @@ static void join_shared_row(void *cookie, size_t index, int32_t thread_idx) {
 
 /* --- one item --- */
 
-static void run_item(void *cookie, size_t index, int32_t thread_idx) {
-    const run *const r = cookie;
+static void run_item(const run *r, const kv8_attention_item *item, kv8_attention_turn *turn,
+                     float *base) {
     const kv8_attention_plan *const plan = r->plan;
     const kv8_attention_args *const args = r->args;
-    const kv8_attention_item *const item = &r->items[index];
     const kv8_attention_scratch *const at = &plan->scratch;
-    float *const base = r->scratch + thread_idx * at->size;
     const int32_t qo_len = args->qo_indptr[item->request + 1] - args->qo_indptr[item->request];
     const int32_t kv_len = kv8_request_kv_len(&args->pages, plan->spec.page_size, item->request);
     int32_t *const seen_from = (int32_t *)(base + at->seen_from);
@@ -176,6 +176,7 @@ static void run_item(void *cookie, size_t index, int32_t thread_idx) {
         .spec = &plan->spec,
         .args = args,
         .item = item,
+        .turn = turn,
         .pages = kv8_request_pages(&args->pages, item->request),
         .group_size = plan->group_size,
         .qo_len = qo_len,
@@ -213,6 +214,20 @@ static void run_item(void *cookie, size_t index, int32_t thread_idx) {
         join_parts(r, join);
 }
 
+/* A thread's items, until none is left. */
+static void run_items(void *cookie, size_t index, int32_t thread_idx) {
+    (void)index;
+    run *const r = cookie;
+    kv8_attention_turn turn = {
+        .items = r->items, .num_items = r->num_items, .num_taken = &r->num_taken};
+    for (;;) {
+        const kv8_attention_item *const item = kv8_attention_take_item(&turn);
+        if (item == NULL) break;
+        turn.taken = false;
+        run_item(r, item, &turn, r->scratch + thread_idx * r->plan->scratch.size);
+    }
+}
+
 kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention_args *args,
                              void *workspace) {
     if (plan == NULL) return kv8_fail(KV8_ERR_INVALID, "plan is NULL");
@@ -234,8 +249,10 @@ kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention
              .joins = joins,
              .cascade = &cascade,
              .partials = (float *)(void *)(bytes + plan->partials_at),
-             .scratch = (float *)(void *)(bytes + plan->scratch_at)};
-    kv8_threads_run(plan->threads, (size_t)cut.num_items, run_item, &r);
+             .scratch = (float *)(void *)(bytes + plan->scratch_at),
+             .num_items = cut.num_items};
+    const int64_t num_turns = kv8_min_i64(cut.num_items, plan->num_threads);
+    kv8_threads_run(plan->threads, (size_t)num_turns, run_items, &r);
     kv8_threads_run(plan->threads, (size_t)cascade.num_rows, join_shared_row, &r);
     return KV8_OK;
 }

@@ -10,6 +10,7 @@
 #ifndef KV8_ATTENTION_TILE_H
 #define KV8_ATTENTION_TILE_H
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "problem.h"
@@ -39,6 +40,27 @@ typedef struct kv8_attention_item {
     int64_t partial; /* the offset in floats of its partial result; -1 = it is the whole result */
 } kv8_attention_item;
 
+/* A thread's way through the items of a run. At the last tile of an item it takes the next one, whose
+ * first tile is then asked for like any other; before that it belongs to whoever comes first. */
+typedef struct kv8_attention_turn {
+    const kv8_attention_item *items;
+    int64_t num_items;
+    _Atomic int64_t *num_taken;     /* of all threads */
+    const kv8_attention_item *next; /* NULL: not taken yet, or none is left */
+    bool taken, asked;              /* asked: the first tile of the item in hand was asked for */
+} kv8_attention_turn;
+
+/* The thread's next item, until turn->taken is cleared the same one; NULL when none is left. */
+static inline const kv8_attention_item *kv8_attention_take_item(kv8_attention_turn *turn) {
+    if (turn->taken) return turn->next;
+    int64_t at = atomic_load_explicit(turn->num_taken, memory_order_relaxed);
+    if (at < turn->num_items)
+        at = atomic_fetch_add_explicit(turn->num_taken, 1, memory_order_relaxed);
+    turn->next = at < turn->num_items ? &turn->items[at] : NULL;
+    turn->taken = true;
+    return turn->next;
+}
+
 /* An item with everything a kernel needs. Scratch is 64-byte aligned; "unit" is 4 bytes: one f32
  * or a pair of bf16. A lane array holds one float per lane of the vectors in which the rows of
  * the heads lie. */
@@ -46,6 +68,7 @@ typedef struct kv8_attention_job {
     const kv8_attention_spec *spec; /* resolved: no defaults left */
     const kv8_attention_args *args;
     const kv8_attention_item *item;
+    kv8_attention_turn *turn;
     const int32_t *pages;
     int32_t group_size, qo_len, kv_len;
     int32_t k_size, v_size;     /* bytes per element */
@@ -118,17 +141,15 @@ static inline void kv8_tile_scales(const kv8_paged *paged, const kv8_f16 *first,
     for (int32_t i = 0; i < n; i++) scales[i] = first + i * step;
 }
 
-/* Addresses of keys [begin, end), at most KV8_TILE_KEYS, page by page; false when a mask hides all
- * of them. */
-static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, int32_t end,
-                                   kv8_tile *tile) {
+/* Addresses of keys [begin, end), at most KV8_TILE_KEYS, page by page. */
+static inline void kv8_tile_addresses(const kv8_attention_job *job, int32_t begin, int32_t end,
+                                      kv8_tile *tile) {
     const kv8_attention_spec *const spec = job->spec;
     const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
-    const int32_t kv_head = job->item->kv_head, last_row = job->item->num_rows - 1;
+    const int32_t kv_head = job->item->kv_head;
     const int64_t k_slot = k->stride_slot * job->k_size, v_slot = v->stride_slot * job->v_size;
     tile->begin = begin;
     tile->end = end;
-    tile->mixed = spec->has_mask || job->seen_from[last_row] > begin || job->seen_to[0] < end;
     int32_t slot = begin % spec->page_size;
     for (int32_t key = begin; key < end; slot = 0) {
         const int32_t page = job->pages[key / spec->page_size];
@@ -150,7 +171,22 @@ static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, 
             kv8_tile_scales(v, kv8_row_scale_at(v, page, slot, kv_head), n, tile->v_scale + at);
         key += n;
     }
-    if (!spec->has_mask) return true;
+}
+
+/* Where the tile that begins at `key` ends, in an item that ends at key_end. */
+static inline int32_t kv8_tile_end(int32_t key, int32_t key_end) {
+    const int64_t edge = ((int64_t)key / KV8_TILE_KEYS + 1) * KV8_TILE_KEYS;
+    return (int32_t)kv8_min_i64(edge, key_end);
+}
+
+/* Addresses of keys [begin, end) and who sees them; false when a mask hides all of them. */
+static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, int32_t end,
+                                   kv8_tile *tile) {
+    const int32_t last_row = job->item->num_rows - 1;
+    kv8_tile_addresses(job, begin, end, tile);
+    tile->mixed =
+        job->spec->has_mask || job->seen_from[last_row] > begin || job->seen_to[0] < end;
+    if (!job->spec->has_mask) return true;
     bool any = false;
     for (int32_t key = begin; key < end; key++) {
         if (kv8_job_any_sees(job, key))
@@ -164,12 +200,24 @@ static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, 
 /* The next tile of the item with a visible key, from *begin on, which moves behind it. */
 static inline bool kv8_tile_next(const kv8_attention_job *job, int32_t *begin, kv8_tile *tile) {
     while (*begin < job->item->key_end) {
-        const int64_t edge = ((int64_t)*begin / KV8_TILE_KEYS + 1) * KV8_TILE_KEYS;
-        const int32_t from = *begin, to = (int32_t)kv8_min_i64(edge, job->item->key_end);
-        *begin = to;
-        if (kv8_tile_gather(job, from, to, tile)) return true;
+        const int32_t from = *begin;
+        *begin = kv8_tile_end(from, job->item->key_end);
+        if (kv8_tile_gather(job, from, *begin, tile)) return true;
     }
     return false;
+}
+
+/* The first tile of the thread's next item, to be asked for beside the last of this one, in equal
+ * parts beside each head; NULL where there is none or it has another number of heads. */
+static inline const kv8_tile *kv8_tile_of_next_item(const kv8_attention_job *job, kv8_tile *tile) {
+    const kv8_attention_item *const item = kv8_attention_take_item(job->turn);
+    if (item == NULL || item->num_heads != job->item->num_heads || job->spec->has_mask) return NULL;
+    kv8_attention_job next = *job;
+    next.item = item;
+    next.pages = kv8_request_pages(&job->args->pages, item->request);
+    kv8_tile_addresses(&next, item->key_begin, kv8_tile_end(item->key_begin, item->key_end), tile);
+    job->turn->asked = true;
+    return tile;
 }
 
 /* Asks memory for the lines of a row. */

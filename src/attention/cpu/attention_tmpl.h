@@ -458,7 +458,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
 }
 #endif
 
-/* Nothing has asked for an item's first tile: all of it at once, while Q is laid out. */
+/* Where nothing has asked for an item's first tile: all of it at once, while Q is laid out. */
 static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
     if (job->spec->has_mask) return;
     const int32_t bytes = t_ask_bytes(job);
@@ -546,7 +546,8 @@ static bool t_walk(const kv8_attention_job *job, bool careful) {
     kv8_tile tiles[2];
     int32_t key = job->item->key_begin;
     bool more = kv8_tile_next(job, &key, &tiles[0]);
-    if (more) t_ask_tile(job, &tiles[0]);
+    if (more && !job->turn->asked) t_ask_tile(job, &tiles[0]);
+    job->turn->asked = false;
     t_prepare(job);
     t_queue queue;
     t_begin(job, careful, &queue);
@@ -554,7 +555,8 @@ static bool t_walk(const kv8_attention_job *job, bool careful) {
     t_order_units(t_lanes_of(job, 0).fold, order);
     for (int now = 0; more; now ^= 1) {
         const bool last = !kv8_tile_next(job, &key, &tiles[now ^ 1]);
-        kv8_tile *const tile = &tiles[now];
+        kv8_tile *const tile = &tiles[now], *const other = &tiles[now ^ 1];
+        const kv8_tile *const next = last ? kv8_tile_of_next_item(job, other) : other;
         const int32_t n = tile->end - tile->begin;
         if (job->spec->k_dtype == KV8_INT8)
             t_gather_scales(job, tile->k, tile->k_scale, n, job->args->k.row_scale_stride_head,
@@ -563,7 +565,7 @@ static bool t_walk(const kv8_attention_job *job, bool careful) {
             t_gather_scales(job, tile->v, tile->v_scale, n, job->args->v.row_scale_stride_head,
                             tile->row_scale[1]);
         for (int32_t head = 0; head < job->item->num_heads; head++)
-            t_tile_of_head(job, tile, last ? NULL : &tiles[now ^ 1], order, head, &queue);
+            t_tile_of_head(job, tile, next, order, head, &queue);
         more = !last;
     }
     if (!t_end(job, &queue)) return false;
