@@ -40,8 +40,9 @@ typedef struct kv8_attention_item {
     int64_t partial; /* the offset in floats of its partial result; -1 = it is the whole result */
 } kv8_attention_item;
 
-/* A thread's way through the items of a run. At the last tile of an item it takes the next one, whose
- * first tile is then asked for like any other; before that it belongs to whoever comes first. */
+/* A thread's way through the items of a run. At the last tile of an item it takes the next one,
+ * whose first tile is then asked for like any other; before that it belongs to whoever comes first.
+ */
 typedef struct kv8_attention_turn {
     const kv8_attention_item *items;
     int64_t num_items;
@@ -184,8 +185,7 @@ static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, 
                                    kv8_tile *tile) {
     const int32_t last_row = job->item->num_rows - 1;
     kv8_tile_addresses(job, begin, end, tile);
-    tile->mixed =
-        job->spec->has_mask || job->seen_from[last_row] > begin || job->seen_to[0] < end;
+    tile->mixed = job->spec->has_mask || job->seen_from[last_row] > begin || job->seen_to[0] < end;
     if (!job->spec->has_mask) return true;
     bool any = false;
     for (int32_t key = begin; key < end; key++) {
