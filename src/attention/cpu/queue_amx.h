@@ -13,6 +13,7 @@
 #define KV8_QUEUE_AMX_H
 
 #define T_QUARTERS 1 /* see t_q_at, t_place */
+#define T_RING     8 /* vectors: see ring_amx.h */
 #include "pairs_avx512.h"
 #include "tiles_amx.h"
 

@@ -132,12 +132,18 @@ typedef struct t_load {
 } t_load;
 
 /* The usual head dims as constants: the loops over a row disappear. */
-#define T_BY_DIM(name, body)                          \
+#ifdef T_RING
+#include "ring_amx.h"
+#else
+#define T_LOAD_K_FIXED(D, load, dim) t_load_k_of_##D(load, dim)
+#define T_LOAD_V_FIXED(D, load, dim) t_load_v_of_##D(load, dim)
+#endif
+#define T_BY_DIM(D, name, fixed, any)                 \
     static V_NOINLINE void name(const t_load *load) { \
         switch (load->dim) {                          \
-            case 64: body(load, 64); break;           \
-            case 128: body(load, 128); break;         \
-            default: body(load, load->dim); break;    \
+            case 64: fixed(D, load, 64); break;       \
+            case 128: fixed(D, load, 128); break;     \
+            default: any(load, load->dim); break;     \
         }                                             \
     }
 
@@ -181,8 +187,8 @@ typedef struct t_load {
             }                                                                                \
         }                                                                                    \
     }                                                                                        \
-    T_BY_DIM(t_load_k_##D, t_load_k_of_##D)                                                  \
-    T_BY_DIM(t_load_v_##D, t_load_v_of_##D)                                                  \
+    T_BY_DIM(D, t_load_k_##D, T_LOAD_K_FIXED, t_load_k_of_##D)                               \
+    T_BY_DIM(D, t_load_v_##D, T_LOAD_V_FIXED, t_load_v_of_##D)                               \
     static void t_value_row_##D(const uint8_t *row, int32_t dim, float *out) {               \
         int32_t d = 0;                                                                       \
         for (; d + V_LANES <= dim; d += V_LANES)                                             \
