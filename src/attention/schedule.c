@@ -15,7 +15,7 @@ enum {
      * an item's first tile comes cold, nothing is asked for during its last, and its part must be
      * joined: 5 to 15 us on tiles. */
     MIN_ITEM_WEIGHT = 1 << 19,
-    MIN_SPLIT_KEYS = 256, /* below, joining costs more than it spreads */
+    MIN_SPLIT_KEYS = 512, /* below, joining costs more than it spreads */
     /* The calling thread is in its item 3 us before another has woken: where each thread gets one
      * range of a block's keys, the first is so much longer. */
     LEAD_WEIGHT = 1 << 13,
