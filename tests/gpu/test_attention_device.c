@@ -93,6 +93,32 @@ static void every_combination_is_right_or_refused(void **state) {
     }
 }
 
+/* The kernel of a run with these args: the description's first word. */
+static void kernel_of(const kv8_attention_device_plan *plan, const kv8_attention_args *args,
+                      char name[128]) {
+    char text[512];
+    assert_ok(kv8_attention_device_describe(plan, args, text, sizeof text));
+    snprintf(name, 128, "%.*s", (int)strcspn(text, " "), text);
+}
+
+/* One plan, three kernels: whole pages of many requests, heads outside of slots, a single request.
+ */
+static void check_kernels_of_args(const kv8_attention_device_plan *plan, kv8_attention_args args,
+                                  const char *by_pages, int64_t page_size, int64_t dim) {
+    char usual[128], outside[128], single[128];
+    kernel_of(plan, &args, usual);
+    assert_string_equal(usual, by_pages);
+    args.k.stride_head = args.v.stride_head = page_size * dim;
+    args.k.stride_slot = args.v.stride_slot = dim;
+    kernel_of(plan, &args, outside);
+    assert_string_not_equal(outside, by_pages);
+    assert_non_null(strstr(outside, "kv8_decode_e4m3_d64"));
+    args.batch = 1;
+    kernel_of(plan, &args, single);
+    assert_string_not_equal(single, outside);
+    assert_non_null(strstr(single, "kv8_decode_e4m3_d64"));
+}
+
 /* A captured run, replayed after other lengths, pages and queries were copied in. */
 static void check_graph(const gpu *g, bool whole_pages) {
     static attention_inputs in, other;
@@ -135,6 +161,8 @@ static void check_graph(const gpu *g, bool whole_pages) {
     args.o_stride_head = (int64_t)dim;
     args.o_stride_row = in.num_qo_heads * args.o_stride_head;
     args.lse = (float *)(void *)(d.ends + device_round(o_bytes));
+    if (whole_pages && kv8_kernel_exists(g->device, by_pages))
+        check_kernels_of_args(plan, args, by_pages, in.spec.page_size, (int64_t)dim);
     void *const workspace = gpu_alloc(g, kv8_attention_device_workspace_size(plan));
     assert_ok(kv8_attention_device_workspace_init(plan, g->stream, workspace));
     kv8_graph *graph = NULL;
