@@ -115,8 +115,7 @@ static void check_kernels_of_args(const kv8_attention_device_plan *plan, kv8_att
     assert_non_null(strstr(outside, "kv8_decode_e4m3_d64"));
     args.batch = 1;
     kernel_of(plan, &args, single);
-    assert_string_not_equal(single, outside);
-    assert_non_null(strstr(single, "kv8_decode_e4m3_d64"));
+    assert_non_null(strstr(single, "kv8_decode1_e4m3_d64"));
 }
 
 /* A captured run, replayed after other lengths, pages and queries were copied in. */
