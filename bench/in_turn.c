@@ -22,7 +22,13 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { MAX_BUILDS = 16, MAX_SAMPLES = 1 << 16, MAX_BATCH = 256, NUM_CODES = 1 << 16 };
+enum {
+    MAX_BUILDS = 16,
+    MAX_SAMPLES = 1 << 16,
+    MAX_BATCH = 256,
+    MAX_HEADS = 4096,
+    NUM_CODES = 1 << 16
+};
 
 static const char usage[] =
     "usage: in_turn [options] LIBRARY[:invariant]...\n"
@@ -109,6 +115,11 @@ static build open_build(const char *name, int32_t threads) {
     char path[4096];
     const size_t length = strcspn(name, ":");
     b.invariant = strcmp(name + length, ":invariant") == 0;
+    if (name[length] != '\0' && !b.invariant) {
+        fprintf(stderr, "in_turn: %s ends with %s, only :invariant may follow a library\n", name,
+                name + length);
+        exit(2);
+    }
     snprintf(path, sizeof path, "%.*s", (int)length, name);
     void *const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 #define FIND(f) *(void **)&b.f = find(library, path, #f)
@@ -219,7 +230,7 @@ static kv8_attention_args make_args(const options *o, const pool *p, int32_t con
 }
 
 static void open_plan(build *b, const options *o, const pool *p, int32_t context) {
-    static float sink[4096];
+    static float sink[MAX_HEADS];
     for (int32_t h = 0; h < o->num_qo_heads; h++) sink[h] = 0.5f;
     kv8_attention_spec s = KV8_ATTENTION_SPEC_INIT;
     s.num_qo_heads = o->num_qo_heads;
@@ -343,7 +354,8 @@ int main(int argc, char **argv) {
     }
     const int num_builds = argc - optind;
     if (num_builds < 1 || num_builds > MAX_BUILDS || o.batch < 1 || o.batch > MAX_BATCH ||
-        o.qo_len < 1) {
+        o.qo_len < 1 || o.num_qo_heads < 1 || o.num_qo_heads > MAX_HEADS || o.num_kv_heads < 1 ||
+        o.head_dim < 1 || o.pool_mib < 0) {
         fputs(usage, stderr);
         return 2;
     }

@@ -12,7 +12,7 @@
 enum {
     ITEMS_PER_THREAD = 4, /* work of a run / this = the largest item: at most 1/4 of a turn idles */
     /* But none below this (block_weight: at head_dim 64 a unit is 0.4 ns on tiles, 1 on AVX-512):
-     * an item's first tile comes cold, nothing is asked for during its last, and its part must be
+     * an item lays out Q, a thread's first one begins with a cold tile, and its part must be
      * joined: 5 to 15 us on tiles. */
     MIN_ITEM_WEIGHT = 1 << 19,
     MIN_SPLIT_KEYS = 512, /* below, joining costs more than it spreads */

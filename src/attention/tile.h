@@ -48,7 +48,8 @@ typedef struct kv8_attention_turn {
     int64_t num_items;
     _Atomic int64_t *num_taken;     /* of all threads */
     const kv8_attention_item *next; /* NULL: not taken yet, or none is left */
-    bool taken, asked;              /* asked: the first tile of the item in hand was asked for */
+    bool taken;
+    bool asked; /* the first tile of the item that begins next was asked for */
 } kv8_attention_turn;
 
 /* The thread's next item, until turn->taken is cleared the same one; NULL when none is left. */
