@@ -80,24 +80,13 @@ static kv8_status check_append(kv8_cache *cache, int32_t layer, const kv8_append
 
 /* --- one head of one row --- */
 
-/* Writes head_dim values to their place. `values` may be scratch, which is then overwritten. */
+/* Writes a row of one head to its place. `values` may be scratch, which is then overwritten. */
 static void store_head(const kv8_cache *cache, const kv8_plane *plane, int32_t page, int32_t slot,
                        int32_t head, float scale, const float *values, float *scratch,
                        kv8_narrow_counts *counts) {
-    const size_t n = (size_t)plane->head_dim;
-    uint8_t *const codes = kv8_plane_codes(plane, page, slot, head);
-    kv8_status status = KV8_OK;
-    if (plane->dtype == KV8_INT8) {
-        if (scale != 1.0f) {
-            for (size_t d = 0; d < n; d++) scratch[d] = values[d] / scale;
-            values = scratch;
-        }
-        void *const int8_codes = codes;
-        status = kv8_narrow_int8(cache->isa, values, n, int8_codes,
-                                 kv8_plane_row_scale(plane, page, slot, head), counts);
-    } else {
-        status = kv8_narrow(cache->isa, plane->dtype, values, n, scale, codes, counts);
-    }
+    const kv8_status status = kv8_row_narrow(cache->isa, &plane->format, values, scale, scratch,
+                                             kv8_plane_row(plane, page, slot, head),
+                                             kv8_plane_scales(plane, page, slot, head), counts);
     assert(status == KV8_OK); /* dtype, scale and isa were checked at create and set_scales */
     (void)status;
 }
@@ -123,8 +112,9 @@ static const float *source_head(const append_job *job, int kv, int32_t row, int3
     const bool prepares = kv == KV8_K && job->prepare != NULL;
     if (append->src_dtype == KV8_F32 && !prepares) return source;
     const kv8_layer *const layer = &job->cache->layers[job->layer];
-    const kv8_status status = kv8_widen(job->cache->isa, append->src_dtype, source,
-                                        (size_t)layer->plane[kv].head_dim, scratch);
+    const kv8_status status =
+        kv8_widen(job->cache->isa, append->src_dtype, source,
+                  (size_t)kv8_row_num_values(&layer->plane[kv].format), scratch);
     assert(status == KV8_OK);
     (void)status;
     if (prepares) job->prepare(job->cookie, row, head, scratch);
@@ -207,17 +197,11 @@ kv8_status kv8_cache_append(kv8_cache *cache, int32_t layer, const kv8_append *a
 
 static void load_head(const kv8_cache *cache, const kv8_plane *plane, int32_t page, int32_t slot,
                       int32_t head, float scale, float *values_out) {
-    const size_t n = (size_t)plane->head_dim;
-    const kv8_status status = kv8_widen(cache->isa, plane->dtype,
-                                        kv8_plane_codes(plane, page, slot, head), n, values_out);
+    const kv8_status status =
+        kv8_row_widen(cache->isa, &plane->format, kv8_plane_row(plane, page, slot, head),
+                      kv8_plane_scales(plane, page, slot, head), scale, values_out);
     assert(status == KV8_OK);
     (void)status;
-    if (plane->dtype == KV8_INT8) {
-        const float row_scale = kv8_f16_to_f32(*kv8_plane_row_scale(plane, page, slot, head));
-        for (size_t d = 0; d < n; d++) values_out[d] *= row_scale;
-    }
-    if (scale == 1.0f) return;
-    for (size_t d = 0; d < n; d++) values_out[d] *= scale;
 }
 
 kv8_status kv8_cache_read(const kv8_cache *cache, int32_t layer, kv8_seq seq, int32_t begin,
@@ -242,7 +226,8 @@ kv8_status kv8_cache_read(const kv8_cache *cache, int32_t layer, kv8_seq seq, in
         float *at = out[kv];
         for (int32_t i = 0; at != NULL && i < num_tokens; i++) {
             const int32_t page = pages[(begin + i) / page_size], slot = (begin + i) % page_size;
-            for (int32_t head = 0; head < num_kv_heads; head++, at += plane->head_dim)
+            for (int32_t head = 0; head < num_kv_heads;
+                 head++, at += kv8_row_num_values(&plane->format))
                 load_head(cache, plane, page, slot, head,
                           sequence->scales[kv8_head_index(cache, kv, layer, head)], at);
         }

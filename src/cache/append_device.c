@@ -78,6 +78,13 @@ void kv8_append_plan_destroy(kv8_append_plan *plan) {
 
 /* --- run --- */
 
+/* The rows have scales apart from them, and the pool has no place for those. */
+static bool lacks_scales(const kv8_append_plan *plan, int kv, const kv8_paged *pages) {
+    const kv8_row_format format =
+        kv8_row_format_of(kv == KV8_K ? plan->spec.k_dtype : plan->spec.v_dtype, 1);
+    return format.scale != KV8_SCALE_NONE && pages->row_scale == NULL;
+}
+
 static kv8_status check_args(const kv8_append_plan *plan, const kv8_append_args *args) {
     KV8_CHECK_OPTIONS(args, kv8_append_args);
     if (args->batch < 0 || args->max_rows < 0)
@@ -89,17 +96,16 @@ static kv8_status check_args(const kv8_append_plan *plan, const kv8_append_args 
         return kv8_fail(KV8_ERR_INVALID, "append: page_indptr and block_table are both %s",
                         pages->page_indptr != NULL ? "set" : "NULL");
     const bool csr = pages->page_indptr != NULL;
-    const char *const missing =
-        args->indptr == NULL                                                ? "indptr"
-        : csr && pages->page_indices == NULL                                ? "page_indices"
-        : csr && pages->last_page_len == NULL                               ? "last_page_len"
-        : !csr && pages->seq_lens == NULL                                   ? "seq_lens"
-        : args->k == NULL                                                   ? "k"
-        : args->v == NULL                                                   ? "v"
-        : args->k_pages.data == NULL                                        ? "k_pages.data"
-        : args->v_pages.data == NULL                                        ? "v_pages.data"
-        : plan->spec.k_dtype == KV8_INT8 && args->k_pages.row_scale == NULL ? "k_pages.row_scale"
-        : plan->spec.v_dtype == KV8_INT8 && args->v_pages.row_scale == NULL ? "v_pages.row_scale"
+    const char *const missing = args->indptr == NULL                        ? "indptr"
+                                : csr && pages->page_indices == NULL        ? "page_indices"
+                                : csr && pages->last_page_len == NULL       ? "last_page_len"
+                                : !csr && pages->seq_lens == NULL           ? "seq_lens"
+                                : args->k == NULL                           ? "k"
+                                : args->v == NULL                           ? "v"
+                                : args->k_pages.data == NULL                ? "k_pages.data"
+                                : args->v_pages.data == NULL                ? "v_pages.data"
+                                : lacks_scales(plan, KV8_K, &args->k_pages) ? "k_pages.row_scale"
+                                : lacks_scales(plan, KV8_V, &args->v_pages) ? "v_pages.row_scale"
                                                                             : NULL;
     if (missing != NULL) return kv8_fail(KV8_ERR_INVALID, "append: %s is NULL", missing);
     return KV8_OK;

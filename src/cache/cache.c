@@ -121,47 +121,32 @@ static kv8_status create_groups(kv8_cache *cache, const kv8_cache_options *o) {
     return KV8_OK;
 }
 
-/* Where one plane lies in a page; *page_bytes grows by it. `bytes` is the size of a row of one
- * head. false on overflow. */
-static bool lay_out(const kv8_cache_shape *shape, size_t bytes, size_t *offset_out,
-                    size_t *slot_bytes_out, size_t *head_bytes_out, size_t *page_bytes) {
-    const size_t heads = (size_t)shape->num_kv_heads, slots = (size_t)shape->page_size;
-    const bool nhd = shape->layout == KV8_LAYOUT_NHD;
-    size_t plane_bytes = 0, end = 0;
-    *offset_out = kv8_round_up(*page_bytes, KV8_ALIGNMENT);
-    if (!kv8_mul_size(bytes, heads, &plane_bytes) ||
-        !kv8_mul_size(plane_bytes, slots, &plane_bytes) ||
-        !kv8_add_size(*offset_out, plane_bytes, &end) || end > SIZE_MAX / 4)
-        return false;
-    *slot_bytes_out = nhd ? bytes * heads : bytes;
-    *head_bytes_out = nhd ? bytes : bytes * slots;
-    *page_bytes = end;
-    return true;
-}
-
 /* Everything of a layer but its memory. */
 static kv8_status lay_out_layer(kv8_cache *cache, int32_t layer_idx, const kv8_cache_layer *o) {
     kv8_layer *const layer = &cache->layers[layer_idx];
     const kv8_cache_shape *const shape = &cache->shape;
+    const kv8_page_shape page = {.num_slots = shape->page_size,
+                                 .num_heads = shape->num_kv_heads,
+                                 .head_major = shape->layout == KV8_LAYOUT_HND};
+    const kv8_row_format formats[2] = {kv8_row_format_of(o->k_dtype, shape->k_head_dim),
+                                       kv8_row_format_of(o->v_dtype, shape->v_head_dim)};
     const float *const given[2] = {o->k_scale, o->v_scale};
     size_t page_bytes = 0;
     bool fits = true;
     for (int kv = 0; kv < 2; kv++) {
         kv8_plane *const plane = &layer->plane[kv];
-        plane->dtype = kv == KV8_K ? o->k_dtype : o->v_dtype;
-        plane->head_dim = kv == KV8_K ? shape->k_head_dim : shape->v_head_dim;
-        const size_t row_bytes = (size_t)plane->head_dim * kv8_dtype_size(plane->dtype);
-        fits = fits && lay_out(shape, row_bytes, &plane->codes_offset, &plane->slot_bytes,
-                               &plane->head_bytes, &page_bytes);
+        plane->format = formats[kv];
+        plane->row_bytes = kv8_row_bytes(&plane->format);
+        plane->scale_bytes = kv8_row_total_bytes(&plane->format) - plane->row_bytes;
+        fits = fits &&
+               kv8_row_lay_out(&plane->format, &page, &page_bytes, &plane->rows, &plane->scales);
         plane->scale = cache->layer_scales + kv8_head_index(cache, kv, layer_idx, 0);
         for (int32_t head = 0; head < shape->num_kv_heads; head++)
             plane->scale[head] = given[kv] == NULL ? 1.0f : given[kv][head];
     }
     for (int kv = 0; kv < 2; kv++) {
         kv8_plane *const plane = &layer->plane[kv];
-        if (plane->dtype != KV8_INT8) continue;
-        fits = fits && lay_out(shape, sizeof(kv8_f16), &plane->row_scales_offset,
-                               &plane->scale_slot_bytes, &plane->scale_head_bytes, &page_bytes);
+        fits = fits && kv8_row_lay_out_scales(&plane->format, &page, &page_bytes, &plane->scales);
     }
     if (!fits)
         return kv8_fail(
@@ -177,10 +162,8 @@ static kv8_status create_layer(kv8_cache *cache, kv8_layer *layer) {
                       layer->page_bytes, "cache pages of one layer", &data));
     layer->data = data;
     for (int kv = 0; kv < 2; kv++) {
-        kv8_plane *const plane = &layer->plane[kv];
-        plane->page_bytes = layer->page_bytes;
-        plane->codes = layer->data + plane->codes_offset;
-        if (plane->dtype == KV8_INT8) plane->row_scales = layer->data + plane->row_scales_offset;
+        layer->plane[kv].page_bytes = layer->page_bytes;
+        layer->plane[kv].data = layer->data;
     }
     return KV8_OK;
 }
@@ -320,8 +303,8 @@ kv8_status kv8_cache_get_layer(const kv8_cache *cache, int32_t layer, kv8_cache_
     KV8_TRY(kv8_cache_check_layer(cache, layer));
     const kv8_layer *const source = &cache->layers[layer];
     *layer_out = (kv8_cache_layer){
-        .k_dtype = source->plane[KV8_K].dtype,
-        .v_dtype = source->plane[KV8_V].dtype,
+        .k_dtype = kv8_plane_dtype(&source->plane[KV8_K]),
+        .v_dtype = kv8_plane_dtype(&source->plane[KV8_V]),
         .window_left = source->window_left,
         .k_scale = source->plane[KV8_K].scale,
         .v_scale = source->plane[KV8_V].scale,
@@ -345,11 +328,7 @@ void kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_out) {
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         const kv8_layer *const layer = &cache->layers[i];
         uint64_t row = 0;
-        for (int kv = 0; kv < 2; kv++) {
-            const kv8_plane *const plane = &layer->plane[kv];
-            row += (uint64_t)plane->head_dim * kv8_dtype_size(plane->dtype);
-            if (plane->dtype == KV8_INT8) row += sizeof(kv8_f16);
-        }
+        for (int kv = 0; kv < 2; kv++) row += kv8_row_total_bytes(&layer->plane[kv].format);
         const uint64_t token = row * (uint64_t)cache->shape.num_kv_heads;
         stats.bytes += (uint64_t)cache->groups[layer->group].pool.num_pages * layer->page_bytes;
         stats.bytes_per_token += token;

@@ -6,10 +6,10 @@
  *    `- sequences[max_seqs]     tokens, scales, and per group a list of page ids
  *
  * Bytes of one page of one layer, each plane starting at a cache line (NHD; HND swaps slot and
- * head):
+ * head), by the row_format of K and V:
  *
- *   K codes [slot, kv_head, k_head_dim] | V codes [slot, kv_head, v_head_dim]
- *   | K row scales f16 [slot, kv_head] | V row scales f16 [slot, kv_head]      (int8 only)
+ *   K rows [slot, kv_head] | V rows [slot, kv_head]
+ *   | K scales [slot, kv_head] | V scales [slot, kv_head]      (of formats with scales apart)
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_CACHE_STATE_H
@@ -21,18 +21,17 @@
 #include "page_pool.h"
 #include "prefix_index.h"
 
-enum { KV8_MAX_HEAD_DIM = 576, KV8_K = 0, KV8_V = 1 };
+enum { KV8_MAX_HEAD_DIM = KV8_MAX_ROW_VALUES, KV8_K = 0, KV8_V = 1 };
 
 /* K or V of one layer. */
 typedef struct kv8_plane {
-    kv8_dtype dtype;
-    int32_t head_dim;
-    size_t codes_offset, row_scales_offset; /* in a page */
-    uint8_t *codes;                         /* of page 0 */
-    size_t page_bytes, slot_bytes, head_bytes;
-    uint8_t *row_scales; /* of page 0, f16; NULL unless the dtype is int8 */
-    size_t scale_slot_bytes, scale_head_bytes;
-    float *scale; /* [num_kv_heads], for sequences without their own */
+    kv8_row_format format;
+    kv8_row_plane rows, scales; /* where they lie in a page */
+    size_t row_bytes;
+    size_t scale_bytes; /* of a row, apart from it; 0 = it has none there */
+    size_t page_bytes;
+    uint8_t *data; /* of page 0 */
+    float *scale;  /* [num_kv_heads], for sequences without their own */
 } kv8_plane;
 
 typedef struct kv8_counters_cell {
@@ -94,17 +93,20 @@ struct kv8_cache {
 
 /* --- addresses --- */
 
-static inline uint8_t *kv8_plane_codes(const kv8_plane *plane, int32_t page, int32_t slot,
-                                       int32_t head) {
-    return plane->codes + (size_t)page * plane->page_bytes + (size_t)slot * plane->slot_bytes +
-           (size_t)head * plane->head_bytes;
+/* The bytes of one row, and those of its scales (NULL where it has none apart from it). */
+static inline uint8_t *kv8_plane_row(const kv8_plane *plane, int32_t page, int32_t slot,
+                                     int32_t head) {
+    return plane->data + (size_t)page * plane->page_bytes + plane->rows.offset +
+           (size_t)slot * plane->rows.slot_bytes + (size_t)head * plane->rows.head_bytes;
 }
-static inline kv8_f16 *kv8_plane_row_scale(const kv8_plane *plane, int32_t page, int32_t slot,
-                                           int32_t head) {
-    void *const at = plane->row_scales + (size_t)page * plane->page_bytes +
-                     (size_t)slot * plane->scale_slot_bytes +
-                     (size_t)head * plane->scale_head_bytes;
-    return at;
+static inline uint8_t *kv8_plane_scales(const kv8_plane *plane, int32_t page, int32_t slot,
+                                        int32_t head) {
+    if (plane->scale_bytes == 0) return NULL;
+    return plane->data + (size_t)page * plane->page_bytes + plane->scales.offset +
+           (size_t)slot * plane->scales.slot_bytes + (size_t)head * plane->scales.head_bytes;
+}
+static inline kv8_dtype kv8_plane_dtype(const kv8_plane *plane) {
+    return plane->format.segment[0].dtype;
 }
 /* Index of (K or V, layer, head) in layer_scales, counters and a sequence's scales. */
 static inline size_t kv8_head_index(const kv8_cache *cache, int kv, int32_t layer, int32_t head) {

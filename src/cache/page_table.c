@@ -7,18 +7,19 @@
 #include "cache_state.h"
 
 static kv8_paged paged_view(const kv8_plane *plane) {
-    const size_t element = kv8_dtype_size(plane->dtype);
+    const size_t element = kv8_dtype_size(kv8_plane_dtype(plane));
     kv8_paged view = {
-        .data = plane->codes,
+        .data = kv8_plane_row(plane, 0, 0, 0),
         .stride_page = (int64_t)(plane->page_bytes / element),
-        .stride_slot = (int64_t)(plane->slot_bytes / element),
-        .stride_head = (int64_t)(plane->head_bytes / element),
+        .stride_slot = (int64_t)(plane->rows.slot_bytes / element),
+        .stride_head = (int64_t)(plane->rows.head_bytes / element),
     };
-    if (plane->row_scales != NULL) {
-        view.row_scale = kv8_plane_row_scale(plane, 0, 0, 0);
+    if (plane->scale_bytes > 0) {
+        const void *const scales = kv8_plane_scales(plane, 0, 0, 0);
+        view.row_scale = scales;
         view.row_scale_stride_page = (int64_t)(plane->page_bytes / sizeof(kv8_f16));
-        view.row_scale_stride_slot = (int64_t)(plane->scale_slot_bytes / sizeof(kv8_f16));
-        view.row_scale_stride_head = (int64_t)(plane->scale_head_bytes / sizeof(kv8_f16));
+        view.row_scale_stride_slot = (int64_t)(plane->scales.slot_bytes / sizeof(kv8_f16));
+        view.row_scale_stride_head = (int64_t)(plane->scales.head_bytes / sizeof(kv8_f16));
     }
     return view;
 }

@@ -10,8 +10,8 @@
  *         40    per layer 4 x i32: k_dtype, v_dtype, window_left, first token stored
  *               per layer f32 k_scale[num_kv_heads], v_scale[num_kv_heads]
  *               i32 token_ids[length]                                       (flag bit 0)
- *               per layer, per token first..length-1: K codes [num_kv_heads, k_head_dim],
- *                 K row scales f16 [num_kv_heads] (int8), V codes, V row scales (int8)
+ *               per layer, per token first..length-1: K rows [num_kv_heads], K
+ *                 scales [num_kv_heads] of formats with scales apart, V rows, V scales
  *   end - 16    XXH3-128 over all bytes before, in canonical (big-endian) form
  *
  * Numbers are little-endian; dtypes are the numbers of kv8/formats.h.
@@ -84,8 +84,8 @@ static kv8_status put_header(const kv8_cache *cache, const kv8_sequence *sequenc
     for (int32_t i = 0; i < shape->num_layers; i++) {
         const kv8_layer *const layer = &cache->layers[i];
         const snapshot_layer entry = {
-            .k_dtype = (int32_t)layer->plane[KV8_K].dtype,
-            .v_dtype = (int32_t)layer->plane[KV8_V].dtype,
+            .k_dtype = (int32_t)kv8_plane_dtype(&layer->plane[KV8_K]),
+            .v_dtype = (int32_t)kv8_plane_dtype(&layer->plane[KV8_V]),
             .window_left = layer->window_left,
             .first = first_stored(cache, sequence, layer->group),
         };
@@ -102,12 +102,11 @@ static kv8_status put_header(const kv8_cache *cache, const kv8_sequence *sequenc
 
 static kv8_status put_row(const kv8_cache *cache, const kv8_plane *plane, int32_t page,
                           int32_t slot, save_stream *stream) {
-    const size_t bytes = (size_t)plane->head_dim * kv8_dtype_size(plane->dtype);
     const int32_t num_kv_heads = cache->shape.num_kv_heads;
     for (int32_t head = 0; head < num_kv_heads; head++)
-        KV8_TRY(put(stream, kv8_plane_codes(plane, page, slot, head), bytes));
-    for (int32_t head = 0; plane->row_scales != NULL && head < num_kv_heads; head++)
-        KV8_TRY(put(stream, kv8_plane_row_scale(plane, page, slot, head), sizeof(kv8_f16)));
+        KV8_TRY(put(stream, kv8_plane_row(plane, page, slot, head), plane->row_bytes));
+    for (int32_t head = 0; plane->scale_bytes > 0 && head < num_kv_heads; head++)
+        KV8_TRY(put(stream, kv8_plane_scales(plane, page, slot, head), plane->scale_bytes));
     return KV8_OK;
 }
 
@@ -170,9 +169,8 @@ static snapshot_layer layer_of(const snapshot *file, int32_t layer) {
 /* Bytes of one stored row of K or V, all heads. */
 static bool row_bytes(int32_t num_kv_heads, int32_t head_dim, int32_t dtype, size_t *bytes_out) {
     if (dtype <= KV8_DTYPE_NONE || dtype >= KV8_DTYPE_COUNT) return false;
-    const size_t head = (size_t)head_dim * kv8_dtype_size((kv8_dtype)dtype) +
-                        (dtype == KV8_INT8 ? sizeof(kv8_f16) : 0);
-    return kv8_mul_size(head, (size_t)num_kv_heads, bytes_out);
+    const kv8_row_format format = kv8_row_format_of((kv8_dtype)dtype, head_dim);
+    return kv8_mul_size(kv8_row_total_bytes(&format), (size_t)num_kv_heads, bytes_out);
 }
 
 /* Adds count * bytes to *total. */
@@ -256,11 +254,11 @@ static kv8_status check_layer(const kv8_cache *cache, const snapshot *file, int3
     const snapshot_layer entry = layer_of(file, i);
     const int32_t stored[2] = {entry.k_dtype, entry.v_dtype};
     for (int kv = 0; kv < 2; kv++) {
-        if (stored[kv] != (int32_t)layer->plane[kv].dtype)
+        if (stored[kv] != (int32_t)kv8_plane_dtype(&layer->plane[kv]))
             return kv8_fail(KV8_ERR_INVALID, "%s: layer %d stores %s as %s, the cache as %s",
                             file->name, i, kv == KV8_K ? "K" : "V",
                             kv8_dtype_name((kv8_dtype)stored[kv]),
-                            kv8_dtype_name(layer->plane[kv].dtype));
+                            kv8_dtype_name(kv8_plane_dtype(&layer->plane[kv])));
     }
     if (entry.window_left != layer->window_left)
         return kv8_fail(KV8_ERR_INVALID, "%s: layer %d has window_left %d, the cache's has %d",
@@ -326,11 +324,10 @@ static void fill_rows(kv8_cache *cache, const kv8_sequence *sequence, const uint
             const kv8_plane *const plane = &layer->plane[row % 2];
             const int32_t token = (int32_t)(row / 2);
             const int32_t page = pages[token / page_size], slot = token % page_size;
-            const size_t bytes = (size_t)plane->head_dim * kv8_dtype_size(plane->dtype);
             for (int32_t head = 0; head < num_kv_heads; head++)
-                at = get(at, kv8_plane_codes(plane, page, slot, head), bytes);
-            for (int32_t head = 0; plane->row_scales != NULL && head < num_kv_heads; head++)
-                at = get(at, kv8_plane_row_scale(plane, page, slot, head), sizeof(kv8_f16));
+                at = get(at, kv8_plane_row(plane, page, slot, head), plane->row_bytes);
+            for (int32_t head = 0; plane->scale_bytes > 0 && head < num_kv_heads; head++)
+                at = get(at, kv8_plane_scales(plane, page, slot, head), plane->scale_bytes);
         }
     }
 }

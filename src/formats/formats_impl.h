@@ -1,11 +1,11 @@
-/* formats_impl.h - what formats shows the rooms above: the public conversions, and for SIMD
- * kernels formats_simd.h.
+/* formats_impl.h - what formats shows the rooms above: the public conversions, the bytes of a
+ * row (row_format.h), and for SIMD kernels formats_simd.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_FORMATS_IMPL_H
 #define KV8_FORMATS_IMPL_H
 
-#include "base_impl.h"
+#include "row_format.h"
 
 #include <kv8/formats.h>
 
