@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include <kv8/kv8.h>
+#include <kv8/kv8_engine.h>
 
 enum { CLI_OK = 0, CLI_FAILED = 2 };
 

@@ -1,20 +1,23 @@
-# Installation: headers, both libraries, the program, man pages, kv8.pc and the CMake package kv8
-# with the targets kv8::kv8 (shared) and kv8::kv8_static.
+# Installation: headers, the libraries, the program, man pages, kv8.pc and kv8_engine.pc, and the
+# CMake package kv8 with the targets kv8::kv8, kv8::kv8_engine (shared) and kv8::<name>_static.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kv8)
-set_target_properties(kv8_shared PROPERTIES EXPORT_NAME kv8)
-foreach(library kv8_shared kv8_static)
+set(libraries kv8_shared kv8_static kv8_engine_shared kv8_engine_static)
+foreach(library ${libraries})
   target_include_directories(${library} INTERFACE $<INSTALL_INTERFACE:include>)
 endforeach()
-# What a program linked with libkv8.a needs besides; kv8Config.cmake finds the PkgConfig:: ones.
+set_target_properties(kv8_shared PROPERTIES EXPORT_NAME kv8)
+set_target_properties(kv8_engine_shared PROPERTIES EXPORT_NAME kv8_engine)
+# What a program linked with the static libraries needs besides; kv8Config.cmake finds it.
 target_link_libraries(kv8_static INTERFACE
-  $<INSTALL_INTERFACE:PkgConfig::KV8_JANSSON> $<INSTALL_INTERFACE:PkgConfig::KV8_PCRE2>
-  $<INSTALL_INTERFACE:PkgConfig::KV8_XXHASH> $<INSTALL_INTERFACE:pthreadpool>
-  $<INSTALL_INTERFACE:cpuinfo> $<INSTALL_INTERFACE:Threads::Threads> $<INSTALL_INTERFACE:m>)
+  $<INSTALL_INTERFACE:kv8::xxhash> $<INSTALL_INTERFACE:kv8::pthreadpool>
+  $<INSTALL_INTERFACE:kv8::cpuinfo> $<INSTALL_INTERFACE:Threads::Threads> $<INSTALL_INTERFACE:m>)
+target_link_libraries(kv8_engine_static INTERFACE
+  $<INSTALL_INTERFACE:kv8::jansson> $<INSTALL_INTERFACE:kv8::pcre2>)
 
-install(TARGETS kv8_shared kv8_static EXPORT kv8Targets
+install(TARGETS ${libraries} EXPORT kv8Targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET kv8)
   install(TARGETS kv8 RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -34,5 +37,8 @@ install(FILES ${CMAKE_BINARY_DIR}/generated/kv8Config.cmake
 # The .pc file finds its prefix from where it lies, so that `cmake --install --prefix` and DESTDIR
 # need no second configuration.
 file(RELATIVE_PATH KV8_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
-configure_file(cmake/kv8.pc.in generated/kv8.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/generated/kv8.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+foreach(library kv8 kv8_engine)
+  configure_file(cmake/${library}.pc.in generated/${library}.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/generated/${library}.pc
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()

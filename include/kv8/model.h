@@ -5,7 +5,6 @@
 #define KV8_MODEL_H
 
 #include <kv8/cache.h>
-#include <kv8/tokenizer.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -86,11 +85,6 @@ typedef struct kv8_step {
  * first step on a cache whose dtypes or page size differ from the last one's. Publishes nothing:
  * a caller that wants its prefixes found calls kv8_cache_publish once the step's tokens stay. */
 KV8_API kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
-
-/* Draws from softmax(logits / temperature); temperature 0 is argmax (lowest id on ties).
- * *rng_state is any 64-bit seed, advanced by the call. */
-KV8_API int32_t kv8_sample(const float *logits, int32_t vocab_size, float temperature,
-                           uint64_t *rng_state);
 
 #ifdef __cplusplus
 }

@@ -13,13 +13,17 @@
 #include <kv8/machine.h>
 #include <kv8/status.h>
 
+/* KV8_SHARED marks what libkv8_engine uses of libkv8 beside the public headers: exported under the
+ * version KV8_PRIVATE, cmake/libkv8.map. */
+#define KV8_SHARED __attribute__((visibility("default")))
+
 /* --- errors --- */
 
 /* Sets this thread's message and returns `status`: `return kv8_fail(KV8_ERR_INVALID, "...")`. */
-kv8_status kv8_fail(kv8_status status, const char *format, ...)
+KV8_SHARED kv8_status kv8_fail(kv8_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* Puts "prefix: " before the message already set; returns `status`. */
-kv8_status kv8_fail_within(kv8_status status, const char *format, ...)
+KV8_SHARED kv8_status kv8_fail_within(kv8_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* Forwards a failure. */
@@ -81,14 +85,14 @@ enum { KV8_ALIGNMENT = 64 };
 
 /* count * size bytes, zeroed, KV8_ALIGNMENT-aligned, from allocator (NULL = heap). *out is NULL on
  * failure; the message names `what` and the size. A zero size gives a valid pointer. */
-kv8_status kv8_alloc(const kv8_allocator *allocator, size_t count, size_t size, const char *what,
-                     void **out);
+KV8_SHARED kv8_status kv8_alloc(const kv8_allocator *allocator, size_t count, size_t size,
+                                const char *what, void **out);
 /* The same count and size that alloc got. NULL ptr is fine. */
-void kv8_release(const kv8_allocator *allocator, void *ptr, size_t count, size_t size);
+KV8_SHARED void kv8_release(const kv8_allocator *allocator, void *ptr, size_t count, size_t size);
 
 /* Gives freed memory of the C heap back to the system. For after something large and short-lived
  * that left its pages between others, as a parsed JSON file does. */
-void kv8_heap_trim(void);
+KV8_SHARED void kv8_heap_trim(void);
 
 /* --- files --- */
 
@@ -97,12 +101,13 @@ typedef struct kv8_file_map {
     const uint8_t *data;
     size_t size;
 } kv8_file_map;
-kv8_status kv8_file_map_open(kv8_file_map *map_out, const char *path);
-void kv8_file_map_close(kv8_file_map *map);
+KV8_SHARED kv8_status kv8_file_map_open(kv8_file_map *map_out, const char *path);
+KV8_SHARED void kv8_file_map_close(kv8_file_map *map);
 
 /* Reads a whole file of at most max_size bytes, with a 0 after the last. The caller releases
  * (NULL allocator, *size_out + 1 bytes, size 1). */
-kv8_status kv8_file_read(const char *path, size_t max_size, char **data_out, size_t *size_out);
+KV8_SHARED kv8_status kv8_file_read(const char *path, size_t max_size, char **data_out,
+                                    size_t *size_out);
 
 /* A file that appears whole or not at all: writes go to a temporary neighbour, commit syncs and
  * renames, abort removes. After any failed call only abort may follow. */
@@ -121,13 +126,13 @@ void kv8_file_writer_abort(kv8_file_writer *writer);
  * kv8_threads_count(threads) names per-thread scratch. Returns when all are done. NULL threads
  * runs on the caller. */
 typedef void (*kv8_task)(void *cookie, size_t index, int32_t thread_idx);
-void kv8_threads_run(kv8_threads *threads, size_t count, kv8_task task, void *cookie);
+KV8_SHARED void kv8_threads_run(kv8_threads *threads, size_t count, kv8_task task, void *cookie);
 
 /* --- machine --- */
 /* Vectors of bf16 dot products multiply faster than vectors of f32 here. */
 bool kv8_machine_bf16_dots_pay(void);
 
 /* --- time --- */
-uint64_t kv8_time_ns(void); /* monotonic */
+KV8_SHARED uint64_t kv8_time_ns(void); /* monotonic */
 
 #endif

@@ -14,10 +14,11 @@ typedef struct kv8_cache_shape {
     int32_t page_size, max_seqs, max_seq_len, window_slack;
     kv8_layout layout;
 } kv8_cache_shape;
-void kv8_cache_get_shape(const kv8_cache *cache, kv8_cache_shape *shape_out);
+KV8_SHARED void kv8_cache_get_shape(const kv8_cache *cache, kv8_cache_shape *shape_out);
 
 /* A layer's dtypes, window and scales; the scale arrays are borrowed until destroy. */
-kv8_status kv8_cache_get_layer(const kv8_cache *cache, int32_t layer, kv8_cache_layer *layer_out);
+KV8_SHARED kv8_status kv8_cache_get_layer(const kv8_cache *cache, int32_t layer,
+                                          kv8_cache_layer *layer_out);
 
 /* Changes the k_head_dim f32 values of one head of one row (numbered as in kv8_append) in place,
  * before they are divided by the scale. May run on any thread of the cache's pool. */

@@ -7,14 +7,13 @@
 # SPDX-License-Identifier: Apache-2.0
 set -eu
 cd "$(dirname "$0")/../.."
-objects=$1/CMakeFiles/kv8_objects.dir/src
 nm=${NM:-nm}
 rungs=$(sed -n 's/^ *set(KV8_RUNGS \([a-z].*\))/\1/p' CMakeLists.txt)
 bad=0
 count=0
-for object in $(find "$objects" -path '*/cpu/*.o' | sort); do
+for object in $(find "$1"/CMakeFiles/kv8*_objects.dir/src -path '*/cpu/*.o' | sort); do
     file=$(basename "$object" .c.o)
-    room=${object#"$objects/"}
+    room=${object##*_objects.dir/src/}
     room=${room%%/*}
     [ -e "src/$room/cpu/$file.c" ] || continue # left over from before its source went
     rung=
@@ -42,7 +41,7 @@ for object in $(find "$objects" -path '*/cpu/*.o' | sort); do
     done
 done
 if [ $count -eq 0 ]; then
-    echo "found no kernel object under $objects" >&2
+    echo "found no kernel object in $1" >&2
     exit 1
 fi
 [ $bad -eq 0 ] || exit 1

@@ -4,7 +4,7 @@
 #ifndef KV8_MODEL_RUNS_H
 #define KV8_MODEL_RUNS_H
 
-#include <kv8/kv8.h>
+#include <kv8/kv8_engine.h>
 
 #include "safetensors.h"
 #include "testing.h"

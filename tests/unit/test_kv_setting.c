@@ -2,7 +2,7 @@
  * and side, and everything else is refused by name.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <kv8/evaluate.h>
+#include <kv8/engine.h>
 
 #include "testing.h"
 

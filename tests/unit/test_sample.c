@@ -1,7 +1,7 @@
 /* test_sample.c - argmax, drawing by temperature, and logits that are no numbers.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <kv8/model.h>
+#include <kv8/engine.h>
 
 #include "testing.h"
 

@@ -2,7 +2,7 @@
  * differ everywhere, so a swapped block cannot pass), and every lie is refused by name.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <kv8/calibrate.h>
+#include <kv8/scale_file.h>
 
 #include "testing.h"
 

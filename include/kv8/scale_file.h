@@ -1,12 +1,12 @@
-/* kv8/calibrate.h - scale files: the per-layer, per-head K and V scales of a model.
+/* kv8/scale_file.h - scale files: the per-layer, per-head K and V scales of a model.
  *
  * Reads LightLLM's kv_cache_calib.json: {"version", "architectures", "quant_type": "per_head" |
  * "per_tensor", "qmin", "qmax", "num_layers", "num_head", "scales_shape": [layers, 2*heads or 2],
  * "scales": [[k..., v...], ...]}. real value = code * scale.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_CALIBRATE_H
-#define KV8_CALIBRATE_H
+#ifndef KV8_SCALE_FILE_H
+#define KV8_SCALE_FILE_H
 
 #include <kv8/formats.h>
 

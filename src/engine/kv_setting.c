@@ -4,7 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include <kv8/evaluate.h>
+#include <kv8/engine.h>
 
 #include "model_impl.h"
 

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include <kv8/calibrate.h>
+#include <kv8/scale_file.h>
 
 #include "base_impl.h"
 

@@ -2,7 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _DEFAULT_SOURCE /* scandir */
-#include "checkpoint.h"
+#include "checkpoint_impl.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "checkpoint.h"
-#include "json_fields.h"
+#include "checkpoint_impl.h"
 
 /* Limits far beyond any gpt-oss that keep every product of sizes below 2^62. */
 enum {

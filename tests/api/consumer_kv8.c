@@ -1,4 +1,4 @@
-/* consumer.c - the smallest program that uses an installed kv8: prints the version and whether
+/* consumer_kv8.c - the smallest program that uses an installed kv8: prints the version and whether
  * this machine has a rung (it always has scalar).
  *
  * SPDX-License-Identifier: Apache-2.0 */

@@ -8,7 +8,7 @@
 #ifndef KV8_GPT_OSS_WEIGHTS_H
 #define KV8_GPT_OSS_WEIGHTS_H
 
-#include "checkpoint.h"
+#include "checkpoint_impl.h"
 #include "gpt_oss_config.h"
 #include "ops_impl.h"
 

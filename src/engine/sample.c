@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 
-#include "model_impl.h"
+#include <kv8/engine.h>
 
 /* splitmix64 (Steele, Lea, Flood 2014): every seed is good, one addition advances it. */
 static uint64_t next_random(uint64_t *state) {

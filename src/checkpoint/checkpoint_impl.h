@@ -1,13 +1,15 @@
-/* checkpoint.h - the safetensors files of a directory as one set of named tensors.
+/* checkpoint_impl.h - what checkpoint shows the rooms above: the safetensors files of a directory
+ * as one set of named tensors, and the fields of a JSON object.
  *
  * The files are those that model.safetensors.index.json names; without an index,
  * model.safetensors; without that, every *.safetensors file. Knows files and names; never what a
  * tensor is for.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_CHECKPOINT_H
-#define KV8_CHECKPOINT_H
+#ifndef KV8_CHECKPOINT_IMPL_H
+#define KV8_CHECKPOINT_IMPL_H
 
+#include "json_fields.h"
 #include "safetensors.h"
 
 typedef struct kv8_checkpoint {
