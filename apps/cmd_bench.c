@@ -1,5 +1,4 @@
-/* cmd_bench.c - kv8 bench: picks what to measure. The measuring lives in bench_attention.c and
- * bench_model.c.
+/* cmd_bench.c - kv8 bench: picks what to measure. The measuring lives in bench/.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>

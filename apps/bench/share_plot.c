@@ -1,4 +1,4 @@
-/* bench_plot.c - the picture of kv8 bench attention: how near each row came to the smaller ceiling,
+/* share_plot.c - the picture of kv8 bench attention: how near each row came to the smaller ceiling,
  * as bars from 0 to 100 %, with the median time above each. One panel per phase, one group of bars
  * per context, one colour per cache format.
  *

@@ -1,4 +1,4 @@
-/* bench_model.c - kv8 bench model: prefill (pp) and decode (tg) tokens per second at given depths,
+/* model_speed.c - kv8 bench model: prefill (pp) and decode (tg) tokens per second at given depths,
  * per KV setting; columns and JSON fields as llama-bench has them.
  *
  * A depth is filled once and every repetition forks it. Tokens are random, nothing is sampled.

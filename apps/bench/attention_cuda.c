@@ -1,4 +1,4 @@
-/* bench_attention_device.c - kv8 bench attention --device cuda: the same rows on a GPU, beside a
+/* attention_cuda.c - kv8 bench attention --device cuda: the same rows on a GPU, beside a
  * plain streaming read of as many bytes measured in the same process; with --check, a few query
  * rows of each against the f64 oracle on the device's own bytes.
  *

@@ -1,4 +1,4 @@
-/* bench_attention.c - kv8 bench attention: times plan + run of the public API on random paged
+/* attention_cpu.c - kv8 bench attention: times plan + run of the public API on random paged
  * caches, beside the limits of this machine measured in the same process.
  *
  * Cold: consecutive runs use different sequences of a pool several times larger than the caches,

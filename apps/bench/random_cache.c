@@ -1,4 +1,4 @@
-/* bench_cache.c - a one-layer cache filled with random rows, for timing attention over it: sets of
+/* random_cache.c - a one-layer cache filled with random rows, for timing attention over it: sets of
  * sequences whose pages lie scattered over the pool, several times larger than the caches.
  *
  * SPDX-License-Identifier: Apache-2.0 */

@@ -12,7 +12,7 @@
 int bench_attention(int argc, char **argv);
 int bench_model(int argc, char **argv);
 
-/* bench attention --device cuda (bench_attention_device.c): every format, batch, context and phase
+/* bench attention --device cuda (attention_cuda.c): every format, batch, context and phase
  * is a row. */
 typedef struct bench_device_args {
     const char *shape;
@@ -42,7 +42,7 @@ uint64_t bench_random(uint64_t *state);
 /* Normal enough: mean 0, variance 1. free() them; NULL = no memory. */
 float *bench_random_values(size_t num);
 
-/* --- a cache to attend over (bench_cache.c) --- */
+/* --- a cache to attend over (random_cache.c) --- */
 
 typedef struct bench_cache_shape {
     int32_t num_kv_heads, head_dim, page_size;
@@ -64,7 +64,7 @@ void bench_cache_close(bench_cache *b);
 /* Tokens that the sequences of a set really share: a fork that goes on copies a begun page. */
 int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size);
 
-/* --- the plot of shares (bench_plot.c) --- */
+/* --- the plot of shares (share_plot.c) --- */
 
 typedef struct bench_bar {
     const char *panel;          /* a picture of its own, one below the other */
