@@ -38,11 +38,7 @@ static kv8_status find_machine(machine *out) {
 /* One line per compiled .cu, then its kernels, as many to a line as fit. */
 static void print_images(void) {
     const int32_t num_images = kv8_device_num_images();
-    if (num_images == 0) {
-        printf("  CUDA kernels      none: this build was made without a CUDA compiler\n");
-        return;
-    }
-    printf("  CUDA kernels\n");
+    printf("  CUDA kernels      %s\n", kv8_device_images_note());
     for (int32_t i = 0; i < num_images; i++) {
         const kv8_device_image_info *const image = kv8_device_get_image(i);
         printf("    %-16s %s, %.0f KB\n", image->name, image->archs, (double)image->bytes * 1e-3);

@@ -1,13 +1,65 @@
 # CUDA kernels: every .cu of the tree becomes one fatbin of machine code (no PTX: nothing is compiled
 # on the user's machine), and all of them lie in the library as a table that src/device reads. No
-# CUDA compiler: the table is empty, and everything else is as it was. The driver is loaded at run
-# time, so no CUDA library is linked either way.
+# CUDA compiler or no GPU to compile for: the table is empty, and everything else is as it was. The
+# driver is loaded at run time, so no CUDA library is linked either way.
 #
 #   KV8_CUDA=AUTO  with nvcc where there is one that works (the default)
-#   KV8_CUDA=ON    refuse to build without
+#   KV8_CUDA=ON    refuse to build without kernels
 #   KV8_CUDA=OFF   without
+#
+#   KV8_CUDA_ARCHS=native  for the GPUs of this machine; none: no kernels (the default)
+#   KV8_CUDA_ARCHS=all     for all that nvcc knows: wheels, releases, scripts/check_cuda
+#   KV8_CUDA_ARCHS=80;90   for GPUs of these compute capabilities: each gets every kernel that runs
+#                          on it, so 90 brings the kernels compiled for 90a, and 90a is read as 90
 set(KV8_CUDA AUTO CACHE STRING "Compile the CUDA kernels: AUTO, ON or OFF")
 set_property(CACHE KV8_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(KV8_CUDA_ARCHS native CACHE STRING
+  "GPUs to compile CUDA kernels for: native, all, or a list such as 80;90")
+
+# Sets KV8_CUDA_GPUS: "all" or compute capabilities (80;90), empty where there is no GPU.
+function(kv8_find_gpus)
+  set(gpus ${KV8_CUDA_ARCHS})
+  if(gpus STREQUAL "native")
+    unset(KV8_PROBE_GPUS_RUNS CACHE) # GPUs come and go between two configurations
+    unset(KV8_PROBE_GPUS_COMPILES CACHE)
+    try_run(KV8_PROBE_GPUS_RUNS KV8_PROBE_GPUS_COMPILES ${CMAKE_CURRENT_BINARY_DIR}/probe_gpus
+      ${CMAKE_CURRENT_SOURCE_DIR}/cmake/probe_gpus.c LINK_LIBRARIES ${CMAKE_DL_LIBS}
+      RUN_OUTPUT_VARIABLE gpus)
+    string(REGEX MATCHALL "[0-9]+" gpus "${gpus}")
+  elseif(NOT gpus STREQUAL "all")
+    foreach(gpu ${gpus})
+      if(NOT gpu MATCHES "^[1-9][0-9]+[af]?$")
+        message(FATAL_ERROR "KV8_CUDA_ARCHS: \"${gpu}\" is not native, all, or a list of compute "
+          "capabilities such as 80;90")
+      endif()
+    endforeach()
+    list(TRANSFORM gpus REPLACE "[af]$" "")
+  endif()
+  list(REMOVE_DUPLICATES gpus)
+  set(KV8_CUDA_GPUS "${gpus}" PARENT_SCOPE)
+endfunction()
+
+# Sets `out` to those of the architectures whose code runs on a GPU of KV8_CUDA_GPUS: of the same
+# major number and a minor one not above the GPU's, or exactly the GPU's where a letter follows.
+function(kv8_archs_for_gpus out)
+  set(runs "")
+  foreach(arch ${ARGN})
+    string(REGEX REPLACE "[a-z]$" "" number ${arch})
+    math(EXPR major "${number} / 10")
+    foreach(gpu ${KV8_CUDA_GPUS})
+      if(gpu STREQUAL "all" OR gpu EQUAL number)
+        list(APPEND runs ${arch})
+      elseif(arch STREQUAL number AND gpu GREATER number)
+        math(EXPR gpu_major "${gpu} / 10")
+        if(gpu_major EQUAL major)
+          list(APPEND runs ${arch})
+        endif()
+      endif()
+    endforeach()
+  endforeach()
+  list(REMOVE_DUPLICATES runs)
+  set(${out} "${runs}" PARENT_SCOPE)
+endfunction()
 
 # Sets KV8_NVCC_RUNS, KV8_NVCC_VERSION, KV8_NVCC_ARCHS (75;80;...;90a) and KV8_NVCC_COMPRESSES
 # (machine code takes a tenth of the space; from CUDA 12.8 on, whose drivers all unpack it).
@@ -15,7 +67,7 @@ function(kv8_find_nvcc)
   find_program(KV8_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
   set(KV8_NVCC_RUNS FALSE PARENT_SCOPE)
   if(NOT KV8_NVCC)
-    set(why "nvcc not found")
+    set(why "nvcc not found when kv8 was built")
   else()
     # A compiler that cannot build an empty kernel with the host's headers is none.
     set(probe ${CMAKE_BINARY_DIR}/cuda/probe)
@@ -23,6 +75,7 @@ function(kv8_find_nvcc)
     execute_process(COMMAND ${KV8_NVCC} -fatbin -arch=sm_80 -o ${probe}.fatbin ${probe}.cu
       RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
     if(failed)
+      string(REGEX REPLACE "[\r\n].*" "" said "${said}")
       set(why "${KV8_NVCC} does not work: ${said}")
     else()
       execute_process(COMMAND ${KV8_NVCC} --version OUTPUT_VARIABLE said)
@@ -47,22 +100,31 @@ function(kv8_find_nvcc)
       return()
     endif()
   endif()
-  if(KV8_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "KV8_CUDA=ON: ${why}")
-  endif()
-  message(STATUS "CUDA kernels: none, ${why}")
+  set(KV8_CUDA_NONE "${why}" PARENT_SCOPE)
 endfunction()
 
-if(NOT KV8_CUDA STREQUAL "OFF" AND NOT (KV8_CUDA STREQUAL "AUTO" AND CMAKE_CROSSCOMPILING))
-  kv8_find_nvcc()
+# KV8_CUDA_NONE says why there are no kernels and how to get them; empty where there are.
+set(KV8_CUDA_NONE "")
+if(KV8_CUDA STREQUAL "OFF")
+  set(KV8_CUDA_NONE "built with KV8_CUDA=OFF")
+elseif(CMAKE_CROSSCOMPILING AND KV8_CUDA STREQUAL "AUTO")
+  set(KV8_CUDA_NONE "cross-compiled")
+else()
+  kv8_find_gpus()
+  if(KV8_CUDA_GPUS STREQUAL "")
+    set(KV8_CUDA_NONE "the machine that built kv8 shows no GPU")
+    string(APPEND KV8_CUDA_NONE " (configure with -DKV8_CUDA_ARCHS=all or a list such as 90)")
+  else()
+    kv8_find_nvcc()
+  endif()
 endif()
-if(KV8_NVCC_RUNS)
-  message(STATUS "CUDA kernels: nvcc ${KV8_NVCC_VERSION}")
+if(KV8_CUDA_NONE AND KV8_CUDA STREQUAL "ON")
+  message(FATAL_ERROR "KV8_CUDA=ON: no CUDA kernels: ${KV8_CUDA_NONE}")
 endif()
 
 # kv8_cuda_source(file.cu ARCHS arch... [MAY_SPILL kernel:bytes...]): one .cu of the calling room.
 # ARCHS as nvcc writes them without sm_: 80 runs on 8.x, 90 on 9.x, 90a on 9.0 alone with wgmma. Those
-# that this nvcc does not know are left out. scripts/check_cuda fails on kernels that spill registers,
+# that no GPU of KV8_CUDA_ARCHS runs and those that this nvcc does not know are left out. scripts/check_cuda fails on kernels that spill registers,
 # but for those of MAY_SPILL (regular expressions), up to so many bytes of stores and loads.
 function(kv8_cuda_source file)
   cmake_parse_arguments(ARG "" "" "ARCHS;MAY_SPILL" ${ARGN})
@@ -73,14 +135,15 @@ function(kv8_cuda_source file)
     return()
   endif()
   get_filename_component(name ${file} NAME_WE)
-  set(archs ${ARG_ARCHS})
-  foreach(arch ${ARG_ARCHS})
+  kv8_archs_for_gpus(wanted ${ARG_ARCHS})
+  set(archs ${wanted})
+  foreach(arch ${wanted})
     if(NOT arch IN_LIST KV8_NVCC_ARCHS)
       list(REMOVE_ITEM archs ${arch})
-      message(STATUS "CUDA kernels: ${name}.cu without sm_${arch}, nvcc ${KV8_NVCC_VERSION} "
-        "does not know it")
+      set_property(GLOBAL APPEND PROPERTY KV8_CUDA_UNKNOWN_ARCHS ${arch})
     endif()
   endforeach()
+  set_property(GLOBAL APPEND PROPERTY KV8_CUDA_KNOWN_ARCHS ${archs})
   if(NOT archs)
     return()
   endif()
@@ -118,8 +181,40 @@ function(kv8_compile_cuda name)
     COMMENT "CUDA ${name}.cu for ${archs}" VERBATIM)
 endfunction()
 
+# Sets `out` to what the table says of itself, in one line: for which GPUs, what is left out and how
+# to get it.
+function(kv8_describe_cuda out)
+  if(KV8_CUDA_NONE)
+    set(${out} "none: ${KV8_CUDA_NONE}" PARENT_SCOPE)
+    return()
+  endif()
+  foreach(which KNOWN UNKNOWN)
+    get_property(${which} GLOBAL PROPERTY KV8_CUDA_${which}_ARCHS)
+    list(REMOVE_DUPLICATES ${which})
+    list(SORT ${which} COMPARE NATURAL)
+    list(TRANSFORM ${which} PREPEND sm_)
+    string(REPLACE ";" " " ${which} "${${which}}")
+  endforeach()
+  string(REPLACE ";" " " gpus "${KV8_CUDA_GPUS}")
+  set(note "${KNOWN}")
+  if(KNOWN STREQUAL "")
+    set(note "none: KV8_CUDA_ARCHS asked for ${gpus}")
+  endif()
+  if(UNKNOWN)
+    string(APPEND note ", not ${UNKNOWN}, which nvcc ${KV8_NVCC_VERSION} does not know")
+  endif()
+  if(KV8_CUDA_ARCHS STREQUAL "native")
+    string(APPEND note " (GPUs here: ${gpus}, for others configure with -DKV8_CUDA_ARCHS=all)")
+  elseif(NOT KV8_CUDA_GPUS STREQUAL "all")
+    string(APPEND note " (for other GPUs configure with -DKV8_CUDA_ARCHS=all)")
+  endif()
+  set(${out} "${note}" PARENT_SCOPE)
+endfunction()
+
 # After all rooms: the table.
 function(kv8_embed_cuda)
+  kv8_describe_cuda(note)
+  message(STATUS "CUDA kernels: ${note}")
   get_property(images GLOBAL PROPERTY KV8_CUDA_IMAGES)
   set(dir ${CMAKE_BINARY_DIR}/cuda)
   set(table ${CMAKE_BINARY_DIR}/generated/kv8_images.c)
@@ -131,7 +226,7 @@ function(kv8_embed_cuda)
   list(TRANSFORM fatbins APPEND .fatbin)
   string(REPLACE ";" " " images "${images}")
   add_custom_command(OUTPUT ${table}
-    COMMAND ${CMAKE_COMMAND} -DDIR=${dir} "-DIMAGES=${images}" -DTABLE=${table}
+    COMMAND ${CMAKE_COMMAND} -DDIR=${dir} "-DIMAGES=${images}" -DTABLE=${table} "-DNOTE=${note}"
       -P ${CMAKE_SOURCE_DIR}/cmake/embed_cuda.cmake
     DEPENDS ${fatbins} ${CMAKE_SOURCE_DIR}/cmake/embed_cuda.cmake
     COMMENT "Table of the CUDA kernels" VERBATIM)

@@ -63,9 +63,12 @@ typedef struct kv8_device_image_info {
     const char *kernels; /* names, one space between */
     uint64_t bytes;
 } kv8_device_image_info;
-/* 0 when the build had no CUDA compiler. */
+/* 0 in a build without CUDA kernels: kv8_device_images_note says why. */
 KV8_API int32_t kv8_device_num_images(void);
 KV8_API const kv8_device_image_info *kv8_device_get_image(int32_t image_idx);
+/* Which machine code is in the library and how to build it for other GPUs, in one line: "sm_90
+ * sm_90a (for other GPUs configure with -DKV8_CUDA_ARCHS=all)", or "none: " and why. */
+KV8_API const char *kv8_device_images_note(void);
 
 /* --- memory --- */
 

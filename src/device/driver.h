@@ -164,6 +164,7 @@ typedef struct kv8_image_kernel {
     int32_t image_idx;
     const char *archs; /* "sm_80 sm_90a" */
 } kv8_image_kernel;
+extern const char kv8_images_note[]; /* kv8_device_images_note */
 extern const kv8_image kv8_images[];
 extern const int32_t kv8_images_count;
 extern const kv8_image_kernel kv8_image_kernels[];

@@ -15,6 +15,10 @@ const kv8_device_image_info *kv8_device_get_image(int32_t image_idx) {
     return image_idx < 0 || image_idx >= kv8_images_count ? NULL : &kv8_images[image_idx].info;
 }
 
+const char *kv8_device_images_note(void) {
+    return kv8_images_note;
+}
+
 bool kv8_archs_run_on(const char *archs, int32_t sm_version) {
     while (*archs != '\0') {
         const char *at = archs + strspn(archs, " ");
@@ -120,11 +124,13 @@ kv8_status kv8_kernel_get(kv8_kernel *kernel_out, kv8_device *device, const char
                           size_t args_bytes, size_t dynamic_bytes) {
     const kv8_image_kernel *const found = find_kernel(name);
     if (found == NULL)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "kernel %s is not in this build%s", name,
-                        kv8_images_count == 0 ? ", which was made without a CUDA compiler" : "");
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "kernel %s is not in this build, whose CUDA kernels are %s", name,
+                        kv8_images_note);
     if (!kv8_archs_run_on(found->archs, device->info.sm_version))
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "kernel %s: this build has it for %s, %s is sm_%d",
-                        name, found->archs, device->info.name, device->info.sm_version);
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "kernel %s is not for %s (sm_%d); this build's CUDA kernels are %s", name,
+                        device->info.name, device->info.sm_version, kv8_images_note);
     kv8_kernel kernel = {.name = found->name, .device = device, .args_bytes = args_bytes};
     KV8_TRY(kv8_device_enter(device));
     const kv8_status status = fill_kernel(&kernel, found->image_idx, dynamic_bytes);
