@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-#include "cuda/decode_args.h"
+#include "cuda/common/attention_args.h"
 #include "device_impl.h"
 #include "prefill_device.h"
 
@@ -33,7 +33,7 @@ static const decode_choice choices[] = {
     ROW(name, KV8_BF16, dim, warps, whole, heads, fixed)
 #define KV8_DECODE_F16(name, dim, warps, stages, whole, heads, fixed) \
     ROW(name, KV8_F16, dim, warps, whole, heads, fixed)
-#include "cuda/decode_kernels.inc"
+#include "cuda/decode/decode_kernels.inc"
 #undef ROW
 };
 /* Those that copy whole pages, of so many KV heads. */
@@ -43,24 +43,24 @@ static const struct {
 } page_choices[] = {
 #define KV8_DECODE_PAGES(format, name, dim, kv_heads, warps, stages, fixed) \
     {{#name, KV8_##format, dim, warps, true, 1, fixed}, kv_heads},
-#include "cuda/decode_kernels.inc"
+#include "cuda/decode/decode_kernels.inc"
 };
 /* Those for one request; all want whole granules. */
 static const decode_choice singles[] = {
 #define KV8_DECODE_SINGLE(format, name, dim, warps, stages, fixed) \
     {#name, KV8_##format, dim, warps, true, 1, fixed},
-#include "cuda/decode_kernels.inc"
+#include "cuda/decode/decode_kernels.inc"
 };
 
 enum { DEVICE_ALIGNMENT = 256, ANY_THREADS = 128, ANY_MAX_ROWS = 65535 };
-static const char any_name[] = "kv8_decode_any_dany_pany__sm80";
+static const char any_name[] = "kv8_attention_any_any_dany_generic__sm80";
 
 /* A kernel of decode_kernels.inc but those for one request, and how it cuts the work. */
 typedef struct decode_way {
     const decode_choice *choice; /* NULL: there is none */
     kv8_kernel kernel;
     int32_t num_blocks, num_threads; /* threads of a block */
-    int32_t heads_per_block, num_slices, min_units, piece_units;
+    int32_t heads_per_block, num_slices, min_units, split_units;
     size_t dynamic_bytes;
 } decode_way;
 
@@ -124,7 +124,7 @@ static const decode_choice *choose(const kv8_attention_spec *spec, const kv8_dev
 
 /* What a block loses between two pieces, in granules that it would read meanwhile. */
 enum { MOST_PIECE_UNITS = 24, MOST_BLOCKS = 1024 };
-static int32_t piece_units(const kv8_attention_spec *spec, int32_t heads) {
+static int32_t split_units(const kv8_attention_spec *spec, int32_t heads) {
     enum { LOST_BYTES = 192 << 10 };
     const int64_t units = LOST_BYTES / (2 * (int64_t)KV8_DECODE_TOKENS * row_bytes(spec) * heads);
     return units > MOST_PIECE_UNITS ? MOST_PIECE_UNITS : (int32_t)units;
@@ -149,7 +149,7 @@ static kv8_status prepare_way(kv8_attention_device_plan *plan, decode_way *way) 
     way->choice = NULL;
     if (dynamic + STATIC_BYTES > info->shared_bytes_per_block) return KV8_OK;
     if (streams > (INT32_MAX >> 1) / granules || granules > INT32_MAX / MOST_BLOCKS) return KV8_OK;
-    KV8_TRY(kv8_kernel_get(&way->kernel, plan->device, c->name, sizeof(kv8_decode_args), dynamic));
+    KV8_TRY(kv8_kernel_get(&way->kernel, plan->device, c->name, sizeof(kv8_kernel_args), dynamic));
     int32_t per_sm = 0;
     KV8_TRY(kv8_kernel_max_blocks(&way->kernel, (uint32_t)way->num_threads, dynamic, &per_sm));
     if (per_sm < 1)
@@ -161,7 +161,7 @@ static kv8_status prepare_way(kv8_attention_device_plan *plan, decode_way *way) 
     if (way->num_blocks > MOST_BLOCKS) way->num_blocks = MOST_BLOCKS;
     way->num_slices = c->num_warps * c->warp_heads / way->heads_per_block;
     way->min_units = way->num_slices; /* a granule for every warp */
-    way->piece_units = piece_units(spec, way->heads_per_block);
+    way->split_units = split_units(spec, way->heads_per_block);
     return KV8_OK;
 }
 
@@ -220,7 +220,7 @@ static kv8_status prepare_single(kv8_attention_device_plan *plan) {
             kv8_kernel_exists(plan->device, singles[i].name))
             found = &singles[i];
     if (found == NULL) return KV8_OK;
-    KV8_TRY(kv8_kernel_get(&plan->single_kernel, plan->device, found->name, sizeof(kv8_decode_args),
+    KV8_TRY(kv8_kernel_get(&plan->single_kernel, plan->device, found->name, sizeof(kv8_kernel_args),
                            found->fixed_bytes));
     plan->single = found;
     for (plan->single_blocks = 16; plan->single_blocks >= 8; plan->single_blocks /= 2) {
@@ -314,7 +314,7 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
     plan->device = device;
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
-    KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_decode_args), 0));
+    KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_kernel_args), 0));
     KV8_TRY_GOTO(prepare(plan));
     KV8_TRY_GOTO(prepare_single(plan));
     lay_out_workspace(plan);
@@ -404,9 +404,9 @@ static kv8_status check_run(const kv8_attention_device_plan *plan, const kv8_str
     return check_pointers(spec, args);
 }
 
-static kv8_decode_pages device_pages(const kv8_paged *paged, kv8_dtype dtype) {
+static kv8_kernel_pages device_pages(const kv8_paged *paged, kv8_dtype dtype) {
     const int64_t size = (int64_t)kv8_dtype_size(dtype);
-    return (kv8_decode_pages){
+    return (kv8_kernel_pages){
         .data = paged->data,
         .stride_page = paged->stride_page * size,
         .stride_slot = paged->stride_slot * size,
@@ -420,7 +420,7 @@ static kv8_decode_pages device_pages(const kv8_paged *paged, kv8_dtype dtype) {
 
 /* What copies of 16 bytes and strides of 32 bits ask; and that all pages begin in the same half of
  * a word of scales. */
-static bool fits_copies(const kv8_decode_pages *p) {
+static bool fits_copies(const kv8_kernel_pages *p) {
     const int64_t strides = p->stride_page | p->stride_slot | p->stride_head;
     const int64_t scales = p->scale_stride_page | p->scale_stride_slot | p->scale_stride_head;
     enum { MAX_SLOT = 1 << 27, MAX_HEAD = 1 << 30 };
@@ -433,21 +433,21 @@ static bool fits_copies(const kv8_decode_pages *p) {
 /* n / d = high half of n * factor, shifted, for n below 2^31: with 2^(s-1) < d <= 2^s and factor =
  * ceil(2^(31+s) / d), factor * d exceeds 2^(31+s) by less than 2^s, and n times that by less than
  * 2^(31+s). */
-static kv8_decode_divisor divisor(int32_t d) {
-    if (d == 1) return (kv8_decode_divisor){0};
+static kv8_divisor divisor(int32_t d) {
+    if (d == 1) return (kv8_divisor){0};
     uint32_t s = 1;
     while ((int64_t)1 << s < d) s++;
     const uint64_t whole = (uint64_t)1 << (31 + s);
-    return (kv8_decode_divisor){.factor = (uint32_t)((whole + (uint64_t)d - 1) / (uint64_t)d),
-                                .shift = s - 1};
+    return (kv8_divisor){.factor = (uint32_t)((whole + (uint64_t)d - 1) / (uint64_t)d),
+                         .shift = s - 1};
 }
 
-static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
+static kv8_kernel_args device_args(const kv8_attention_device_plan *plan,
                                    const kv8_attention_args *args, void *workspace) {
     const kv8_attention_spec *const spec = &plan->spec;
     uint8_t *const bytes = workspace;
     static const float log2_e = 1.4426950408889634f;
-    return (kv8_decode_args){
+    return (kv8_kernel_args){
         .q = args->q,
         .q_stride_row = args->q_stride_row,
         .q_stride_head = args->q_stride_head,
@@ -478,9 +478,9 @@ static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
         .q_scale_stride_row = args->q_scale_stride_row,
         .q_scale_stride_kv_head = args->q_scale_stride_kv_head,
         .q_scale_stride_group = args->q_scale_stride_group,
-        .partials = (float *)(void *)(bytes + plan->partials_at),
-        .partial_sums = (float *)(void *)(bytes + plan->sums_at),
-        .arrivals = (uint32_t *)(void *)(bytes + plan->arrivals_at),
+        .decode.partials = (float *)(void *)(bytes + plan->partials_at),
+        .decode.partial_sums = (float *)(void *)(bytes + plan->sums_at),
+        .decode.arrivals = (uint32_t *)(void *)(bytes + plan->arrivals_at),
         .batch = args->batch,
         .num_qo_heads = spec->num_qo_heads,
         .num_kv_heads = spec->num_kv_heads,
@@ -501,16 +501,16 @@ static kv8_decode_args device_args(const kv8_attention_device_plan *plan,
     };
 }
 
-static kv8_status run_way(const decode_way *way, kv8_stream *stream, kv8_decode_args a) {
-    a.heads_per_block = way->heads_per_block;
-    a.num_slices = way->num_slices;
-    a.head_blocks = a.num_kv_heads / way->heads_per_block;
-    a.min_units = way->min_units;
-    a.piece_units = way->piece_units;
-    a.by_min_units = divisor(way->min_units);
-    a.by_heads = divisor(way->heads_per_block / way->choice->warp_heads);
-    a.by_head_blocks = divisor(a.head_blocks);
-    a.by_slices = divisor(way->num_slices);
+static kv8_status run_way(const decode_way *way, kv8_stream *stream, kv8_kernel_args a) {
+    a.decode.heads_per_block = way->heads_per_block;
+    a.decode.num_slices = way->num_slices;
+    a.decode.head_blocks = a.num_kv_heads / way->heads_per_block;
+    a.decode.min_units = way->min_units;
+    a.decode.split_units = way->split_units;
+    a.decode.by_min_units = divisor(way->min_units);
+    a.decode.by_heads = divisor(way->heads_per_block / way->choice->warp_heads);
+    a.decode.by_head_blocks = divisor(a.decode.head_blocks);
+    a.decode.by_slices = divisor(way->num_slices);
     const kv8_launch launch = {.grid = {(uint32_t)way->num_blocks},
                                .block = {(uint32_t)way->num_threads},
                                .dynamic_bytes = way->dynamic_bytes,
@@ -519,7 +519,7 @@ static kv8_status run_way(const decode_way *way, kv8_stream *stream, kv8_decode_
 }
 
 /* The tokens of a page one after another, each with its KV heads one after another. */
-static bool has_whole_pages(const kv8_attention_spec *spec, const kv8_decode_pages *p) {
+static bool has_whole_pages(const kv8_attention_spec *spec, const kv8_kernel_pages *p) {
     return fits_copies(p) && p->stride_head == row_bytes(spec) &&
            p->stride_slot == (int64_t)row_bytes(spec) * spec->num_kv_heads;
 }
@@ -528,7 +528,7 @@ static bool has_whole_pages(const kv8_attention_spec *spec, const kv8_decode_pag
 typedef enum run_kind { BY_PREFILL, BY_SINGLE, BY_PAGES, BY_ROWS, BY_ANY } run_kind;
 
 static run_kind choose_run(const kv8_attention_device_plan *plan, int32_t batch,
-                           const kv8_decode_pages *k, const kv8_decode_pages *v) {
+                           const kv8_kernel_pages *k, const kv8_kernel_pages *v) {
     if (!fits_copies(k) || !fits_copies(v)) return BY_ANY;
     if (plan->prefills) return BY_PREFILL;
     if (plan->single != NULL && batch == 1) return BY_SINGLE;
@@ -539,7 +539,7 @@ static run_kind choose_run(const kv8_attention_device_plan *plan, int32_t batch,
 }
 
 /* Pages as the cache lays them out. */
-static kv8_decode_pages usual_pages(const kv8_attention_spec *spec, kv8_dtype dtype, int64_t dim) {
+static kv8_kernel_pages usual_pages(const kv8_attention_spec *spec, kv8_dtype dtype, int64_t dim) {
     const kv8_paged paged = {.stride_head = dim,
                              .stride_slot = dim * spec->num_kv_heads,
                              .stride_page = dim * spec->num_kv_heads * spec->page_size};
@@ -552,8 +552,8 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
         return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "text");
     const kv8_attention_spec *const spec = &plan->spec;
     const char *const gpu = kv8_device_get_info(plan->device)->name;
-    kv8_decode_pages k = usual_pages(spec, spec->k_dtype, spec->head_dim);
-    kv8_decode_pages v = usual_pages(spec, spec->v_dtype, spec->v_head_dim);
+    kv8_kernel_pages k = usual_pages(spec, spec->k_dtype, spec->head_dim);
+    kv8_kernel_pages v = usual_pages(spec, spec->v_dtype, spec->v_head_dim);
     int32_t batch = spec->max_batch;
     if (args != NULL) {
         k = device_pages(&args->k, spec->k_dtype), v = device_pages(&args->v, spec->v_dtype);
@@ -595,7 +595,7 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
 /* --- run --- */
 
 static kv8_status run_pages(const kv8_attention_device_plan *plan, kv8_stream *stream,
-                            kv8_decode_args a) {
+                            kv8_kernel_args a) {
     const int32_t *const table = a.page_indptr != NULL ? a.page_indices : a.block_table;
     a.table_entries = (int64_t)(kv8_device_bytes_from(plan->device, table) / sizeof *table);
     return run_way(&plan->pages, stream, a);
@@ -605,7 +605,7 @@ kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_s
                                     const kv8_attention_args *args, void *workspace) {
     KV8_TRY(check_run(plan, stream, args, workspace));
     if (args->batch == 0) return KV8_OK;
-    const kv8_decode_args a = device_args(plan, args, workspace);
+    const kv8_kernel_args a = device_args(plan, args, workspace);
     switch (choose_run(plan, args->batch, &a.k, &a.v)) {
         case BY_PREFILL:
             return kv8_prefill_run(&plan->prefill, stream, args, a.sink_logit,

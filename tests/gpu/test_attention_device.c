@@ -112,10 +112,10 @@ static void check_kernels_of_args(const kv8_attention_device_plan *plan, kv8_att
     args.k.stride_slot = args.v.stride_slot = dim;
     kernel_of(plan, &args, outside);
     assert_string_not_equal(outside, by_pages);
-    assert_non_null(strstr(outside, "kv8_decode_e4m3_d64"));
+    assert_non_null(strstr(outside, "kv8_decode_f16_e4m3_d64_rows"));
     args.batch = 1;
     kernel_of(plan, &args, single);
-    assert_non_null(strstr(single, "kv8_decode1_e4m3_d64"));
+    assert_non_null(strstr(single, "kv8_decode_f16_e4m3_d64_cluster"));
 }
 
 /* A captured run, replayed after other lengths, pages and queries were copied in. */
@@ -148,7 +148,7 @@ static void check_graph(const gpu *g, bool whole_pages) {
     assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in.spec, NULL));
     char text[512];
     assert_ok(kv8_attention_device_describe(plan, NULL, text, sizeof text));
-    static const char by_pages[] = "kv8_decode_e4m3_d64_h8_pages__sm90";
+    static const char by_pages[] = "kv8_decode_f16_e4m3_d64_bulk8__sm90";
     if (kv8_kernel_exists(g->device, by_pages))
         assert_int_equal(strncmp(text, by_pages, sizeof by_pages - 1) == 0, whole_pages);
     const size_t rows = (size_t)(in.total_q * in.num_qo_heads), dim = (size_t)in.v_head_dim;

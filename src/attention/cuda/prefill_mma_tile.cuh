@@ -12,12 +12,12 @@
 #ifndef KV8_PREFILL_MMA_TILE_CUH
 #define KV8_PREFILL_MMA_TILE_CUH
 
-#include "decode_parts.cuh"
+#include "common/ptx_sm80.cuh"
+#include "common/softmax.cuh"
 #include "prefill_view.cuh"
+#include "widen.cuh"
 
 namespace kv8 {
-
-constexpr int E4M3FNUZ = 5; /* the one that Format lacks; numbers as in kv8_dtype */
 
 __device__ __forceinline__ bool is_wide(int dtype) {
     return dtype == BF16 || dtype == F16;

@@ -1,10 +1,10 @@
-// decode_line.cuh - the line of all streams: its shares, and the pieces of a block, one by one.
+// decode_partition.cuh - the line of all streams, its ranges, and the splits of a block one by one.
 //
-// All of it is one warp's work: lengths are few, and the others wait for the first piece only.
+// All of it is one warp's work: lengths are few, and the others wait for the first split only.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "decode.cuh"
+#include "decode/decode.cuh"
 
 namespace kv8 {
 
@@ -17,23 +17,23 @@ __device__ inline int quotient(int n, int d) {
     return rest < 0 ? q - 1 : rest >= d ? q + 1 : q;
 }
 
-// A unit is one granule of one stream, or as much time. Each stream has `piece_units` more than
-// granules, which stand for what a block spends between two pieces.
-struct Line {
-    int total, num_blocks;  // blocks that get a share
-    int share;
-    int unit, end;  // what the block has not taken yet of its share
-    // Where all streams are of one length they are cut at the same places: units of a stream then,
-    // whole shares, and its units in the line as it was laid. 0: streams differ.
-    int even_units, laid_units;
+// A unit is one granule of one stream, or as much time. Each stream has `split_units` more than
+// granules, which stand for what a block spends between two splits.
+struct Partition {
+    int total, num_blocks;  // blocks that get a range
+    int range;
+    int unit, end;  // what the block has not taken yet of its range
+    // Where all streams are of one length they are cut at the same places. even_units: units of a
+    // stream then, whole ranges; 0 where streams differ. stream_units: of the longest in the line.
+    int even_units, stream_units;
 
-    __device__ int begin(int block) const { return min(block * share, total); }
-    // The block whose share holds a unit.
-    __device__ int owner(int at) const { return quotient(at, share); }
+    __device__ int begin(int block) const { return min(block * range, total); }
+    // The block whose range holds a unit.
+    __device__ int owner(int at) const { return quotient(at, range); }
 };
 
 template <class C>
-__device__ int row_tiles(const kv8_decode_args &a, int qo_len) {
+__device__ int row_tiles(const kv8_kernel_args &a, int qo_len) {
     return (qo_len * a.group_size + C::ROWS - 1) / C::ROWS;
 }
 
@@ -42,13 +42,13 @@ struct Totals {
     bool any_empty;               // requests with rows and no key
 };
 
-__device__ inline int units_of(const kv8_decode_args &a, int granules) {
-    return granules > 0 ? granules + a.piece_units : 0;
+__device__ inline int units_of(const kv8_kernel_args &a, int granules) {
+    return granules > 0 ? granules + a.decode.split_units : 0;
 }
 
-// Lengths of the requests of each lane: consecutive ones, and only so many that they are registers.
+// Lengths of the requests of each lane: consecutive ones, few enough to stay in registers.
 template <int MOST>
-struct Held {
+struct CachedLengths {
     Lengths of[MOST];
 
     __device__ const Lengths nth(int n) const {
@@ -60,51 +60,52 @@ struct Held {
     }
 };
 template <class C>
-__device__ bool holds_all(const kv8_decode_args &a) {
-    return a.batch <= 32 * C::MOST_HELD;
+__device__ bool fits_registers(const kv8_kernel_args &a) {
+    return a.batch <= 32 * C::MOST_CACHED;
 }
-__device__ inline int held_each(const kv8_decode_args &a) {
+__device__ inline int lengths_per_lane(const kv8_kernel_args &a) {
     return (a.batch + 31) / 32;
 }
 template <int MOST>
-__device__ void load_held(const kv8_decode_args &a, Held<MOST> &held) {
+__device__ void load_cached(const kv8_kernel_args &a, CachedLengths<MOST> &cached) {
 #pragma unroll
     for (int n = 0; n < MOST; n++) {
-        const int b = threadIdx.x % 32 * held_each(a) + n;
-        held.of[n] = {0, 0, 0, 0, 0};
-        if (n < held_each(a) && b < a.batch) held.of[n] = load_lengths(a, b);
+        const int b = threadIdx.x % 32 * lengths_per_lane(a) + n;
+        cached.of[n] = {0, 0, 0, 0, 0};
+        if (n < lengths_per_lane(a) && b < a.batch) cached.of[n] = load_lengths(a, b);
     }
 }
 template <int MOST>
-__device__ bool holds_still(const kv8_decode_args &a, const Held<MOST> &held) {
-    Held<MOST> now;
-    load_held(a, now);
+__device__ bool unchanged(const kv8_kernel_args &a, const CachedLengths<MOST> &cached) {
+    CachedLengths<MOST> now;
+    load_cached(a, now);
     bool differs = false;
 #pragma unroll
-    for (int n = 0; n < MOST; n++) differs |= now.of[n] != held.of[n];
+    for (int n = 0; n < MOST; n++) differs |= now.of[n] != cached.of[n];
     return !__any_sync(~0u, differs);
 }
 // Of request b, by all lanes.
 template <int MOST>
-__device__ Lengths held_lengths(const kv8_decode_args &a, const Held<MOST> &held, int b) {
-    const int lane = quotient(b, held_each(a));
-    const Lengths own = held.nth(b - lane * held_each(a));
+__device__ Lengths cached_lengths(const kv8_kernel_args &a, const CachedLengths<MOST> &cached,
+                                  int b) {
+    const int lane = quotient(b, lengths_per_lane(a));
+    const Lengths own = cached.nth(b - lane * lengths_per_lane(a));
     return {__shfl_sync(~0u, own.qo_begin, lane), __shfl_sync(~0u, own.qo_end, lane),
             __shfl_sync(~0u, own.page_begin, lane), __shfl_sync(~0u, own.page_end, lane),
             __shfl_sync(~0u, own.last, lane)};
 }
 
-// Where each request starts in the line. A lane takes consecutive requests; lengths_of(b, n) are
-// those of request b, the lane's n-th.
+// The first unit of each request in the line, and totals. A lane takes consecutive requests;
+// lengths_of(b, n) are those of request b, the lane's n-th.
 template <class C, class LENGTHS>
-__device__ Totals lay_line(const kv8_decode_args &a, int *starts, LENGTHS &&lengths_of) {
-    const int lane = threadIdx.x % 32, each = held_each(a);
+__device__ Totals sum_units(const kv8_kernel_args &a, int *starts, LENGTHS &&lengths_of) {
+    const int lane = threadIdx.x % 32, each = lengths_per_lane(a);
     const int first = min(lane * each, a.batch), last = min(first + each, a.batch);
     Totals sum = {0, 0, 0, false};
 #pragma unroll 2
     for (int b = first; b < last; b++) {
         const Request r = make_request(a, b, lengths_of(b, b - first));
-        const int streams = row_tiles<C>(a, r.qo_len) * a.head_blocks;
+        const int streams = row_tiles<C>(a, r.qo_len) * a.decode.head_blocks;
         const int length = units_of(a, granules_of(request_keys(a, r)));
         starts[b] = length * streams;
         sum.units += length * streams, sum.streams += streams;
@@ -133,28 +134,29 @@ __device__ Totals lay_line(const kv8_decode_args &a, int *starts, LENGTHS &&leng
 
 // No more blocks than there is work for, and where streams are few and even a multiple of them, so
 // that they are cut evenly.
-__device__ inline Line cut_line(const kv8_decode_args &a, const Totals &sum) {
-    Line line;
-    int blocks = min(int(gridDim.x), max(divide(sum.units + a.min_units - 1, a.by_min_units), 1));
-    line.total = sum.units, line.even_units = 0, line.laid_units = sum.longest;
+__device__ inline Partition cut_partition(const kv8_kernel_args &a, const Totals &sum) {
+    Partition partition;
+    int blocks = min(int(gridDim.x),
+                     max(divide(sum.units + a.decode.min_units - 1, a.decode.by_min_units), 1));
+    partition.total = sum.units, partition.even_units = 0, partition.stream_units = sum.longest;
     // Where there is a choice without the last few blocks, which start after the others.
     const int usual = sum.streams * 2 <= blocks ? blocks - blocks / 32 : blocks;
     const int each = sum.streams > 0 ? quotient(usual, sum.streams) : 0;
     const bool is_even = sum.units > 0 && sum.units == sum.streams * sum.longest;
     if (is_even && each * sum.streams * 8 >= blocks * 7) {
-        const int granules = sum.longest - a.piece_units;
+        const int granules = sum.longest - a.decode.split_units;
         blocks = each * sum.streams;
-        line.even_units = quotient(granules + each - 1, each) * each;
-        line.total = line.even_units * sum.streams;
+        partition.even_units = quotient(granules + each - 1, each) * each;
+        partition.total = partition.even_units * sum.streams;
     }
-    line.num_blocks = blocks;
-    line.share = max(quotient(line.total + blocks - 1, blocks), 1);
-    line.unit = line.begin(blockIdx.x), line.end = line.begin(blockIdx.x + 1);
-    return line;
+    partition.num_blocks = blocks;
+    partition.range = max(quotient(partition.total + blocks - 1, blocks), 1);
+    partition.unit = partition.begin(blockIdx.x), partition.end = partition.begin(blockIdx.x + 1);
+    return partition;
 }
 
 // The last request that starts at or before a unit.
-__device__ inline int find_request(const kv8_decode_args &a, const int *starts, int unit) {
+__device__ inline int find_request(const kv8_kernel_args &a, const int *starts, int unit) {
     const int lane = threadIdx.x % 32, each = (a.batch + 31) / 32;
     const int coarse = lane * each;
     const int lanes = __popc(__ballot_sync(~0u, coarse < a.batch && starts[coarse] <= unit));
@@ -167,60 +169,60 @@ __device__ inline int find_request(const kv8_decode_args &a, const int *starts, 
     return max(first + found - 1, 0);
 }
 
-// The block's next piece to shared memory, by all lanes of a warp; lengths_of(b) are a request's.
-// What is known is written at once: this runs beside a walk, which has the registers.
+// The block's next split to shared memory, by all lanes of a warp; lengths_of(b) are a request's.
+// What is known is written at once: this runs beside the main loop, which has the registers.
 template <class C, class LENGTHS>
-__device__ void next_piece(const kv8_decode_args &a, const int *starts, Line &line, Piece &into,
-                           LENGTHS &&lengths_of) {
+__device__ void next_split(const kv8_kernel_args &a, const int *starts, Partition &partition,
+                           Split &into, LENGTHS &&lengths_of) {
     const bool writes = threadIdx.x % 32 == 0;
-    if (line.unit >= line.end) {
+    if (partition.unit >= partition.end) {
         if (writes) into.stream = -1;
         return;
     }
-    const bool is_even = line.even_units > 0;
-    const int nth = is_even ? quotient(line.unit, line.even_units) : 0;  // of all streams
-    const int laid = is_even ? nth * line.laid_units : line.unit;
-    const int b = find_request(a, starts, laid);
+    const bool is_even = partition.even_units > 0;
+    const int nth = is_even ? quotient(partition.unit, partition.even_units) : 0;  // of all streams
+    const int unit = is_even ? nth * partition.stream_units : partition.unit;
+    const int b = find_request(a, starts, unit);
     const Lengths lengths = lengths_of(b);
     const Request r = make_request(a, b, lengths);
     if (writes) into.request = r, into.pages = request_pages(a, b, lengths);
     const KeyRange keys = request_keys(a, r);
     const int granules = granules_of(keys), begin = keys.begin / TOKENS;
-    const int head_blocks = a.head_blocks, units_laid = units_of(a, granules);
-    const int index = quotient(laid - starts[b], units_laid);
-    const int tile = divide(index, a.by_head_blocks), heads = index - tile * head_blocks;
+    const int head_blocks = a.decode.head_blocks, stream_units = units_of(a, granules);
+    const int index = quotient(unit - starts[b], stream_units);
+    const int tile = divide(index, a.decode.by_head_blocks), heads = index - tile * head_blocks;
     const int row_begin = tile * C::ROWS;
     const int num_rows = min(C::ROWS, r.qo_len * a.group_size - row_begin);
     const KeyRange top = visible_keys(a, r, divide(row_begin, a.by_group));
     const KeyRange low = visible_keys(a, r, divide(row_begin + num_rows - 1, a.by_group));
     if (writes) {
         into.row_begin = row_begin, into.num_rows = num_rows;
-        into.head_begin = heads * a.heads_per_block;
+        into.head_begin = heads * a.decode.heads_per_block;
         into.any = {min(top.begin, low.begin), low.end};
         into.all = {low.begin, top.end};
         if (a.mask_bits != nullptr) into.all = {0, 0};
         // Tiles of all requests before this one: at most (qo_begin * group_size) / ROWS + request.
         into.stream = (r.qo_begin * a.group_size / C::ROWS + b + tile) * head_blocks + heads;
     }
-    const int units = is_even ? line.even_units : units_laid;
+    const int units = is_even ? partition.even_units : stream_units;
     const int stream_begin = is_even ? nth * units : starts[b] + index * units;
     const int stream_end = stream_begin + units, more = units - granules;
     // The units beside the granules are spread evenly among them, so that cuts are even too.
-    const auto granule = [&](int unit) {
-        return begin + unit - (more == 0 ? 0 : quotient(unit * more, units));
+    const auto granule = [&](int at) {
+        return begin + at - (more == 0 ? 0 : quotient(at * more, units));
     };
-    const int end = min(line.end, stream_end);
-    const int first_block = line.owner(stream_begin), block = blockIdx.x;
-    // A share's first piece may be the end of a stream, its last the beginning of another.
-    const int first_slot = 2 * first_block + (line.begin(first_block) < stream_begin);
+    const int end = min(partition.end, stream_end);
+    const int first_block = partition.owner(stream_begin), block = blockIdx.x;
+    // A range's first split may be the end of a stream, its last the beginning of another.
+    const int first_slot = 2 * first_block + (partition.begin(first_block) < stream_begin);
     if (writes) {
-        into.granule_begin = granule(line.unit - stream_begin);
+        into.granule_begin = granule(partition.unit - stream_begin);
         into.granule_end = granule(end - stream_begin);
-        into.num_pieces = line.owner(stream_end - 1) - first_block + 1;
+        into.num_splits = partition.owner(stream_end - 1) - first_block + 1;
         into.first_block = first_block, into.first_slot = first_slot;
         into.slot = block == first_block ? first_slot : 2 * block;
     }
-    line.unit = end;
+    partition.unit = end;
 }
 
 }  // namespace kv8

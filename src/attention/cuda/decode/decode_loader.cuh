@@ -1,33 +1,34 @@
-// decode_feed.cuh - the copying side of a warp: which granule comes next, and where it lies.
+// decode_loader.cuh - the copying side of a warp: which granule comes next, and where it lies.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "decode.cuh"
+#include "decode/decode.cuh"
 
 namespace kv8 {
 
-// Asks for a warp's granules of a piece one after another, each into the next stage of its ring.
+// Loader copies a warp's granules of a split one after another, each into the next stage of its
+// ring.
 template <class C>
-class Feed {
+class Loader {
    public:
     // The granules first, first + step, ..: `count` of them.
-    __device__ Feed(const kv8_decode_args &args, const Piece &piece_in, uint32_t ring_in, int head,
-                    int first_in, int step_in, int count_in)
-        : a(args), piece(piece_in), ring(ring_in), first(first_in), step(step_in), count(count_in) {
+    __device__ Loader(const kv8_kernel_args &args, const Split &split_in, uint32_t ring_in,
+                      int head, int first_in, int step_in, int count_in)
+        : a(args), split(split_in), ring(ring_in), first(first_in), step(step_in), count(count_in) {
         look_up(0, now);
         if constexpr (!C::GRANULE_PAGES) look_up(1, next);
         prepare_copies(a.k, head, k_lane, k_row);
         prepare_copies(a.v, head, v_lane, v_row);
         if constexpr (C::F == INT8) {
-            const kv8_decode_pages &from = lane() < TOKENS ? a.k : a.v;
+            const kv8_kernel_pages &from = lane() < TOKENS ? a.k : a.v;
             scale_lane = from.row_scale + head * from.scale_stride_head;
             if constexpr (C::GRANULE_PAGES) scale_lane += lane() % TOKENS * from.scale_stride_slot;
         }
     }
 
-    // Asks for the next granule, if there is one. One group of copies, always: a granule is here
-    // once STAGES - 2 groups have followed its own.
-    __device__ void ask() {
+    // Starts the copies of the next granule, if there is one. One group of copies, always: a
+    // granule is here once STAGES - 2 groups have followed its own.
+    __device__ void issue() {
         if (i < count) {
             if (C::GRANULE_PAGES && i > 0 && i % 32 == 0) look_up(i / 32, now);
             if (!C::GRANULE_PAGES && i > 0) now = next, look_up(i + 1, next);
@@ -40,7 +41,7 @@ class Feed {
     // As many as the ring takes.
     __device__ void fill() {
 #pragma unroll 1
-        for (int asked = 0; asked < C::STAGES - 1; asked++) ask();
+        for (int i = 0; i < C::STAGES - 1; i++) issue();
     }
 
    private:
@@ -49,18 +50,18 @@ class Feed {
     static constexpr bool REGULAR = 32 % CHUNKS == 0;  // each pass takes whole rows
     static constexpr bool WIDE = C::R::HALF_LINE;      // rows of whole lines lose 4 % by it
 
-    const kv8_decode_args &a;
-    const Piece &piece;
+    const kv8_kernel_args &a;
+    const Split &split;
     const uint32_t ring;
     const int first, step, count;
     int i = 0;   // the next granule
     int to = 0;  // its stage
     // Where 32 granules lie, one per lane; or the tokens of one, looked up one ahead. Page -1:
     // nobody sees it. Of a granule that is seen in part, the slot is ~slot.
-    struct Place {
+    struct PageSlot {
         int page, slot;
     };
-    Place now, next;
+    PageSlot now, next;
     // A lane's copies: its first address in page 0, and how much further each pass goes.
     const uint8_t *k_lane, *v_lane;
     uint32_t k_row[REGULAR ? 1 : PASSES], v_row[REGULAR ? 1 : PASSES];
@@ -74,20 +75,20 @@ class Feed {
     }
 
     // A page that no row of the tile may see is never read.
-    __device__ void look_up(int batch, Place &place) const {
+    __device__ void look_up(int batch, PageSlot &place) const {
         constexpr int SPAN = C::GRANULE_PAGES ? TOKENS : 1;  // tokens of an entry
         const int n = C::GRANULE_PAGES ? batch * 32 + lane() : batch;
         const int token = token_of(n) + (C::GRANULE_PAGES ? 0 : lane() % TOKENS);
         place = {-1, 0};
         if (n >= count) return;
-        if (token >= piece.any.end || token + SPAN <= piece.any.begin) return;
-        if (!C::SINGLE && a.mask_bits != nullptr && !mask_shows(a, piece, token, SPAN)) return;
+        if (token >= split.any.end || token + SPAN <= split.any.begin) return;
+        if (!C::IS_CLUSTER && a.mask_bits != nullptr && !mask_shows(a, split, token, SPAN)) return;
         const int index = divide(token, a.by_page);
         place.slot = token - index * a.page_size;
-        if (token < piece.any.begin || token + SPAN > piece.any.end) place.slot = ~place.slot;
-        place.page = __ldg(piece.pages + index);
+        if (token < split.any.begin || token + SPAN > split.any.end) place.slot = ~place.slot;
+        place.page = __ldg(split.pages + index);
     }
-    __device__ void prepare_copies(const kv8_decode_pages &p, int head, const uint8_t *&lane_from,
+    __device__ void prepare_copies(const kv8_kernel_pages &p, int head, const uint8_t *&lane_from,
                                    uint32_t (&row_from)[REGULAR ? 1 : PASSES]) const {
         lane_from = p.data + head * p.stride_head;
         if constexpr (REGULAR) {
@@ -105,7 +106,7 @@ class Feed {
         }
     }
     // How much further than lane_from pass n goes.
-    __device__ static uint32_t further(const kv8_decode_pages &p, int n,
+    __device__ static uint32_t further(const kv8_kernel_pages &p, int n,
                                        const uint32_t (&row_from)[REGULAR ? 1 : PASSES]) {
         if constexpr (!REGULAR)
             return row_from[n];
@@ -116,7 +117,7 @@ class Feed {
     __device__ void fetch() const {
         const uint32_t stage = ring + to * C::STAGE_BYTES;
         const int token = token_of(i);
-        Place from = now;
+        PageSlot from = now;
         if constexpr (C::GRANULE_PAGES) {
             from.page = __shfl_sync(~0u, now.page, i % 32);
             from.slot = __shfl_sync(~0u, now.slot, i % 32);
@@ -132,20 +133,20 @@ class Feed {
         copy_visible_rows(a.v, v_lane, v_row, from, token, stage + C::R::TILE_BYTES);
         if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
             const int t = token + lane() % TOKENS;
-            copy_granule_scales(from, from.page >= 0 && t >= piece.any.begin && t < piece.any.end,
+            copy_granule_scales(from, from.page >= 0 && t >= split.any.begin && t < split.any.end,
                                 stage + C::SCALES);
         } else if constexpr (C::F == INT8) {
             copy_token_scale(from, stage + C::SCALES);
         }
     }
-    __device__ static const uint8_t *row_at(const kv8_decode_pages &p, const uint8_t *lane_from,
-                                            const Place &from) {
+    __device__ static const uint8_t *row_at(const kv8_kernel_pages &p, const uint8_t *lane_from,
+                                            const PageSlot &from) {
         return lane_from + uint64_t(uint32_t(from.page)) * uint32_t(p.stride_page) +
                uint32_t(from.slot) * uint64_t(uint32_t(p.stride_slot));
     }
-    __device__ void copy_rows(const kv8_decode_pages &p, const uint8_t *lane_from,
-                              const uint32_t (&row_from)[REGULAR ? 1 : PASSES], const Place &from,
-                              uint32_t stage) const {
+    __device__ void copy_rows(const kv8_kernel_pages &p, const uint8_t *lane_from,
+                              const uint32_t (&row_from)[REGULAR ? 1 : PASSES],
+                              const PageSlot &from, uint32_t stage) const {
         const uint8_t *const at = row_at(p, lane_from, from);
 #pragma unroll
         for (int n = 0; n < PASSES; n++) {
@@ -156,20 +157,20 @@ class Feed {
         }
     }
     // Zeros for what nobody sees.
-    __device__ void copy_visible_rows(const kv8_decode_pages &p, const uint8_t *lane_from,
+    __device__ void copy_visible_rows(const kv8_kernel_pages &p, const uint8_t *lane_from,
                                       const uint32_t (&row_from)[REGULAR ? 1 : PASSES],
-                                      const Place &place, int token, uint32_t stage) const {
+                                      const PageSlot &place, int token, uint32_t stage) const {
 #pragma unroll
         for (int n = 0; n < PASSES; n++) {
             const int index = n * 32 + lane(), row = index / CHUNKS;
-            Place from = place;
+            PageSlot from = place;
             if constexpr (!C::GRANULE_PAGES) {
                 from.page = __shfl_sync(~0u, place.page, row % TOKENS);
                 from.slot = __shfl_sync(~0u, place.slot, row % TOKENS);
             }
             bool inside = from.page >= 0;  // an entry of its own says it all
             if constexpr (C::GRANULE_PAGES)
-                inside = inside && token + row >= piece.any.begin && token + row < piece.any.end;
+                inside = inside && token + row >= split.any.begin && token + row < split.any.end;
             const uint8_t *const at =
                 inside ? row_at(p, lane_from, from) + further(p, n, row_from) : p.data;
             if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
@@ -178,8 +179,9 @@ class Feed {
     }
 
     // int8: lane t copies the word that holds the scale of K's token t, lane 16 + t of V's.
-    __device__ void copy_granule_scales(const Place &from, bool inside, uint32_t to_words) const {
-        const kv8_decode_pages &p = lane() < TOKENS ? a.k : a.v;
+    __device__ void copy_granule_scales(const PageSlot &from, bool inside,
+                                        uint32_t to_words) const {
+        const kv8_kernel_pages &p = lane() < TOKENS ? a.k : a.v;
         const uint16_t *const at = scale_lane +
                                    uint64_t(uint32_t(from.page)) * uint32_t(p.scale_stride_page) +
                                    uint32_t(from.slot) * uint32_t(p.scale_stride_slot);
@@ -188,8 +190,8 @@ class Feed {
             copy4_or_zero(to_words + h * C::HEAD_SCALES + lane() * 4,
                           word_of(inside ? at + h * p.scale_stride_head : p.row_scale), inside);
     }
-    __device__ void copy_token_scale(const Place &place, uint32_t to_words) const {
-        const kv8_decode_pages &p = lane() < TOKENS ? a.k : a.v;
+    __device__ void copy_token_scale(const PageSlot &place, uint32_t to_words) const {
+        const kv8_kernel_pages &p = lane() < TOKENS ? a.k : a.v;
         const bool inside = place.page >= 0;
         const uint16_t *const at = inside ? scale_lane + place.page * p.scale_stride_page +
                                                 place.slot * p.scale_stride_slot

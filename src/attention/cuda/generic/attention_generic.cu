@@ -1,6 +1,6 @@
-/* decode_any.cu - attention for whatever the tensor core kernels do not take: any head_dim up to
- * 576, K and V of any two formats and head_dims, strides of any alignment, Q of any format. Right
- * first; nothing is cut, so batch_invariant too.
+/* attention_generic.cu - attention for whatever the tensor core kernels do not take: any head_dim
+ * up to 576, K and V of any two formats and head_dims, strides of any alignment, Q of any format.
+ * Right first; nothing is cut, so batch_invariant too.
  *
  * Grid: (num_qo_heads, any), blocks of 4 warps; a block takes query rows (token, head) one after
  * another. Each warp takes every fourth key, a lane every 32nd dim; the four results are joined in
@@ -10,7 +10,7 @@
 #include <kv8/formats.h>
 
 #include "codec.cuh"
-#include "decode_args.h"
+#include "common/attention_args.h"
 
 namespace kv8 {
 
@@ -42,7 +42,7 @@ struct query {
     const int32_t *pages;
 };
 
-__device__ inline query find_query(const kv8_decode_args &a, int row, int head) {
+__device__ inline query find_query(const kv8_kernel_args &a, int row, int head) {
     int low = 0, high = a.batch - 1; /* the last request that begins at or before the row */
     while (low < high) {
         const int mid = (low + high + 1) / 2;
@@ -68,20 +68,20 @@ __device__ inline query find_query(const kv8_decode_args &a, int row, int head) 
     return q;
 }
 
-__device__ inline bool mask_bit(const kv8_decode_args &a, const query &q, int key) {
+__device__ inline bool mask_bit(const kv8_kernel_args &a, const query &q, int key) {
     if (a.mask_bits == nullptr) return true;
     const int64_t bit = static_cast<int64_t>(q.token) * q.kv_len + key;
     return a.mask_bits[a.mask_indptr[q.request] + bit / 8] >> (bit % 8) & 1;
 }
 
-__device__ inline float row_scale(const kv8_decode_pages &p, int64_t page, int slot, int head) {
+__device__ inline float row_scale(const kv8_kernel_pages &p, int64_t page, int slot, int head) {
     if (p.row_scale == nullptr) return 1.0f;
     return kv8_f16_decode(p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
                                       head * p.scale_stride_head]);
 }
 
 /* sm_scale * k_scale * q_scale, in base 2. */
-__device__ inline float score_factor(const kv8_decode_args &a, const query &q) {
+__device__ inline float score_factor(const kv8_kernel_args &a, const query &q) {
     float factor = a.score_scale;
     if (a.k_scale != nullptr)
         factor *= a.k_scale[q.request * a.k_scale_stride_batch + q.kv_head * a.k_scale_stride_head];
@@ -97,7 +97,7 @@ struct result {
 };
 
 /* A warp's keys: begin + warp, begin + warp + 4.. */
-__device__ inline void walk(const kv8_decode_args &a, const query &q, result &r) {
+__device__ inline void walk(const kv8_kernel_args &a, const query &q, result &r) {
     const int lane = threadIdx.x % 32;
     const float factor = score_factor(a, q);
     const uint8_t *const from =
@@ -141,7 +141,7 @@ __device__ inline void walk(const kv8_decode_args &a, const query &q, result &r)
     }
 }
 
-__device__ inline void store(const kv8_decode_args &a, int64_t at, float value) {
+__device__ inline void store(const kv8_kernel_args &a, int64_t at, float value) {
     if (a.o_dtype == KV8_F32)
         static_cast<float *>(a.o)[at] = value;
     else if (a.o_dtype == KV8_BF16)
@@ -151,7 +151,7 @@ __device__ inline void store(const kv8_decode_args &a, int64_t at, float value) 
 }
 
 /* Joins the warps' results; the sink joins the denominator, once; lse never has it. */
-__device__ inline void finish(const kv8_decode_args &a, const query &q, const float (*o)[MAX_DIM],
+__device__ inline void finish(const kv8_kernel_args &a, const query &q, const float (*o)[MAX_DIM],
                               const float *maxima, const float *sums) {
     float top = NO_KEY, sum = 0, weight[WARPS];
     for (int w = 0; w < WARPS; w++) top = fmaxf(top, maxima[w]);
@@ -180,7 +180,7 @@ __device__ inline void finish(const kv8_decode_args &a, const query &q, const fl
 }  // namespace kv8
 
 extern "C" __global__ void __launch_bounds__(128)
-    kv8_decode_any_dany_pany__sm80(const __grid_constant__ kv8_decode_args a) {
+    kv8_attention_any_any_dany_generic__sm80(const __grid_constant__ kv8_kernel_args a) {
     __shared__ float o[kv8::WARPS][kv8::MAX_DIM], maxima[kv8::WARPS], sums[kv8::WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int total_q = a.qo_indptr[a.batch];

@@ -1,9 +1,9 @@
-// decode_walk.cuh - the computing side of a warp: scores, softmax, values of one granule after
+// decode_mainloop.cuh - the computing side of a warp: scores, softmax, values of one granule after
 // another.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "decode_feed.cuh"
+#include "decode/decode_loader.cuh"
 
 namespace kv8 {
 
@@ -31,14 +31,14 @@ constexpr float LAZY_LIMIT = 0x1p14f;  // weights stay below it in f16
 constexpr float LAZY_TARGET = 6.0f;    // a new maximum gets 2^6: small ones keep their bits longer
 
 template <class C>
-class Walker {
+class WarpAttention {
    public:
     // Of the head `head` and, where a warp has more, those after it.
-    __device__ Walker(const kv8_decode_args &args, const Piece &piece_in, int head_in)
-        : a(args), piece(piece_in), head(head_in), g(threadIdx.x % 32 / 4), c(threadIdx.x % 4) {}
+    __device__ WarpAttention(const kv8_kernel_args &args, const Split &split_in, int head_in)
+        : a(args), split(split_in), head(head_in), g(threadIdx.x % 32 / 4), c(threadIdx.x % 4) {}
 
-    // Asks for Q.
-    __device__ void ask() {
+    // Starts the loads of Q.
+    __device__ void load_queries() {
 #pragma unroll
         for (int h = 0; h < C::HEADS; h++) {
             load_q(h);
@@ -48,15 +48,15 @@ class Walker {
             }
         }
     }
-    // Once there is nothing left to ask for: Q in the format of the MMA.
-    __device__ void ready() {
+    // Q in the format of the MMA, once all other loads have been started.
+    __device__ void convert_queries() {
 #pragma unroll
         for (int h = 0; h < C::HEADS; h++) narrow_q(h);
     }
     // The granule whose keys begin at `first_key`, in shared memory at `stage`.
     __device__ void compute(int first_key, uint32_t stage, State<C> (&state)[C::HEADS]) {
         // Every row sees every token?
-        const bool masked = first_key < piece.all.begin || first_key + TOKENS > piece.all.end;
+        const bool masked = first_key < split.all.begin || first_key + TOKENS > split.all.end;
         const uint32_t values = stage + C::R::TILE_BYTES;
         float s[C::HEADS][C::NT][4];
 #pragma unroll
@@ -70,7 +70,7 @@ class Walker {
         }
 #pragma unroll
         for (int h = 0; h < C::HEADS; h++) scale_scores(h, row_scales(stage, h, false), s[h]);
-        if (!C::SINGLE && a.soft_cap > 0) cap_scores(s);
+        if (!C::IS_CLUSTER && a.soft_cap > 0) cap_scores(s);
         if (masked) mask_scores(first_key, s);
         uint32_t p[C::HEADS][C::P_PARTS][C::NT][2];
 #pragma unroll
@@ -83,8 +83,8 @@ class Walker {
     }
 
    private:
-    const kv8_decode_args &a;
-    const Piece &piece;
+    const kv8_kernel_args &a;
+    const Split &split;
     const int head, g, c;
     uint32_t q[C::HEADS][1][C::NT][C::DIM / 16][2];
     float k_scale[C::HEADS];
@@ -101,7 +101,7 @@ class Walker {
     };
     // Pages hold whole granules and an even number of scales: a token's place in the granule says
     // it.
-    __device__ uint32_t which_half(const kv8_decode_pages &p, int h) const {
+    __device__ uint32_t which_half(const kv8_kernel_pages &p, int h) const {
         return reinterpret_cast<uintptr_t>(p.row_scale + (head + h) * p.scale_stride_head +
                                            g * p.scale_stride_slot) &
                2;
@@ -137,7 +137,7 @@ class Walker {
     }
     // Q as the B fragment of the first MMA, still in its own format.
     __device__ void load_q(int h) {
-        const Request &r = piece.request;
+        const Request &r = split.request;
         k_scale[h] = 1;
         if (a.k_scale != nullptr)
             k_scale[h] = __ldg(a.k_scale + r.index * a.k_scale_stride_batch +
@@ -145,9 +145,9 @@ class Walker {
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++) {
             const int n = nt * 8 + g;
-            const int row = piece.row_begin + n, token = divide(row, a.by_group);
+            const int row = split.row_begin + n, token = divide(row, a.by_group);
             const uint16_t *from = static_cast<const uint16_t *>(a.q);
-            if (n < piece.num_rows)
+            if (n < split.num_rows)
                 from += (r.qo_begin + token) * a.q_stride_row +
                         ((head + h) * a.group_size + row - token * a.group_size) * a.q_stride_head;
 #pragma unroll
@@ -155,7 +155,7 @@ class Walker {
                 constexpr int PER = 64 / size_of(C::F) / 16;  // steps of a segment
                 const int d = C::K::dim(s / PER, c, s % PER * 4);
                 q[h][0][nt][s][0] = q[h][0][nt][s][1] = 0;
-                if (n < piece.num_rows) load_four(from + d, q[h][0][nt][s]);
+                if (n < split.num_rows) load_four(from + d, q[h][0][nt][s]);
             }
         }
     }
@@ -234,12 +234,12 @@ class Walker {
         const float e = exp2_fast(x * (TWO_LOG2E / a.soft_cap));
         return a.soft_cap * (1.0f - __fdividef(2.0f, 1.0f + e));
     }
-    // What follows is rare: nothing of it may be computed ahead and held in registers.
+    // What follows is rare: nothing of it may be computed ahead and cached in registers.
     __device__ static void keep_here() {
         asm volatile("" ::: "memory");
     }
     __device__ bool shows(int q_token, int key) const {
-        return C::SINGLE || mask_bit(a, piece.request, q_token, key);
+        return C::IS_CLUSTER || mask_bit(a, split.request, q_token, key);
     }
     // -inf where a row may not see a key; those of a granule begin at `first_key`.
     __device__ void mask_scores(int first_key, float (&s)[C::HEADS][C::NT][4]) const {
@@ -249,9 +249,9 @@ class Walker {
 #pragma unroll
             for (int col = 0; col < 2; col++) {
                 const int n = nt * 8 + 2 * c + col;
-                const int q_token = divide(piece.row_begin + n, a.by_group);
-                KeyRange seen = visible_keys(a, piece.request, q_token);
-                if (n >= piece.num_rows) seen.end = 0;
+                const int q_token = divide(split.row_begin + n, a.by_group);
+                KeyRange seen = visible_keys(a, split.request, q_token);
+                if (n >= split.num_rows) seen.end = 0;
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int key = first_key + half * 8 + g;
@@ -371,11 +371,11 @@ class Walker {
                                    const uint32_t (&p)[C::HEADS][C::P_PARTS][C::NT][2],
                                    State<C> (&state)[C::HEADS]) const {
         keep_here();
-        const int begin = divide(piece.row_begin, a.by_group);
-        const int end = divide(piece.row_begin + piece.num_rows - 1, a.by_group);
+        const int begin = divide(split.row_begin, a.by_group);
+        const int end = divide(split.row_begin + split.num_rows - 1, a.by_group);
 #pragma unroll 1
         for (int q_token = begin; q_token <= end; q_token++) {
-            const KeyRange keys = visible_keys(a, piece.request, q_token);
+            const KeyRange keys = visible_keys(a, split.request, q_token);
             uint32_t keep[2];  // of tokens 2c, 2c + 1 and 2c + 8, 2c + 9
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -400,7 +400,7 @@ class Walker {
                             mma<C::IS_BF16>(sum, seen, p[h][part][nt]);
 #pragma unroll
                         for (int i = 0; i < 4; i++)
-                            if (divide(piece.row_begin + nt * 8 + 2 * c + i % 2, a.by_group) ==
+                            if (divide(split.row_begin + nt * 8 + 2 * c + i % 2, a.by_group) ==
                                 q_token)
                                 state[h].o[d][nt][i] += sum[i];
                     }
@@ -409,9 +409,9 @@ class Walker {
     }
 };
 
-// A warp's result to shared memory.
+// Stores a warp's result to shared memory.
 template <class C>
-__device__ void leave_result(uint8_t *to, State<C> &state) {
+__device__ void store_result(uint8_t *to, State<C> &state) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     float4 *const o = reinterpret_cast<float4 *>(to);
     float *const maxima = reinterpret_cast<float *>(to + C::FRAGMENTS * 512);
@@ -434,20 +434,20 @@ __device__ void leave_result(uint8_t *to, State<C> &state) {
     }
 }
 
-// A warp's granules of a piece; what they come to takes the place of its ring. `meanwhile` runs
-// while the first copies are on their way.
+// A warp's granules of a split; its result takes the place of its ring. `meanwhile` runs while the
+// first copies are on their way.
 template <class C, class MEANWHILE>
-__device__ __forceinline__ void walk_piece(const kv8_decode_args &a, const Piece &piece, int head,
-                                           int first, int step, int count, uint8_t *ring_bytes,
-                                           MEANWHILE &&meanwhile) {
+__device__ __forceinline__ void run_mainloop(const kv8_kernel_args &a, const Split &split, int head,
+                                             int first, int step, int count, uint8_t *ring_bytes,
+                                             MEANWHILE &&meanwhile) {
     const uint32_t ring = keep(smem_address(ring_bytes));
-    Walker<C> walker(a, piece, head);
-    if constexpr (C::HEADS == 1) walker.ask();
-    Feed<C> feed(a, piece, ring, head, first, step, count);
-    feed.fill();
-    if constexpr (C::HEADS > 1) walker.ask();  // earlier it would not fit the registers
+    WarpAttention<C> attention(a, split, head);
+    if constexpr (C::HEADS == 1) attention.load_queries();
+    Loader<C> loader(a, split, ring, head, first, step, count);
+    loader.fill();
+    if constexpr (C::HEADS > 1) attention.load_queries();  // earlier it would not fit the registers
     meanwhile();
-    walker.ready();
+    attention.convert_queries();
     State<C> state[C::HEADS];
 #pragma unroll
     for (int h = 0; h < C::HEADS; h++) state[h].clear();
@@ -456,14 +456,14 @@ __device__ __forceinline__ void walk_piece(const kv8_decode_args &a, const Piece
     for (int i = 0; i < count; i++) {
         copy_wait<C::STAGES - 2>();
         __syncwarp();
-        feed.ask();
-        walker.compute((first + i * step) * TOKENS, ring + at * C::STAGE_BYTES, state);
+        loader.issue();
+        attention.compute((first + i * step) * TOKENS, ring + at * C::STAGE_BYTES, state);
         at = at + 1 == C::STAGES ? 0 : at + 1;
     }
     copy_wait_all();
     __syncwarp();
 #pragma unroll
-    for (int h = 0; h < C::HEADS; h++) leave_result<C>(ring_bytes + h * C::RESULT_BYTES, state[h]);
+    for (int h = 0; h < C::HEADS; h++) store_result<C>(ring_bytes + h * C::RESULT_BYTES, state[h]);
 }
 
 }  // namespace kv8

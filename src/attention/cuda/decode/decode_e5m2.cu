@@ -2,8 +2,8 @@
  * shared memory and bytes moved: decode_kernel.cuh.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "decode_kernel.cuh"
+#include "decode/decode_kernel.cuh"
 
 #define KV8_DECODE_E5M2(name, head_dim, warps, stages, whole, heads, fixed_bytes) \
     KV8_DECODE_DEFINE(name, kv8::E5M2, head_dim, warps, stages, whole, heads, fixed_bytes)
-#include "decode_kernels.inc"
+#include "decode/decode_kernels.inc"

@@ -1,21 +1,13 @@
-// decode_parts.cuh - the instructions of the decode kernel: copies, widening, MMA.
+// ptx_sm80.cuh - instructions of sm_80 and later, one function each: asynchronous copies, loads and
+// stores of shared memory, packing, mma.sync.
 //
-// Nothing here knows a page, a head or softmax.
+// Nothing here knows a page, a head or a format of codes. What came with sm_90: ptx_sm90.cuh.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <stdint.h>
 
 namespace kv8 {
-
-// The formats of K and V that the tensor core path widens; values as in kv8_dtype.
-enum Format : int { BF16 = 2, F16 = 3, E4M3 = 4, E5M2 = 6, INT8 = 7 };
-
-__host__ __device__ constexpr int size_of(Format f) {
-    return f == BF16 || f == F16 ? 2 : 1;
-}
 
 // A value that is not to be computed again wherever it is used.
 __device__ inline uint32_t keep(uint32_t x) {
@@ -94,21 +86,6 @@ __device__ inline void copy_wait_all() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// `bytes` at once, a multiple of 16; the barrier counts them as they come.
-__device__ inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
-                                 uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-        "[%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-        : "memory");
-}
-// The one arrival of a phase, which ends once `bytes` have come too.
-__device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-
 // WORDS consecutive 4-byte words of shared memory, one load.
 template <int BYTES>
 struct Words {
@@ -137,68 +114,6 @@ __device__ inline void store_shared(uint32_t at, uint32_t x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x));
 }
 
-__device__ inline uint32_t e4m3_pair(uint32_t codes) {  // low two bytes -> f16x2
-    uint32_t r;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, l; }"
-        : "=r"(r)
-        : "r"(codes));
-    return r;
-}
-__device__ inline uint32_t e4m3_pair_high(uint32_t codes) {
-    uint32_t r;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e4m3x2 %0, h; }"
-        : "=r"(r)
-        : "r"(codes));
-    return r;
-}
-__device__ inline uint32_t e5m2_pair(uint32_t codes) {
-    uint32_t r;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e5m2x2 %0, l; }"
-        : "=r"(r)
-        : "r"(codes));
-    return r;
-}
-__device__ inline uint32_t e5m2_pair_high(uint32_t codes) {
-    uint32_t r;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.rn.f16x2.e5m2x2 %0, h; }"
-        : "=r"(r)
-        : "r"(codes));
-    return r;
-}
-// Two codes, sign bits turned, beside 0x64 each: the f16 numbers 1024 + 128 + code. Exact, and so
-// is the rest.
-__device__ inline uint32_t int8_pair(uint32_t raised) {
-    const __half2 r = __hsub2(*reinterpret_cast<const __half2 *>(&raised),
-                              __half2half2(__ushort_as_half(0x6480)));
-    return *reinterpret_cast<const uint32_t *>(&r);
-}
-
-// Four codes of one word, widened: {0, 1} to lo, {2, 3} to hi.
-template <Format F>
-__device__ inline void widen4(uint32_t codes, uint32_t &lo, uint32_t &hi) {
-    if constexpr (F == E4M3) {
-        lo = e4m3_pair(codes), hi = e4m3_pair_high(codes);
-    } else if constexpr (F == E5M2) {
-        lo = e5m2_pair(codes), hi = e5m2_pair_high(codes);
-    } else {
-        static_assert(F == INT8);
-        codes ^= 0x80808080u;
-        lo = int8_pair(__byte_perm(codes, 0x64646464u, 0x4140)),
-        hi = int8_pair(__byte_perm(codes, 0x64646464u, 0x4342));
-    }
-}
-
-// The same for K: int8 as 2^-24 * (code + 128), denormal numbers of f16, which are their own codes.
-template <Format F>
-__device__ inline void widen4_key(uint32_t codes, uint32_t &lo, uint32_t &hi) {
-    if constexpr (F == INT8) {
-        codes ^= 0x80808080u;
-        lo = __byte_perm(codes, 0, 0x4140), hi = __byte_perm(codes, 0, 0x4342);
-    } else {
-        widen4<F>(codes, lo, hi);
-    }
-}
-
 __device__ inline uint32_t pack_f16(float low, float high) {
     uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -214,12 +129,6 @@ __device__ inline uint32_t transpose8x8(uint32_t x) {
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
     return r;
 }
-__device__ inline float exp2_fast(float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-
 // c += a (16 x 16) * b (16 x 8), of bf16 or f16.
 template <bool IS_BF16>
 __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

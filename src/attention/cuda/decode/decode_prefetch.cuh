@@ -1,24 +1,25 @@
-// decode_ahead.cuh - what a block asks for into L2 before it may believe where it lies.
+// decode_prefetch.cuh - what a block prefetches into L2 before it may rely on where it lies.
 //
 // A launch overlaps the end of the kernel ahead in the stream. Lengths and page ids that lie in
 // memory then are most likely those that will hold, so the first granules of K and V that they lead
-// to are asked for, and the queries. Nothing here carries a value: who asked reads lengths and page
-// ids again once they hold, and a prefetch of what is not needed, or not there, does nothing else.
+// to are asked for, and the queries. Nothing here carries a value: the main loop reads lengths and
+// page ids again once they hold, and a prefetch of what is not needed, or not there, does nothing
+// else.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "decode.cuh"
+#include "decode/decode.cuh"
 
 namespace kv8 {
 
 constexpr int LINE = 128;  // bytes, of L2
-__device__ inline void ask_line(const void *at) {
+__device__ inline void prefetch_line(const void *at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-// The page of a granule, read past caches. -1: the piece has no such granule, or its place in the
+// The page of a granule, read past caches. -1: the split has no such granule, or its place in the
 // page table is none, since lengths are not what they will be.
-__device__ inline int page_ahead(const kv8_decode_args &a, const Piece &p, int granule) {
+__device__ inline int page_if_there(const kv8_kernel_args &a, const Split &p, int granule) {
     const int token = granule * TOKENS;
     if (granule >= p.granule_end || token + TOKENS <= p.any.begin || token >= p.any.end) return -1;
     const int32_t *const table = a.page_indptr != nullptr ? a.page_indices : a.block_table;
@@ -27,8 +28,8 @@ __device__ inline int page_ahead(const kv8_decode_args &a, const Piece &p, int g
     return load_fresh(table + entry);
 }
 
-// The rows of Q of a piece's heads, by one warp.
-__device__ inline void ask_queries(const kv8_decode_args &a, const Piece &p, int num_heads) {
+// The rows of Q of a split's heads, by one warp.
+__device__ inline void prefetch_queries(const kv8_kernel_args &a, const Split &p, int num_heads) {
     const int row = p.row_begin + int(threadIdx.x % KV8_DECODE_ROWS);
     const int token = divide(row, a.by_group);
     if (row - p.row_begin >= p.num_rows) return;
@@ -36,28 +37,28 @@ __device__ inline void ask_queries(const kv8_decode_args &a, const Piece &p, int
         const int head = (p.head_begin + h) * a.group_size + row - token * a.group_size;
         const int64_t at = (p.request.qo_begin + token) * a.q_stride_row + head * a.q_stride_head;
         for (int d = 0; d < a.head_dim; d += LINE / 2)
-            ask_line(static_cast<const uint16_t *>(a.q) + at + d);
+            prefetch_line(static_cast<const uint16_t *>(a.q) + at + d);
     }
 }
 
-// The first granules of a piece in whole pages, as many as the ring takes, its page table and its
+// The first granules of a split in whole pages, as many as the ring takes, its page table and its
 // queries; by all computing warps in turn.
 template <class C>
-__device__ void ask_ahead(const kv8_decode_args &a, const Piece &p) {
+__device__ void prefetch_split(const kv8_kernel_args &a, const Split &p) {
     const int warp = threadIdx.x / 32, granule = p.granule_begin + warp;
     static_assert(C::STAGES < C::WARPS);
     if (p.stream < 0) return;
-    if (warp == C::WARPS - 1) prefetch_pages(a, p), ask_queries(a, p, C::KV_HEADS);
-    const int page = warp < C::STAGES ? page_ahead(a, p, granule) : -1;
+    if (warp == C::WARPS - 1) prefetch_pages(a, p), prefetch_queries(a, p, C::KV_HEADS);
+    const int page = warp < C::STAGES ? page_if_there(a, p, granule) : -1;
     if (page < 0) return;
     const int token = granule * TOKENS, slot = token - divide(token, a.by_page) * a.page_size;
-    const auto ask = [&](const kv8_decode_pages &of) {
+    const auto prefetch = [&](const kv8_kernel_pages &of) {
         const uint8_t *const from =
             of.data + uint32_t(page) * uint64_t(of.stride_page) + slot * C::R::BYTES;
         for (int at = threadIdx.x % 32 * LINE; at < C::R::TILE_BYTES; at += 32 * LINE)
-            ask_line(from + at);
+            prefetch_line(from + at);
     };
-    ask(a.k), ask(a.v);
+    prefetch(a.k), prefetch(a.v);
 }
 
 }  // namespace kv8

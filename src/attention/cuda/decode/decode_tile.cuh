@@ -8,7 +8,8 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "decode_parts.cuh"
+#include "common/ptx_sm80.cuh"
+#include "widen.cuh"
 
 namespace kv8 {
 
@@ -45,7 +46,7 @@ struct PlainRow {
     __device__ static int at_byte(int token, int byte) { return token * PITCH + byte; }
 };
 
-// First MMA, of one of the heads that share a row R; `at` is where the head's bytes begin in it.
+// First MMA, of one of the heads that range a row R; `at` is where the head's bytes begin in it.
 // Segment i of a head is 64 bytes wide (the last one maybe 32 or 16): lane c owns a quarter of it.
 // MMA k-step s of a lane's elements takes 4s..4s+3.
 template <Format F, int DIM, class R>

@@ -1,4 +1,4 @@
-// decode_single.cuh - a launch for one request, whose time is that of its longest chain of
+// decode_cluster.cuh - a launch for one request, whose time is that of its longest chain of
 // instructions and not of its bytes: nothing is planned, and nothing is joined through memory.
 //
 // A cluster of blocks has one KV head; its keys are cut evenly among the blocks and their warps.
@@ -9,62 +9,13 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "decode_close.cuh"
-#include "hopper.cuh"
+#include "decode/decode_combine.cuh"
 
 namespace kv8 {
 
-__device__ inline uint32_t cluster_rank() {
-    uint32_t r;
-    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(r));
-    return r;
-}
-__device__ inline uint32_t cluster_size() {
-    uint32_t r;
-    asm("mov.u32 %0, %cluster_nctarank;" : "=r"(r));
-    return r;
-}
-// All threads of all blocks. The first orders nothing, its fence alone would cost as much as the
-// whole exchange; after it, that all blocks run is known. Between the second and the wait: what
-// came before the one comes before what follows the other.
-__device__ inline void cluster_arrive_first() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ inline void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ inline void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// The address in block `rank` of what lies at `at` here.
-__device__ inline uint32_t cluster_address(uint32_t at, uint32_t rank) {
-    uint32_t there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-    return there;
-}
-// Stores to another block's shared memory; its barrier counts the bytes as they come.
-__device__ inline void store_cluster(uint32_t to, uint32_t barrier, const float4 &x) {
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, "
-        "[%1];" ::"r"(to),
-        "r"(barrier), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-        : "memory");
-}
-__device__ inline void wait_for_bytes(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
 // What a block got: by the block it is from, then by item, a float4 of a head's fragments.
 template <class C>
-struct Single {
+struct ClusterExchange {
     static constexpr int MOST_RANKS = 16, LEAST_RANKS = 8;
     float4 o[MOST_RANKS][C::FRAGMENTS * 32 / LEAST_RANKS];
     float4 sums[MOST_RANKS][C::FRAGMENTS * 32 / LEAST_RANKS];  // maxima and sums of two rows
@@ -72,14 +23,14 @@ struct Single {
     uint64_t barrier;
 };
 
-// The block's place in its cluster, and how many items are its own: powers of two, by their bits.
+// The block's own in its cluster, and how many items are its own: powers of two, by their bits.
 template <class C>
-struct Place {
+struct ClusterRank {
     static constexpr int HEAD_BITS = C::DIM == 64 ? 7 : 8;
     static_assert(C::FRAGMENTS * 32 == 1 << HEAD_BITS);
     int rank, rank_bits, item_bits;
 
-    __device__ Place() {
+    __device__ ClusterRank() {
         rank = cluster_rank();
         rank_bits = cluster_size() == 16 ? 4 : 3;
         item_bits = HEAD_BITS - rank_bits;
@@ -88,9 +39,9 @@ struct Place {
 
 // Rows row_begin and on of the request, keys of this block.
 template <class C>
-__device__ Piece make_piece(const kv8_decode_args &a, const Request &r, const int32_t *pages,
-                            int row_begin, const Place<C> &place) {
-    Piece p;
+__device__ Split make_split(const kv8_kernel_args &a, const Request &r, const int32_t *pages,
+                            int row_begin, const ClusterRank<C> &own) {
+    Split p;
     p.request = r, p.pages = pages, p.stream = blockIdx.y;
     p.row_begin = row_begin;
     p.num_rows = min(int(KV8_DECODE_ROWS), r.qo_len * a.group_size - row_begin);
@@ -100,16 +51,16 @@ __device__ Piece make_piece(const kv8_decode_args &a, const Request &r, const in
     p.all = {low.begin, top.end};
     p.head_begin = blockIdx.y;
     const int granules = granules_of(p.any), begin = p.any.begin / TOKENS;
-    const int each = (granules + (1 << place.rank_bits) - 1) >> place.rank_bits;
-    p.granule_begin = begin + min(place.rank * each, granules);
-    p.granule_end = begin + min((place.rank + 1) * each, granules);
+    const int each = (granules + (1 << own.rank_bits) - 1) >> own.rank_bits;
+    p.granule_begin = begin + min(own.rank * each, granules);
+    p.granule_end = begin + min((own.rank + 1) * each, granules);
     return p;
 }
 
 // This block's result to all blocks of the cluster, to each its part.
 template <class C>
-__device__ void hand_out(const uint8_t *rings, int busy_warps, const Single<C> &single,
-                         const Place<C> &place) {
+__device__ void hand_out(const uint8_t *rings, int busy_warps, const ClusterExchange<C> &exchange,
+                         const ClusterRank<C> &own) {
     const int lane = threadIdx.x % 32, f = threadIdx.x / 32;
     static_assert(C::FRAGMENTS <= C::WARPS && C::NT == 1 && C::WARPS % 8 == 0);
     if (f >= C::FRAGMENTS) return;
@@ -117,8 +68,8 @@ __device__ void hand_out(const uint8_t *rings, int busy_warps, const Single<C> &
         return *reinterpret_cast<const float2 *>(rings + warp * C::RING_BYTES + C::FRAGMENTS * 512 +
                                                  at * 4 + lane % 4 * 8);
     };
-    Part part = no_part();
-    join_many<C::WARPS / 8>(
+    Partial part = no_partial();
+    combine_many<C::WARPS / 8>(
         part, busy_warps,
         [&](int warp) {
             const float2 max = pair(warp, 0), sum = pair(warp, C::ROWS);
@@ -128,30 +79,30 @@ __device__ void hand_out(const uint8_t *rings, int busy_warps, const Single<C> &
             return *reinterpret_cast<const float4 *>(rings + warp * C::RING_BYTES +
                                                      (f * 32 + lane) * 16);
         });
-    const int index = f * 32 + lane, item = index & ((1 << place.item_bits) - 1);
-    const uint32_t to = index >> place.item_bits;
-    const uint32_t barrier = cluster_address(smem_address(&single.barrier), to);
-    store_cluster(cluster_address(smem_address(&single.o[place.rank][item]), to), barrier, part.o);
-    store_cluster(cluster_address(smem_address(&single.sums[place.rank][item]), to), barrier,
+    const int index = f * 32 + lane, item = index & ((1 << own.item_bits) - 1);
+    const uint32_t to = index >> own.item_bits;
+    const uint32_t barrier = cluster_address(smem_address(&exchange.barrier), to);
+    store_cluster(cluster_address(smem_address(&exchange.o[own.rank][item]), to), barrier, part.o);
+    store_cluster(cluster_address(smem_address(&exchange.sums[own.rank][item]), to), barrier,
                   make_float4(part.max.x, part.max.y, part.sum.x, part.sum.y));
 }
 
 // Joins what this block got: each lane some blocks', then lanes in pairs. By one warp; lane % items
 // has the item.
 template <class C>
-__device__ Part join_ranks(const Single<C> &single, const Place<C> &place) {
-    constexpr int EACH = 1 << (Place<C>::HEAD_BITS - 5);  // blocks of a lane
-    const int lane = threadIdx.x % 32, item = lane & ((1 << place.item_bits) - 1);
-    const int first = (lane >> place.item_bits) * EACH;
+__device__ Partial combine_ranks(const ClusterExchange<C> &exchange, const ClusterRank<C> &own) {
+    constexpr int EACH = 1 << (ClusterRank<C>::HEAD_BITS - 5);  // blocks of a lane
+    const int lane = threadIdx.x % 32, item = lane & ((1 << own.item_bits) - 1);
+    const int first = (lane >> own.item_bits) * EACH;
     float4 sums[EACH];
-    Part all = no_part();
+    Partial all = no_partial();
 #pragma unroll
     for (int n = 0; n < EACH; n++) {
-        sums[n] = single.sums[first + n][item];
+        sums[n] = exchange.sums[first + n][item];
         all.max = {fmaxf(all.max.x, sums[n].x), fmaxf(all.max.y, sums[n].y)};
     }
 #pragma unroll 1
-    for (int lanes = 1 << place.item_bits; lanes < 32; lanes *= 2) {
+    for (int lanes = 1 << own.item_bits; lanes < 32; lanes *= 2) {
         all.max.x = fmaxf(all.max.x, __shfl_xor_sync(~0u, all.max.x, lanes));
         all.max.y = fmaxf(all.max.y, __shfl_xor_sync(~0u, all.max.y, lanes));
     }
@@ -159,10 +110,10 @@ __device__ Part join_ranks(const Single<C> &single, const Place<C> &place) {
     for (int n = 0; n < EACH; n++) {
         const float2 w = {exp2_fast(sums[n].x - all.max.x), exp2_fast(sums[n].y - all.max.y)};
         all.sum.x += sums[n].z * w.x, all.sum.y += sums[n].w * w.y;
-        add_weighted(all.o, single.o[first + n][item], w);
+        add_weighted(all.o, exchange.o[first + n][item], w);
     }
 #pragma unroll 1
-    for (int lanes = 1 << place.item_bits; lanes < 32; lanes *= 2) {
+    for (int lanes = 1 << own.item_bits; lanes < 32; lanes *= 2) {
         const auto add = [&](float &x) { x += __shfl_xor_sync(~0u, x, lanes); };
         add(all.sum.x), add(all.sum.y);
         add(all.o.x), add(all.o.y), add(all.o.z), add(all.o.w);
@@ -171,14 +122,14 @@ __device__ Part join_ranks(const Single<C> &single, const Place<C> &place) {
 }
 
 template <class C>
-__device__ __forceinline__ void single_body(const kv8_decode_args &a) {
+__device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t rings[];
-    __shared__ Single<C> single;
-    asm volatile("griddepcontrol.launch_dependents;");
-    const Place<C> place;
-    const int warp = threadIdx.x / 32, mine = threadIdx.x & ((1 << place.item_bits) - 1);
-    const uint32_t barrier = smem_address(&single.barrier);
-    const uint32_t bytes = 2 * sizeof(float4) << (place.rank_bits + place.item_bits);
+    __shared__ ClusterExchange<C> exchange;
+    launch_dependents();
+    const ClusterRank<C> own;
+    const int warp = threadIdx.x / 32, mine = threadIdx.x & ((1 << own.item_bits) - 1);
+    const uint32_t barrier = smem_address(&exchange.barrier);
+    const uint32_t bytes = 2 * sizeof(float4) << (own.rank_bits + own.item_bits);
     if (threadIdx.x == 0) {
         barrier_init(barrier, 1);
         barrier_init_fence();
@@ -188,10 +139,10 @@ __device__ __forceinline__ void single_body(const kv8_decode_args &a) {
     // While the kernel ahead ends, the page table comes nearer, if it is where it seems to be.
     if (warp == 0) {
         const Lengths seen = load_lengths(a, 0);
-        prefetch_pages(
-            a, make_piece(a, make_request(a, 0, seen), request_pages(a, 0, seen), 0, place));
+        prefetch_pages(a,
+                       make_split(a, make_request(a, 0, seen), request_pages(a, 0, seen), 0, own));
     }
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_previous();
     const Lengths lengths = load_lengths(a, 0);
     const Request r = make_request(a, 0, lengths);
     const int32_t *const pages = request_pages(a, 0, lengths);
@@ -199,27 +150,29 @@ __device__ __forceinline__ void single_body(const kv8_decode_args &a) {
     uint32_t parity = 0;
 #pragma unroll 1
     for (int row = 0; row < num_rows; row += C::ROWS) {
-        const Piece piece = make_piece(a, r, pages, row, place);
-        const Item<C> item((place.rank << place.item_bits) + mine);
-        const int granules = piece.granule_end - piece.granule_begin;
+        const Split split = make_split(a, r, pages, row, own);
+        const Item<C> item((own.rank << own.item_bits) + mine);
+        const int granules = split.granule_end - split.granule_begin;
         const int busy_warps = min(max(granules, 1), C::WARPS);
         if (warp < busy_warps)
-            walk_piece<C>(a, piece, piece.head_begin, piece.granule_begin + warp, C::WARPS,
-                          max(granules - warp + C::WARPS - 1, 0) / C::WARPS,
-                          rings + warp * C::RING_BYTES, [&] {
-                              if (warp == 0) copy_row_ends(a, piece, piece.head_begin, single.ends);
-                          });
+            run_mainloop<C>(a, split, split.head_begin, split.granule_begin + warp, C::WARPS,
+                            max(granules - warp + C::WARPS - 1, 0) / C::WARPS,
+                            rings + warp * C::RING_BYTES, [&] {
+                                if (warp == 0)
+                                    copy_row_ends(a, split, split.head_begin, exchange.ends);
+                            });
         cluster_wait();
         __syncthreads();
         if (threadIdx.x == 0) expect_bytes(barrier, bytes);
-        hand_out<C>(rings, busy_warps, single, place);
+        hand_out<C>(rings, busy_warps, exchange, own);
         if (threadIdx.x < 32) {
             wait_for_bytes(barrier, parity);
-            const Part part = join_ranks<C>(single, place);
-            if (threadIdx.x >> place.item_bits == 0)
-                finish_item(
-                    a, piece, item,
-                    {usable(a, single.ends[item.row]), usable(a, single.ends[item.row + 1])}, part);
+            const Partial part = combine_ranks<C>(exchange, own);
+            if (threadIdx.x >> own.item_bits == 0)
+                finish_item(a, split, item,
+                            {row_end_or_default(a, exchange.ends[item.row]),
+                             row_end_or_default(a, exchange.ends[item.row + 1])},
+                            part);
         }
         if (row + C::ROWS >= num_rows) return;
         // All is read, and the next rows may come.
@@ -236,8 +189,8 @@ __device__ __forceinline__ void single_body(const kv8_decode_args &a) {
 #define KV8_DECODE_SINGLE_DEFINE(name, format, head_dim, warps, stages, fixed_bytes)            \
     extern "C" __global__ void __launch_bounds__(warps * 32,                                    \
                                                  head_dim * kv8::size_of(format) == 64 ? 2 : 1) \
-        name(const __grid_constant__ kv8_decode_args a) {                                       \
+        name(const __grid_constant__ kv8_kernel_args a) {                                       \
         using config = kv8::DecodeConfig<format, head_dim, 1, warps, stages, true, true>;       \
         static_assert(config::FIXED_BYTES == fixed_bytes);                                      \
-        kv8::single_body<config>(a);                                                            \
+        kv8::cluster_body<config>(a);                                                           \
     }

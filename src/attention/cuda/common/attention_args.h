@@ -1,0 +1,122 @@
+/* attention_args.h - what a CUDA launch of attention is told: one plain struct by value for every
+ * kernel, with a tail for decode and one for prefill.
+ *
+ * Read by C and CUDA. All pointers are device memory. Strides of K and V are in bytes, all others
+ * in elements. A pointer marked "may be 0" is an option that is off. dtypes are numbered as
+ * kv8_dtype.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_ATTENTION_ARGS_H
+#define KV8_ATTENTION_ARGS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Pages of K or of V. */
+typedef struct kv8_kernel_pages {
+    const uint8_t *data;
+    int64_t stride_page, stride_slot, stride_head; /* bytes */
+    const uint16_t *row_scale;                     /* f16, int8 alone; may be 0 */
+    int64_t scale_stride_page, scale_stride_slot, scale_stride_head;
+} kv8_kernel_pages;
+
+/* n / d for 0 <= n < 2^31: the high half of n * factor, shifted; factor 0 is d = 1. */
+typedef struct kv8_divisor {
+    uint32_t factor, shift;
+} kv8_divisor;
+
+/* What decode kernels read beside the common part. */
+typedef struct kv8_decode_tail {
+    /* Workspace of a launch: partial results of split streams and their arrival counters. */
+    float *partials;     /* [2 * grid][fragments of the heads of a block][128] */
+    float *partial_sums; /* [2 * grid][fragments][4][4]: maxima and sums of two rows */
+    uint32_t *arrivals;  /* [2 * grid + streams][warps]; 0 before and after every launch */
+    /* by_heads: heads_per_block over the heads of a warp. */
+    kv8_divisor by_min_units, by_heads, by_head_blocks, by_slices;
+    int32_t
+        heads_per_block; /* KV heads that one block computes at once: 1, 2, 4.. up to its warps */
+    /* Granules that a block computes at once; num_kv_heads / heads_per_block. */
+    int32_t num_slices, head_blocks;
+    int32_t min_units;   /* granules below which no block is put to work */
+    int32_t split_units; /* granules whose time a block spends between two splits; below 16 */
+} kv8_decode_tail;
+
+struct kv8_prefill_queue;
+struct kv8_prefill_item;
+struct kv8_prefill_block;
+
+/* What prefill kernels read beside the common part. */
+typedef struct kv8_prefill_tail {
+    /* Workspace: the work list, written by the scheduling kernel. */
+    struct kv8_prefill_queue *queue;
+    struct kv8_prefill_item *items;   /* [max_items] */
+    struct kv8_prefill_block *blocks; /* [max_blocks], longest first */
+    int32_t *block_indptr;            /* [batch + 1] */
+    uint32_t *arrivals;               /* [max_slots][block_rows / 64] */
+    float *partial_sums;              /* [max_slots][block_rows / 64][2][128][2]: max (log2), sum */
+    float *partials;                  /* [max_slots][block_rows / 64][head_dim / 2][128] */
+    int32_t q_aligned, o_aligned; /* rows of Q to 16 bytes; pairs of O (fours where Q is e4m3) to
+                                   * their size */
+    int32_t block_rows; /* packed rows of an item, as the kernel is built: a multiple of 64 */
+    int32_t num_blocks; /* of threads that take items: what the work is spread over */
+    int32_t max_tiles;  /* of a request */
+    int32_t max_slots;  /* 0 = rows are never split */
+} kv8_prefill_tail;
+
+typedef struct kv8_kernel_args {
+    const void *q;
+    int64_t q_stride_row, q_stride_head;
+    void *o;
+    int64_t o_stride_row, o_stride_head;
+    float *lse; /* [total_q, num_qo_heads]; may be 0 */
+    const int32_t *qo_indptr;
+    kv8_kernel_pages k, v;
+    /* Page table: CSR when page_indptr is set, else dense. */
+    const int32_t *page_indptr, *page_indices, *last_page_len;
+    const int32_t *block_table;
+    int64_t block_table_stride;
+    const int32_t *seq_lens;
+    int64_t table_entries; /* of the table, that memory is there for; 0: unknown */
+    const float *q_scale;  /* e4m3 Q alone; may be 0 */
+    int64_t q_scale_stride_batch, q_scale_stride_row, q_scale_stride_kv_head, q_scale_stride_group;
+    const float *k_scale, *v_scale; /* may be 0 */
+    int64_t k_scale_stride_batch, k_scale_stride_head;
+    int64_t v_scale_stride_batch, v_scale_stride_head;
+    const float *sink_logit;  /* [num_qo_heads]; may be 0 */
+    const uint8_t *mask_bits; /* may be 0 */
+    const int64_t *mask_indptr;
+    kv8_divisor by_group, by_page;
+    int32_t batch, num_qo_heads, num_kv_heads, group_size;
+    int32_t head_dim, v_head_dim, page_size;
+    int32_t q_dtype, k_dtype, v_dtype, o_dtype; /* kv8_dtype */
+    int32_t causal, window_left;
+    float score_scale; /* sm_scale * log2(e) */
+    float soft_cap;    /* logits_soft_cap * log2(e); 0 = off */
+    int32_t unused;
+    union {
+        kv8_decode_tail decode;
+        kv8_prefill_tail prefill;
+    };
+} kv8_kernel_args;
+
+enum {
+    KV8_DECODE_ROWS = 8,       /* packed query rows of a tile */
+    KV8_DECODE_TOKENS = 16,    /* of a granule */
+    KV8_DECODE_START_BYTES = 4 /* of shared memory for each request and one more */
+};
+
+#ifdef __cplusplus
+#define KV8_SAME_LAYOUT(condition) static_assert(condition, "layout of the kernels' argument")
+#else
+#define KV8_SAME_LAYOUT(condition) _Static_assert(condition, "layout of the kernels' argument")
+#endif
+KV8_SAME_LAYOUT(sizeof(kv8_kernel_pages) == 64 && sizeof(kv8_divisor) == 8);
+KV8_SAME_LAYOUT(sizeof(kv8_decode_tail) == 80 && sizeof(kv8_prefill_tail) == 80);
+KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, k) == 64 &&
+                offsetof(kv8_kernel_args, page_indptr) == 192);
+KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, by_group) == 360 &&
+                offsetof(kv8_kernel_args, decode) == 440);
+KV8_SAME_LAYOUT(sizeof(kv8_kernel_args) == 520);
+#undef KV8_SAME_LAYOUT
+
+#endif

@@ -1,0 +1,72 @@
+// batch.cuh - what a launch's index arrays say of its requests: lengths, page tables, and which
+// keys a query row may see. No arithmetic on values.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "common/attention_args.h"
+
+namespace kv8 {
+
+__device__ inline int divide(int n, const kv8_divisor &d) {
+    return d.factor == 0 ? n : int(__umulhi(uint32_t(n), d.factor) >> d.shift);
+}
+
+struct KeyRange {
+    int begin, end;
+};
+struct Request {
+    int index, qo_begin, qo_len, kv_len;
+};
+
+// What memory says of a request: CSR's, or of a dense table its length alone.
+struct Lengths {
+    int qo_begin, qo_end, page_begin, page_end, last;
+
+    __device__ bool operator!=(const Lengths &x) const {
+        return ((qo_begin ^ x.qo_begin) | (qo_end ^ x.qo_end) | (page_begin ^ x.page_begin) |
+                (page_end ^ x.page_end) | (last ^ x.last)) != 0;
+    }
+};
+// Past caches that may be older than the kernel before: two loads are two looks.
+__device__ inline int load_fresh(const int32_t *from) {
+    int x;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+__device__ inline Lengths load_lengths(const kv8_kernel_args &a, int b) {
+    Lengths l = {load_fresh(a.qo_indptr + b), load_fresh(a.qo_indptr + b + 1), 0, 0, 0};
+    if (a.page_indptr != nullptr) {
+        l.page_begin = load_fresh(a.page_indptr + b),
+        l.page_end = load_fresh(a.page_indptr + b + 1);
+        l.last = load_fresh(a.last_page_len + b);
+    } else {
+        l.last = load_fresh(a.seq_lens + b);
+    }
+    return l;
+}
+__device__ inline Request make_request(const kv8_kernel_args &a, int b, const Lengths &l) {
+    const int pages = l.page_end - l.page_begin;
+    const int kv_len = a.page_indptr == nullptr ? l.last
+                       : pages == 0             ? 0
+                                                : (pages - 1) * a.page_size + l.last;
+    return {b, l.qo_begin, l.qo_end - l.qo_begin, kv_len};
+}
+__device__ inline const int32_t *request_pages(const kv8_kernel_args &a, int b, const Lengths &l) {
+    return a.page_indptr != nullptr ? a.page_indices + l.page_begin
+                                    : a.block_table + b * a.block_table_stride;
+}
+// Keys that causal and window leave to query token t: begin and end both grow with t.
+__device__ inline KeyRange visible_keys(const kv8_kernel_args &a, const Request &r, int t) {
+    const int position = r.kv_len - r.qo_len + t;
+    KeyRange k = {0, r.kv_len};
+    if (a.causal) k.end = max(position + 1, 0);
+    if (a.window_left >= 0) k.begin = min(max(position - a.window_left, 0), k.end);
+    return k;
+}
+__device__ inline bool mask_bit(const kv8_kernel_args &a, const Request &r, int q_token, int key) {
+    if (a.mask_bits == nullptr) return true;
+    const int64_t bit = int64_t(q_token) * r.kv_len + key;
+    return a.mask_bits[a.mask_indptr[r.index] + bit / 8] >> (bit % 8) & 1;
+}
+
+}  // namespace kv8

@@ -1,0 +1,325 @@
+// ptx_sm90.cuh - instructions of sm_90 and later, one function each: barriers in shared memory,
+// bulk copies, clusters, dependent launches; and of sm_90a alone: registers shared out anew, matrix
+// descriptors, wgmma.
+//
+// Knows nothing of attention.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "common/ptx_sm80.cuh"
+
+namespace kv8 {
+
+// --- barriers ---
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+// One look, without waiting.
+__device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+// Named barrier of num_threads, a multiple of 32.
+__device__ __forceinline__ void named_barrier_sync(int id, int num_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int id, int num_threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+// This thread's ordinary stores to shared memory come before what the tensor cores read next.
+__device__ __forceinline__ void fence_stores_before_wgmma() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Multiples of 16 bytes into the L2.
+__device__ __forceinline__ void prefetch_bulk(const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void registers_take() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+__device__ __forceinline__ void registers_give() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// --- bulk copies ---
+
+// `bytes` at once, a multiple of 16; the barrier counts them as they come.
+__device__ inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
+                                 uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+}
+// The one arrival of a phase, which ends once `bytes` have come too.
+__device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+// --- clusters ---
+
+__device__ inline uint32_t cluster_rank() {
+    uint32_t r;
+    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(r));
+    return r;
+}
+__device__ inline uint32_t cluster_size() {
+    uint32_t r;
+    asm("mov.u32 %0, %cluster_nctarank;" : "=r"(r));
+    return r;
+}
+// All threads of all blocks. The first orders nothing, its fence alone would cost as much as the
+// whole exchange; after it, that all blocks run is known. Between the second and the wait: what
+// came before the one comes before what follows the other.
+__device__ inline void cluster_arrive_first() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ inline void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The address in block `rank` of what lies at `at` here.
+__device__ inline uint32_t cluster_address(uint32_t at, uint32_t rank) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+// Stores to another block's shared memory; its barrier counts the bytes as they come.
+__device__ inline void store_cluster(uint32_t to, uint32_t barrier, const float4 &x) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, "
+        "[%1];" ::"r"(to),
+        "r"(barrier), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+        : "memory");
+}
+__device__ inline void wait_for_bytes(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// --- dependent launches ---
+
+// The next kernel in the stream may be made ready.
+__device__ inline void launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+// The kernel ahead in the stream has ended, and what it wrote is seen.
+__device__ inline void wait_for_previous() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// --- wgmma ---
+
+// Descriptor of a matrix in shared memory in rows of 128 bytes under the 128-byte swizzle (16-byte
+// chunk c of row r stands at chunk c ^ (r % 8)), eight rows 1024 bytes apart from the next eight.
+// group_bytes: distance of column groups of 64 where columns are the M or N index; else unused.
+// This is its lower half, which moves with the address (below 256 KiB) by bytes / 16. The value is
+// made uniform for the warp here, once, or the compiler does it for each use.
+__device__ __forceinline__ uint32_t matrix_descriptor(uint32_t address, uint32_t group_bytes) {
+    return __shfl_sync(~0u, address >> 4 | (group_bytes >> 4) << 16, 0);
+}
+__device__ __forceinline__ uint64_t descriptor_at(uint32_t lower, uint32_t bytes) {
+    const uint32_t upper = (1024 >> 4) | 1u << 30;
+    return uint64_t(upper) << 32 | (lower + (bytes >> 4));
+}
+// The same for rows of ROW_BYTES: 128, or 64 under the 64-byte swizzle (chunk c of row r stands at
+// c ^ (r / 2 % 4)), eight rows 512 bytes apart from the next.
+template <int ROW_BYTES>
+__device__ __forceinline__ uint64_t row_descriptor_at(uint32_t lower, uint32_t bytes) {
+    static_assert(ROW_BYTES == 64 || ROW_BYTES == 128, "swizzles");
+    const uint32_t upper = (8 * ROW_BYTES >> 4) | (ROW_BYTES == 128 ? 1u : 2u) << 30;
+    return uint64_t(upper) << 32 | (lower + (bytes >> 4));
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// The compiler may not move uses of these registers across this point.
+template <int N>
+__device__ __forceinline__ void registers_pin(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i]));
+}
+template <int N>
+__device__ __forceinline__ void registers_pin(uint32_t (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i]));
+}
+
+#define KV8_D8(d, i)                                                                            \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
+#define KV8_D32(d) KV8_D8(d, 0), KV8_D8(d, 8), KV8_D8(d, 16), KV8_D8(d, 24)
+#define KV8_D64(d)                                                                          \
+    KV8_D8(d, 0), KV8_D8(d, 8), KV8_D8(d, 16), KV8_D8(d, 24), KV8_D8(d, 32), KV8_D8(d, 40), \
+        KV8_D8(d, 48), KV8_D8(d, 56)
+#define KV8_REGS_32                                                                               \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define KV8_REGS_64                                                                               \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
+    "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
+    "%56, %57, %58, %59, %60, %61, %62, %63}"
+
+#define KV8_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define KV8_REGS_36                                                                               \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35}"
+#define KV8_REGS_68                                                                               \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
+    "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
+    "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67}"
+
+// d (64 x 128) = or += A (64 x 16, shared) * B (16 x 128, shared, rows are columns of d).
+template <bool IS_BF16>
+__device__ __forceinline__ void wgmma_shared_n128(float (&d)[64], uint64_t a, uint64_t b,
+                                                  int accumulate) {
+#define KV8_WGMMA(TYPE)                                                              \
+    asm volatile(                                                                    \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                 \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " KV8_REGS_64 \
+        ", %64, %65, p, 1, 1, 0, 0;\n}\n"                                            \
+        : KV8_D64(d)                                                                 \
+        : "l"(a), "l"(b), "r"(accumulate))
+    if (IS_BF16)
+        KV8_WGMMA("bf16");
+    else
+        KV8_WGMMA("f16");
+#undef KV8_WGMMA
+}
+
+// d (64 x 64 or 64 x 128) += A (64 x 16, registers) * B (16 x N, shared, rows are k).
+template <bool IS_BF16>
+__device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t *a, uint64_t b) {
+#define KV8_WGMMA(TYPE)                                                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " KV8_REGS_32 \
+                 ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"                                \
+                 : KV8_D32(d)                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+    if (IS_BF16)
+        KV8_WGMMA("bf16");
+    else
+        KV8_WGMMA("f16");
+#undef KV8_WGMMA
+}
+template <bool IS_BF16>
+__device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t *a, uint64_t b) {
+#define KV8_WGMMA(TYPE)                                                                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " KV8_REGS_64 \
+                 ", {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"                                 \
+                 : KV8_D64(d)                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+    if (IS_BF16)
+        KV8_WGMMA("bf16");
+    else
+        KV8_WGMMA("f16");
+#undef KV8_WGMMA
+}
+
+// --- wgmma of e4m3 by e4m3 or e5m2; both operands' rows run along k ---
+
+// d (64 x 64) = or += A (64 x 32, shared) * B (32 x 64, shared).
+template <bool IS_E5M2>
+__device__ __forceinline__ void wgmma8_shared(float (&d)[32], uint64_t a, uint64_t b,
+                                              int accumulate) {
+#define KV8_WGMMA(TYPE)                                                         \
+    asm volatile(                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                            \
+        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3." TYPE " " KV8_REGS_32 \
+        ", %32, %33, p, 1, 1;\n}\n"                                             \
+        : KV8_D32(d)                                                            \
+        : "l"(a), "l"(b), "r"(accumulate))
+    if (IS_E5M2)
+        KV8_WGMMA("e5m2");
+    else
+        KV8_WGMMA("e4m3");
+#undef KV8_WGMMA
+}
+
+// d, e (64 x 64 and 64 x 8, or 64 x 128 and 64 x 8) = or += A (64 x 32, registers) * B (32 x N,
+// shared), N = 72 or 136.
+template <bool IS_E5M2>
+__device__ __forceinline__ void wgmma8_registers(float (&d)[32], float (&e)[4], const uint32_t *a,
+                                                 uint64_t b, int accumulate) {
+#define KV8_WGMMA(TYPE)                                                         \
+    asm volatile(                                                               \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %41, 0;\n"                            \
+        "wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3." TYPE " " KV8_REGS_36 \
+        ", {%36, %37, %38, %39}, %40, p, 1, 1;\n}\n"                            \
+        : KV8_D32(d), KV8_D4(e, 0)                                              \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+    if (IS_E5M2)
+        KV8_WGMMA("e5m2");
+    else
+        KV8_WGMMA("e4m3");
+#undef KV8_WGMMA
+}
+template <bool IS_E5M2>
+__device__ __forceinline__ void wgmma8_registers(float (&d)[64], float (&e)[4], const uint32_t *a,
+                                                 uint64_t b, int accumulate) {
+#define KV8_WGMMA(TYPE)                                                          \
+    asm volatile(                                                                \
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %73, 0;\n"                             \
+        "wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3." TYPE " " KV8_REGS_68 \
+        ", {%68, %69, %70, %71}, %72, p, 1, 1;\n}\n"                             \
+        : KV8_D64(d), KV8_D4(e, 0)                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+    if (IS_E5M2)
+        KV8_WGMMA("e5m2");
+    else
+        KV8_WGMMA("e4m3");
+#undef KV8_WGMMA
+}
+
+}  // namespace kv8

@@ -1,0 +1,50 @@
+// row_end.cuh - the end of a row: the sink joins the denominator, V's scale the output, and results
+// are written.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "common/batch.cuh"
+#include "common/ptx_sm80.cuh"
+#include "common/softmax.cuh"
+#include "widen.cuh"
+
+namespace kv8 {
+
+// What the end of a row needs: its sink and the scale of V, as they are given.
+struct RowEnd {
+    float sink, v_scale;
+};
+__device__ inline RowEnd row_end_or_default(const kv8_kernel_args &a, const RowEnd &end) {
+    return {a.sink_logit == nullptr ? -INFINITY : end.sink * LOG2E,
+            a.v_scale == nullptr ? 1.0f : end.v_scale};
+}
+
+__device__ inline void store2(const kv8_kernel_args &a, int64_t at, float x, float y) {
+    if (a.o_dtype == 1) {  // f32
+        float *const o = static_cast<float *>(a.o) + at;
+        o[0] = x, o[1] = y;
+        return;
+    }
+    uint16_t *const o = static_cast<uint16_t *>(a.o) + at;
+    const uint32_t both = a.o_dtype == BF16 ? pack_bf16(x, y) : pack_f16(x, y);
+    o[0] = uint16_t(both), o[1] = uint16_t(both >> 16);
+}
+
+// The end of a row at two dims: the sink joins the denominator, once; lse never has it.
+__device__ inline void finish(const kv8_kernel_args &a, const Request &r, int head, int row,
+                              int dim, const RowEnd &end, float x, float y, float max, float sum) {
+    const int token = divide(row, a.by_group),
+              qo_head = head * a.group_size + row - token * a.group_size;
+    const int64_t q_row = r.qo_begin + token;
+    const float top = fmaxf(max, end.sink);
+    const float weight = exp2_fast(max - top);
+    const float denominator = sum * weight + exp2_fast(end.sink - top);
+    const bool empty = sum == 0 || end.sink == INFINITY;
+    const float f = __fdividef(weight, denominator) * end.v_scale;
+    store2(a, q_row * a.o_stride_row + qo_head * a.o_stride_head + dim, empty ? 0.0f : x * f,
+           empty ? 0.0f : y * f);
+    if (a.lse != nullptr && dim == 0)
+        a.lse[q_row * a.num_qo_heads + qo_head] = sum == 0 ? -INFINITY : (max + __log2f(sum)) * LN2;
+}
+
+}  // namespace kv8

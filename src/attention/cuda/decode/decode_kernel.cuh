@@ -1,0 +1,138 @@
+// decode_kernel.cuh - a block of a decode launch: its splits one after another.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "decode/decode_combine.cuh"
+#include "decode/decode_partition.cuh"
+
+namespace kv8 {
+
+// Requests with rows but no visible key: o = 0, lse = -inf.
+__device__ inline void finish_empty(const kv8_kernel_args &a, const int *starts) {
+    for (int b = blockIdx.x; b < a.batch; b += gridDim.x) {
+        if (starts[b + 1] != starts[b]) continue;
+        const Request r = make_request(a, b, load_lengths(a, b));
+        const int pairs = a.v_head_dim / 2;
+        for (int64_t i = threadIdx.x; i < int64_t(r.qo_len) * a.num_qo_heads * pairs;
+             i += blockDim.x) {
+            const int dim = int(i % pairs) * 2, head = int(i / pairs % a.num_kv_heads);
+            const int row = int(i / pairs / a.num_kv_heads);
+            finish(a, r, head, row, dim, {0, 1}, 0, 0, NO_KEY, 0);
+        }
+    }
+}
+
+template <class C>
+struct Block {
+    Split splits[2];  // the one at work and the next
+    RowEnd ends[C::WARPS * C::HEADS * C::ROWS];
+    Partition partition;
+    bool any_empty;
+
+    __device__ Split *other(const Split *split) { return splits + (split == splits); }
+};
+
+// The next split of the block into `into`, by one warp.
+template <class C, class BLOCK, class LENGTHS>
+__device__ void take_split(const kv8_kernel_args &a, const int *starts, Partition partition,
+                           BLOCK &block, Split &into, LENGTHS &&lengths_of) {
+    next_split<C>(a, starts, partition, into, lengths_of);
+    __syncwarp();  // all lanes have read what changes now
+    if (threadIdx.x % 32 == 0) block.partition.unit = partition.unit;
+    __syncwarp();
+}
+
+// Partitions the work and takes the block's first split, by one warp. own_lengths(b, n): of request
+// b, the lane's n-th; lengths_of(b): of request b, by all lanes.
+template <class C, class BLOCK, class OWN, class LENGTHS>
+__device__ void partition_work(const kv8_kernel_args &a, int *starts, BLOCK &block, Split &into,
+                               OWN &&own_lengths, LENGTHS &&lengths_of) {
+    const Totals sum = sum_units<C>(a, starts, own_lengths);
+    const Partition partition = cut_partition(a, sum);
+    if (threadIdx.x % 32 == 0) block.any_empty = sum.any_empty, block.partition = partition;
+    take_split<C>(a, starts, partition, block, into, lengths_of);
+}
+// From what lies in memory, and from what is cached of it.
+template <class C, class BLOCK>
+__device__ void partition_loaded(const kv8_kernel_args &a, int *starts, BLOCK &block, Split &into) {
+    partition_work<C>(
+        a, starts, block, into, [&](int b, int) { return load_lengths(a, b); },
+        [&](int b) { return load_lengths(a, b); });
+}
+template <class C, class BLOCK>
+__device__ void partition_cached(const kv8_kernel_args &a, int *starts, BLOCK &block, Split &into,
+                                 const CachedLengths<C::MOST_CACHED> &cached) {
+    partition_work<C>(
+        a, starts, block, into, [&](int, int n) { return cached.nth(n); },
+        [&](int b) { return cached_lengths(a, cached, b); });
+}
+
+// Partitions the work and takes the block's first split, by its first warp: before the kernel ahead
+// in the stream has ended, from the lengths that lie there, and once more if that kernel changed
+// them.
+template <class C>
+__device__ void partition_first(const kv8_kernel_args &a, int *starts, Block<C> &block) {
+    if (!fits_registers<C>(a)) {
+        wait_for_previous();
+        partition_loaded<C>(a, starts, block, block.splits[0]);
+        return;
+    }
+    bool waited = false;
+    for (;;) {
+        CachedLengths<C::MOST_CACHED> cached;
+        load_cached(a, cached);
+        partition_cached<C>(a, starts, block, block.splits[0], cached);
+        if (waited) return;
+        prefetch_pages(a, block.splits[0]);
+        wait_for_previous(), waited = true;
+        if (unchanged(a, cached)) return;
+    }
+}
+
+template <class C>
+__device__ __forceinline__ void decode_body(const kv8_kernel_args &a) {
+    extern __shared__ __align__(1024) uint8_t rings[];
+    __shared__ Block<C> block;
+    // Whatever the next kernel is, it waits for all of this one before it reads more than hints.
+    launch_dependents();
+    int *const starts = reinterpret_cast<int *>(rings + C::FIXED_BYTES);
+    const int warp = threadIdx.x / 32;
+    if (warp == 0)
+        partition_first<C>(a, starts, block);
+    else
+        wait_for_previous();
+    __syncthreads();
+    // A granule takes as many warps as it has heads: a slice of the block.
+    const int slice = divide(warp, a.decode.by_heads);
+    const int in_block =
+        warp * C::HEADS - slice * a.decode.heads_per_block;  // the warp's first head
+#pragma unroll 1
+    for (Split *at = block.splits; at->stream >= 0; at = block.other(at)) {
+        const Split &split = *at;
+        const int first = split.granule_begin + slice, left = split.granule_end - first;
+        const int count = left > 0 ? divide(left + a.decode.num_slices - 1, a.decode.by_slices) : 0;
+        const int head = split.head_begin + in_block;
+        run_mainloop<C>(
+            a, split, head, first, a.decode.num_slices, count, rings + warp * C::RING_BYTES, [&] {
+                for (int h = 0; slice == 0 && h < C::HEADS; h++)
+                    copy_row_ends(a, split, head + h, block.ends + (in_block + h) * C::ROWS);
+                if (warp == 0)
+                    take_split<C>(a, starts, block.partition, block, *block.other(at),
+                                  [&](int b) { return load_lengths(a, b); });
+            });
+        __syncthreads();
+        combine_splits<C>(a, split, rings, block.ends);
+        __syncthreads();  // shared memory is free again
+    }
+    if (block.any_empty) finish_empty(a, starts);
+}
+
+}  // namespace kv8
+
+#define KV8_DECODE_DEFINE(name, format, head_dim, warps, stages, whole, heads, fixed_bytes)        \
+    extern "C" __global__ void __launch_bounds__(warps * 32, 1)                                    \
+        name(const __grid_constant__ kv8_kernel_args a) {                                          \
+        using config = kv8::DecodeConfig<format, head_dim, 1, warps, stages, whole, false, heads>; \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                                         \
+        kv8::decode_body<config>(a);                                                               \
+    }

@@ -1,9 +1,0 @@
-/* decode_single.cu - decode attention for one request. Grid: clusters of 8 or 16 blocks, one for
- * each KV head; block, shared memory and bytes moved: decode_single.cuh.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#include "decode_single.cuh"
-
-#define KV8_DECODE_SINGLE(format, name, head_dim, warps, stages, fixed_bytes) \
-    KV8_DECODE_SINGLE_DEFINE(name, kv8::format, head_dim, warps, stages, fixed_bytes)
-#include "decode_kernels.inc"
