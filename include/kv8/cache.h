@@ -20,19 +20,13 @@
 
 #include <kv8/device.h>
 #include <kv8/formats.h>
+#include <kv8/pages.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct kv8_cache kv8_cache;
-
-/* Names one sequence of one cache; stale handles are recognised and refused (KV8_ERR_NOT_FOUND). */
-typedef int64_t kv8_seq;
-#define KV8_SEQ_NONE ((kv8_seq)-1)
-
-/* A page-table entry whose page was freed behind the window. */
-#define KV8_NO_PAGE (-1)
 
 typedef enum kv8_layout {
     KV8_LAYOUT_NHD = 0, /* [page, slot, kv_head, head_dim] */

@@ -11,6 +11,7 @@
 #include <kv8/device.h>
 #include <kv8/formats.h>
 #include <kv8/machine.h>
+#include <kv8/pages.h>
 #include <kv8/status.h>
 
 #endif

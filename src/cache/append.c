@@ -28,31 +28,6 @@ static kv8_status check_source(const kv8_append *append, int32_t num_rows) {
     return KV8_OK;
 }
 
-/* The last num_rows positions of a sequence lie in pages that only it holds. */
-static kv8_status check_writable(const kv8_cache *cache, int32_t layer,
-                                 const kv8_sequence *sequence, int32_t num_rows) {
-    const int32_t g = cache->layers[layer].group, page_size = cache->shape.page_size;
-    const kv8_group *const group = &cache->groups[g];
-    const int32_t *const pages = kv8_sequence_pages(cache, sequence, g);
-    const int32_t begin = sequence->length - num_rows;
-    if (begin < 0)
-        return kv8_fail(KV8_ERR_INVALID, "append: %d rows for a sequence of %d tokens", num_rows,
-                        sequence->length);
-    if (begin < sequence->held_from[g])
-        return kv8_fail(KV8_ERR_INVALID,
-                        "append: position %d is behind the window, which is held from %d on", begin,
-                        sequence->held_from[g]);
-    for (int32_t i = begin / page_size; i < kv8_pages_for(cache, sequence->length); i++) {
-        if (group->pool.refcount[pages[i]] > 1 || group->index.listed[pages[i]])
-            return kv8_fail(KV8_ERR_INVALID,
-                            "append: the page of position %d is %s; extend, then append, then "
-                            "fork or publish",
-                            i * page_size,
-                            group->index.listed[pages[i]] ? "published" : "shared with a fork");
-    }
-    return KV8_OK;
-}
-
 static kv8_status check_append(kv8_cache *cache, int32_t layer, const kv8_append *append) {
     KV8_TRY(kv8_cache_check_layer(cache, layer));
     if (append == NULL) return kv8_fail(KV8_ERR_INVALID, "append: append is NULL");
@@ -65,15 +40,16 @@ static kv8_status check_append(kv8_cache *cache, int32_t layer, const kv8_append
         return kv8_fail(KV8_ERR_INVALID, "append: indptr[0] is %d, must be 0", append->indptr[0]);
     cache->append_mark++;
     for (int32_t i = 0; i < append->num_seqs; i++) {
-        kv8_sequence *sequence = NULL;
-        KV8_TRY(kv8_sequence_find(cache, append->seqs[i], &sequence));
+        int32_t idx = 0;
+        KV8_TRY(kv8_cache_find(cache, append->seqs[i], &idx));
         if (append->indptr[i + 1] < append->indptr[i])
             return kv8_fail(KV8_ERR_INVALID, "append: indptr[%d] is %d, less than %d before it",
                             i + 1, append->indptr[i + 1], append->indptr[i]);
-        if (sequence->append_mark == cache->append_mark)
+        if (cache->append_marks[idx] == cache->append_mark)
             return kv8_fail(KV8_ERR_INVALID, "append: seqs[%d] is there twice", i);
-        sequence->append_mark = cache->append_mark;
-        KV8_TRY(check_writable(cache, layer, sequence, append->indptr[i + 1] - append->indptr[i]));
+        cache->append_marks[idx] = cache->append_mark;
+        KV8_TRY(kv8_pages_check_writable(cache->pages, idx, cache->layers[layer].group,
+                                         append->indptr[i + 1] - append->indptr[i]));
     }
     return check_source(append, append->indptr[append->num_seqs]);
 }
@@ -159,12 +135,13 @@ static void append_task(void *cookie, size_t index, int32_t thread_idx) {
     int32_t request = request_of_row(append, begin);
     for (int32_t row = begin; row < end; row++) {
         while (row >= append->indptr[request + 1]) request++;
-        const kv8_sequence *const sequence = &cache->sequences[append->seqs[request] & 0xffffffff];
-        const int32_t position = sequence->length - (append->indptr[request + 1] - row);
-        const int32_t page =
-            kv8_sequence_pages(cache, sequence, layer->group)[position / page_size];
+        const int32_t idx = kv8_seq_index(append->seqs[request]);
+        const int32_t position =
+            kv8_pages_length(cache->pages, idx) - (append->indptr[request + 1] - row);
+        const int32_t page = kv8_pages_list(cache->pages, idx, layer->group)[position / page_size];
+        const float *const scales = kv8_sequence_scales(cache, idx);
         for (int kv = 0; kv < 2; kv++) {
-            const float scale = sequence->scales[kv8_head_index(cache, kv, job->layer, head)];
+            const float scale = scales[kv8_head_index(cache, kv, job->layer, head)];
             const float *const values = source_head(job, kv, row, head, scratch);
             store_head(cache, &layer->plane[kv], page, position % page_size, head, scale, values,
                        scratch, &counts[kv]);
@@ -206,30 +183,32 @@ static void load_head(const kv8_cache *cache, const kv8_plane *plane, int32_t pa
 
 kv8_status kv8_cache_read(const kv8_cache *cache, int32_t layer, kv8_seq seq, int32_t begin,
                           int32_t num_tokens, float *k_out, float *v_out) {
-    kv8_sequence *sequence = NULL;
-    KV8_TRY(kv8_sequence_find(cache, seq, &sequence));
+    int32_t idx = 0;
+    KV8_TRY(kv8_cache_find(cache, seq, &idx));
     KV8_TRY(kv8_cache_check_layer(cache, layer));
-    if (begin < 0 || num_tokens < 0 || begin > sequence->length ||
-        num_tokens > sequence->length - begin)
+    const int32_t length = kv8_pages_length(cache->pages, idx);
+    if (begin < 0 || num_tokens < 0 || begin > length || num_tokens > length - begin)
         return kv8_fail(KV8_ERR_INVALID, "read: %d tokens from %d on, the sequence holds %d",
-                        num_tokens, begin, sequence->length);
+                        num_tokens, begin, length);
     const kv8_layer *const source = &cache->layers[layer];
-    if (num_tokens > 0 && begin < sequence->held_from[source->group])
+    const int32_t held_from = kv8_pages_held_from(cache->pages, idx, source->group);
+    if (num_tokens > 0 && begin < held_from)
         return kv8_fail(KV8_ERR_NOT_FOUND,
                         "read: token %d is behind the window, which is held from %d on", begin,
-                        sequence->held_from[source->group]);
-    const int32_t *const pages = kv8_sequence_pages(cache, sequence, source->group);
+                        held_from);
+    const int32_t *const pages = kv8_pages_list(cache->pages, idx, source->group);
+    const float *const scales = kv8_sequence_scales(cache, idx);
     const int32_t page_size = cache->shape.page_size, num_kv_heads = cache->shape.num_kv_heads;
     float *const out[2] = {k_out, v_out};
     for (int kv = 0; kv < 2; kv++) {
         const kv8_plane *const plane = &source->plane[kv];
+        const int32_t num_values = kv8_row_num_values(&plane->format);
         float *at = out[kv];
         for (int32_t i = 0; at != NULL && i < num_tokens; i++) {
             const int32_t page = pages[(begin + i) / page_size], slot = (begin + i) % page_size;
-            for (int32_t head = 0; head < num_kv_heads;
-                 head++, at += kv8_row_num_values(&plane->format))
+            for (int32_t head = 0; head < num_kv_heads; head++, at += num_values)
                 load_head(cache, plane, page, slot, head,
-                          sequence->scales[kv8_head_index(cache, kv, layer, head)], at);
+                          scales[kv8_head_index(cache, kv, layer, head)], at);
         }
     }
     return KV8_OK;

@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <string.h>
 
 #include "cache_state.h"
 
@@ -74,51 +75,61 @@ static size_t times(size_t a, size_t b) {
 static size_t num_heads_total(const kv8_cache *cache) {
     return times(times(2, (size_t)cache->shape.num_layers), (size_t)cache->shape.num_kv_heads);
 }
-static size_t num_held_from(const kv8_cache *cache) {
-    return times((size_t)cache->shape.max_seqs, (size_t)cache->num_groups);
-}
-static size_t num_table_entries(const kv8_cache *cache) {
-    return times(num_held_from(cache), (size_t)cache->table_pages);
-}
-/* Tokens that a sequence can reach: see longest_page_list. */
-static size_t seq_capacity(const kv8_cache *cache) {
-    return (size_t)kv8_min_i64((int64_t)cache->table_pages * cache->shape.page_size,
-                               cache->shape.max_seq_len);
+static size_t num_seq_scales(const kv8_cache *cache) {
+    return times((size_t)cache->shape.max_seqs, num_heads_total(cache));
 }
 
 /* Gives every layer its group; a new one for every window_left not seen before. */
 static void assign_groups(kv8_cache *cache, const kv8_cache_options *o) {
     for (int32_t i = 0; i < o->num_layers; i++) {
-        const int32_t window_left = o->layers[i].window_left;
-        int32_t g = 0;
-        while (g < cache->num_groups && cache->groups[g].window_left != window_left) g++;
-        if (g == cache->num_groups)
-            cache->groups[cache->num_groups++] =
-                (kv8_group){.window_left = window_left, .first_layer = i};
-        cache->layers[i].window_left = window_left;
-        cache->layers[i].group = g;
+        kv8_layer *const layer = &cache->layers[i];
+        layer->window_left = o->layers[i].window_left;
+        while (layer->group < cache->num_groups &&
+               cache->layers[cache->first_layer[layer->group]].window_left != layer->window_left)
+            layer->group++;
+        if (layer->group == cache->num_groups) cache->first_layer[cache->num_groups++] = i;
     }
 }
 
-/* A sequence cannot hold more pages of a group without a window than the group has, so a huge
- * max_seq_len costs nothing beyond the pool's own size. */
-static int32_t longest_page_list(const kv8_cache *cache, const kv8_cache_options *o) {
-    int64_t pages = kv8_ceil_div(o->max_seq_len, o->page_size);
-    for (int32_t g = 0; g < cache->num_groups; g++) {
-        if (cache->groups[g].window_left < 0) pages = kv8_min_i64(pages, o->num_pages);
-    }
-    return (int32_t)pages;
-}
-
-static kv8_status create_groups(kv8_cache *cache, const kv8_cache_options *o) {
-    for (int32_t g = 0; g < cache->num_groups; g++) {
-        kv8_group *const group = &cache->groups[g];
-        const bool windowed = group->window_left >= 0 && o->num_window_pages > 0;
-        const int32_t num_pages = windowed ? o->num_window_pages : o->num_pages;
-        KV8_TRY(kv8_page_pool_create(&group->pool, num_pages, cache->allocator));
-        KV8_TRY(kv8_prefix_index_create(&group->index, num_pages, o->page_size, cache->allocator));
+/* What extend asks for: the bytes of every layer of the group. */
+static kv8_status copy_page(void *cookie, int32_t group, int32_t to, int32_t from) {
+    kv8_cache *const cache = cookie;
+    for (int32_t i = 0; i < cache->shape.num_layers; i++) {
+        const kv8_layer *const layer = &cache->layers[i];
+        if (layer->group != group) continue;
+        memcpy(layer->data + (size_t)to * layer->page_bytes,
+               layer->data + (size_t)from * layer->page_bytes, layer->page_bytes);
     }
     return KV8_OK;
+}
+
+static kv8_status create_pages(kv8_cache *cache, const kv8_cache_options *o) {
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(NULL, (size_t)cache->num_groups, sizeof(kv8_page_group_options),
+                      "page group options", &memory));
+    kv8_page_group_options *const groups = memory;
+    for (int32_t g = 0; g < cache->num_groups; g++) {
+        const int32_t window_left = cache->layers[cache->first_layer[g]].window_left;
+        const bool windowed = window_left >= 0 && o->num_window_pages > 0;
+        groups[g] =
+            (kv8_page_group_options){.window_left = window_left,
+                                     .num_pages = windowed ? o->num_window_pages : o->num_pages,
+                                     .layer = cache->first_layer[g]};
+    }
+    const kv8_pages_options options = {
+        .allocator = cache->allocator,
+        .page_size = o->page_size,
+        .max_seqs = o->max_seqs,
+        .max_seq_len = o->max_seq_len,
+        .window_slack = o->window_slack,
+        .num_groups = cache->num_groups,
+        .groups = groups,
+        .copy_page = copy_page,
+        .cookie = cache,
+    };
+    const kv8_status status = kv8_pages_create(&cache->pages, &options);
+    kv8_release(NULL, memory, (size_t)cache->num_groups, sizeof(kv8_page_group_options));
+    return status;
 }
 
 /* Everything of a layer but its memory. */
@@ -158,43 +169,12 @@ static kv8_status lay_out_layer(kv8_cache *cache, int32_t layer_idx, const kv8_c
 
 static kv8_status create_layer(kv8_cache *cache, kv8_layer *layer) {
     void *data = NULL;
-    KV8_TRY(kv8_alloc(cache->allocator, (size_t)cache->groups[layer->group].pool.num_pages,
+    KV8_TRY(kv8_alloc(cache->allocator, (size_t)kv8_pages_num_pages(cache->pages, layer->group),
                       layer->page_bytes, "cache pages of one layer", &data));
     layer->data = data;
     for (int kv = 0; kv < 2; kv++) {
         layer->plane[kv].page_bytes = layer->page_bytes;
         layer->plane[kv].data = layer->data;
-    }
-    return KV8_OK;
-}
-
-static kv8_status create_sequences(kv8_cache *cache) {
-    const size_t max_seqs = (size_t)cache->shape.max_seqs;
-    const size_t tokens = times(max_seqs, seq_capacity(cache));
-    const size_t scales = times(max_seqs, num_heads_total(cache));
-    void *memory = NULL;
-    KV8_TRY(kv8_alloc(cache->allocator, max_seqs, sizeof(kv8_sequence), "sequences", &memory));
-    cache->sequences = memory;
-    KV8_TRY(kv8_alloc(cache->allocator, max_seqs, sizeof(int32_t), "sequence slots", &memory));
-    cache->free_slots = memory;
-    KV8_TRY(kv8_alloc(cache->allocator, num_held_from(cache), sizeof(int32_t), "sequence windows",
-                      &memory));
-    cache->seq_held_from = memory;
-    KV8_TRY(kv8_alloc(cache->allocator, num_table_entries(cache), sizeof(int32_t), "page tables",
-                      &memory));
-    cache->seq_pages = memory;
-    KV8_TRY(kv8_alloc(cache->allocator, tokens, sizeof(int32_t), "token ids", &memory));
-    cache->seq_token_ids = memory;
-    KV8_TRY(kv8_alloc(cache->allocator, scales, sizeof(float), "sequence scales", &memory));
-    cache->seq_scales = memory;
-    for (size_t i = 0; i < max_seqs; i++) {
-        kv8_sequence *const sequence = &cache->sequences[i];
-        sequence->held_from = cache->seq_held_from + i * (size_t)cache->num_groups;
-        sequence->pages =
-            cache->seq_pages + i * (size_t)cache->num_groups * (size_t)cache->table_pages;
-        sequence->token_ids = cache->seq_token_ids + i * seq_capacity(cache);
-        sequence->scales = cache->seq_scales + i * num_heads_total(cache);
-        cache->free_slots[max_seqs - 1 - i] = (int32_t)i;
     }
     return KV8_OK;
 }
@@ -228,22 +208,26 @@ kv8_status kv8_cache_create(kv8_cache **out, const kv8_cache_options *options) {
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(kv8_alloc(allocator, num_layers, sizeof(kv8_layer), "cache layers", &memory));
     cache->layers = memory;
-    KV8_TRY_GOTO(kv8_alloc(allocator, num_layers, sizeof(kv8_group), "cache groups", &memory));
-    cache->groups = memory;
+    KV8_TRY_GOTO(kv8_alloc(allocator, num_layers, sizeof(int32_t), "cache groups", &memory));
+    cache->first_layer = memory;
     KV8_TRY_GOTO(
         kv8_alloc(allocator, num_heads_total(cache), sizeof(float), "cache scales", &memory));
     cache->layer_scales = memory;
     KV8_TRY_GOTO(kv8_alloc(allocator, num_heads_total(cache), sizeof(kv8_counters_cell),
                            "cache counters", &memory));
     cache->counters = memory;
+    KV8_TRY_GOTO(
+        kv8_alloc(allocator, num_seq_scales(cache), sizeof(float), "sequence scales", &memory));
+    cache->seq_scales = memory;
+    KV8_TRY_GOTO(
+        kv8_alloc(allocator, (size_t)options->max_seqs, sizeof(uint64_t), "append marks", &memory));
+    cache->append_marks = memory;
     assign_groups(cache, options);
-    cache->table_pages = longest_page_list(cache, options);
     for (int32_t i = 0; i < options->num_layers; i++)
         KV8_TRY_GOTO(lay_out_layer(cache, i, &options->layers[i]));
-    KV8_TRY_GOTO(create_groups(cache, options));
+    KV8_TRY_GOTO(create_pages(cache, options));
     for (int32_t i = 0; i < options->num_layers; i++)
         KV8_TRY_GOTO(create_layer(cache, &cache->layers[i]));
-    KV8_TRY_GOTO(create_sequences(cache));
     *out = cache;
     return KV8_OK;
 fail:
@@ -256,27 +240,18 @@ void kv8_cache_destroy(kv8_cache *cache) {
     const kv8_allocator *const allocator = cache->allocator;
     const size_t num_layers = (size_t)cache->shape.num_layers;
     const size_t max_seqs = (size_t)cache->shape.max_seqs;
-    kv8_release(allocator, cache->seq_scales, times(max_seqs, num_heads_total(cache)),
-                sizeof(float));
-    kv8_release(allocator, cache->seq_token_ids, times(max_seqs, seq_capacity(cache)),
-                sizeof(int32_t));
-    kv8_release(allocator, cache->seq_pages, num_table_entries(cache), sizeof(int32_t));
-    kv8_release(allocator, cache->seq_held_from, num_held_from(cache), sizeof(int32_t));
-    kv8_release(allocator, cache->free_slots, max_seqs, sizeof(int32_t));
-    kv8_release(allocator, cache->sequences, max_seqs, sizeof(kv8_sequence));
     for (size_t i = 0; cache->layers != NULL && i < num_layers; i++) {
         const kv8_layer *const layer = &cache->layers[i];
         if (layer->data != NULL)
-            kv8_release(allocator, layer->data, (size_t)cache->groups[layer->group].pool.num_pages,
-                        layer->page_bytes);
+            kv8_release(allocator, layer->data,
+                        (size_t)kv8_pages_num_pages(cache->pages, layer->group), layer->page_bytes);
     }
-    for (int32_t g = 0; g < cache->num_groups; g++) {
-        kv8_page_pool_destroy(&cache->groups[g].pool, allocator);
-        kv8_prefix_index_destroy(&cache->groups[g].index, allocator);
-    }
+    kv8_pages_destroy(cache->pages);
+    kv8_release(allocator, cache->append_marks, max_seqs, sizeof(uint64_t));
+    kv8_release(allocator, cache->seq_scales, num_seq_scales(cache), sizeof(float));
     kv8_release(allocator, cache->counters, num_heads_total(cache), sizeof(kv8_counters_cell));
     kv8_release(allocator, cache->layer_scales, num_heads_total(cache), sizeof(float));
-    kv8_release(allocator, cache->groups, num_layers, sizeof(kv8_group));
+    kv8_release(allocator, cache->first_layer, num_layers, sizeof(int32_t));
     kv8_release(allocator, cache->layers, num_layers, sizeof(kv8_layer));
     kv8_release(allocator, cache, 1, sizeof(kv8_cache));
 }
@@ -320,17 +295,19 @@ int kv8_cache_same_group(const kv8_cache *cache, int32_t layer_a, int32_t layer_
 }
 
 void kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_out) {
-    kv8_cache_stats stats = {.num_groups = cache->num_groups, .num_seqs = cache->num_seqs};
+    const kv8_pages *const pages = cache->pages;
+    kv8_cache_stats stats = {.num_groups = cache->num_groups,
+                             .num_seqs = kv8_pages_num_seqs(pages)};
     for (int32_t g = 0; g < cache->num_groups; g++) {
-        stats.pages_total += cache->groups[g].pool.num_pages;
-        stats.pages_free += cache->groups[g].pool.num_free;
+        stats.pages_total += kv8_pages_num_pages(pages, g);
+        stats.pages_free += kv8_pages_num_free(pages, g);
     }
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         const kv8_layer *const layer = &cache->layers[i];
         uint64_t row = 0;
         for (int kv = 0; kv < 2; kv++) row += kv8_row_total_bytes(&layer->plane[kv].format);
         const uint64_t token = row * (uint64_t)cache->shape.num_kv_heads;
-        stats.bytes += (uint64_t)cache->groups[layer->group].pool.num_pages * layer->page_bytes;
+        stats.bytes += (uint64_t)kv8_pages_num_pages(pages, layer->group) * layer->page_bytes;
         stats.bytes_per_token += token;
         if (layer->window_left < 0) stats.bytes_per_token_unwindowed += token;
     }

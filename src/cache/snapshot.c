@@ -63,22 +63,17 @@ static kv8_status put(save_stream *stream, const void *data, size_t size) {
     return kv8_file_writer_write(&stream->writer, data, size);
 }
 
-/* First token worth storing: held, and in reach of a query or of truncate within the slack. */
-static int32_t first_stored(const kv8_cache *cache, const kv8_sequence *sequence, int32_t g) {
-    return (int32_t)kv8_max_i64(sequence->held_from[g],
-                                kv8_keep_from(cache, &cache->groups[g], sequence->length));
-}
-
-static kv8_status put_header(const kv8_cache *cache, const kv8_sequence *sequence,
-                             save_stream *stream) {
+static kv8_status put_header(const kv8_cache *cache, int32_t idx, save_stream *stream) {
     const kv8_cache_shape *const shape = &cache->shape;
+    const int32_t *const token_ids = kv8_pages_token_ids(cache->pages, idx);
+    const int32_t length = kv8_pages_length(cache->pages, idx);
     snapshot_header header = {.version = VERSION,
-                              .flags = sequence->has_ids ? FLAG_TOKEN_IDS : 0,
+                              .flags = token_ids != NULL ? FLAG_TOKEN_IDS : 0,
                               .num_layers = shape->num_layers,
                               .num_kv_heads = shape->num_kv_heads,
                               .k_head_dim = shape->k_head_dim,
                               .v_head_dim = shape->v_head_dim,
-                              .length = sequence->length};
+                              .length = length};
     memcpy(header.magic, MAGIC, sizeof MAGIC);
     KV8_TRY(put(stream, &header, sizeof header));
     for (int32_t i = 0; i < shape->num_layers; i++) {
@@ -87,17 +82,18 @@ static kv8_status put_header(const kv8_cache *cache, const kv8_sequence *sequenc
             .k_dtype = (int32_t)kv8_plane_dtype(&layer->plane[KV8_K]),
             .v_dtype = (int32_t)kv8_plane_dtype(&layer->plane[KV8_V]),
             .window_left = layer->window_left,
-            .first = first_stored(cache, sequence, layer->group),
+            .first = kv8_pages_kept_from(cache->pages, idx, layer->group),
         };
         KV8_TRY(put(stream, &entry, sizeof entry));
     }
+    const float *const scales = kv8_sequence_scales(cache, idx);
     const size_t scale_bytes = (size_t)shape->num_kv_heads * sizeof(float);
     for (int32_t i = 0; i < shape->num_layers; i++) {
         for (int kv = 0; kv < 2; kv++)
-            KV8_TRY(put(stream, sequence->scales + kv8_head_index(cache, kv, i, 0), scale_bytes));
+            KV8_TRY(put(stream, scales + kv8_head_index(cache, kv, i, 0), scale_bytes));
     }
-    if (!sequence->has_ids) return KV8_OK;
-    return put(stream, sequence->token_ids, (size_t)sequence->length * sizeof(int32_t));
+    if (token_ids == NULL) return KV8_OK;
+    return put(stream, token_ids, (size_t)length * sizeof *token_ids);
 }
 
 static kv8_status put_row(const kv8_cache *cache, const kv8_plane *plane, int32_t page,
@@ -110,13 +106,13 @@ static kv8_status put_row(const kv8_cache *cache, const kv8_plane *plane, int32_
     return KV8_OK;
 }
 
-static kv8_status put_rows(const kv8_cache *cache, const kv8_sequence *sequence,
-                           save_stream *stream) {
+static kv8_status put_rows(const kv8_cache *cache, int32_t idx, save_stream *stream) {
     const int32_t page_size = cache->shape.page_size;
+    const int32_t length = kv8_pages_length(cache->pages, idx);
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         const kv8_layer *const layer = &cache->layers[i];
-        const int32_t *const pages = kv8_sequence_pages(cache, sequence, layer->group);
-        for (int32_t token = first_stored(cache, sequence, layer->group); token < sequence->length;
+        const int32_t *const pages = kv8_pages_list(cache->pages, idx, layer->group);
+        for (int32_t token = kv8_pages_kept_from(cache->pages, idx, layer->group); token < length;
              token++) {
             for (int kv = 0; kv < 2; kv++)
                 KV8_TRY(put_row(cache, &layer->plane[kv], pages[token / page_size],
@@ -127,15 +123,15 @@ static kv8_status put_rows(const kv8_cache *cache, const kv8_sequence *sequence,
 }
 
 kv8_status kv8_cache_save(const kv8_cache *cache, kv8_seq seq, const char *path) {
-    kv8_sequence *sequence = NULL;
-    KV8_TRY(kv8_sequence_find(cache, seq, &sequence));
+    int32_t idx = 0;
+    KV8_TRY(kv8_cache_find(cache, seq, &idx));
     if (path == NULL) return kv8_fail(KV8_ERR_INVALID, "save: path is NULL");
     save_stream stream;
     XXH3_128bits_reset(&stream.hash);
     KV8_TRY(kv8_file_writer_open(&stream.writer, path));
     kv8_status status = KV8_OK;
-    KV8_TRY_GOTO(put_header(cache, sequence, &stream));
-    KV8_TRY_GOTO(put_rows(cache, sequence, &stream));
+    KV8_TRY_GOTO(put_header(cache, idx, &stream));
+    KV8_TRY_GOTO(put_rows(cache, idx, &stream));
     XXH128_canonical_t checksum;
     XXH128_canonicalFromHash(&checksum, XXH3_128bits_digest(&stream.hash));
     KV8_TRY_GOTO(kv8_file_writer_write(&stream.writer, &checksum, sizeof checksum));
@@ -266,7 +262,7 @@ static kv8_status check_layer(const kv8_cache *cache, const snapshot *file, int3
     const int64_t needed = entry.window_left < 0
                                ? 0
                                : kv8_max_i64(0, (int64_t)file->header.length - entry.window_left);
-    const int32_t first_of_group = layer_of(file, cache->groups[layer->group].first_layer).first;
+    const int32_t first_of_group = layer_of(file, cache->first_layer[layer->group]).first;
     if (entry.first > needed || entry.first != first_of_group)
         return kv8_fail(KV8_ERR_CORRUPT,
                         "%s: layer %d begins at token %d, its window needs token %lld", file->name,
@@ -282,7 +278,7 @@ static kv8_status check_layer(const kv8_cache *cache, const snapshot *file, int3
     return KV8_OK;
 }
 
-/* Everything that can refuse, before anything of the cache is touched. */
+/* What the file stores is what the cache stores. */
 static kv8_status check_fit(const kv8_cache *cache, const snapshot *file) {
     const snapshot_header *const header = &file->header;
     const kv8_cache_shape *const shape = &cache->shape;
@@ -291,19 +287,6 @@ static kv8_status check_fit(const kv8_cache *cache, const snapshot *file) {
     KV8_TRY(check_same(file, "k_head_dim", header->k_head_dim, shape->k_head_dim));
     KV8_TRY(check_same(file, "v_head_dim", header->v_head_dim, shape->v_head_dim));
     for (int32_t i = 0; i < shape->num_layers; i++) KV8_TRY(check_layer(cache, file, i));
-    if (header->length > shape->max_seq_len)
-        return kv8_fail(KV8_ERR_INVALID, "%s: the snapshot's length is %d, max_seq_len %d",
-                        file->name, header->length, shape->max_seq_len);
-    for (int32_t g = 0; g < cache->num_groups; g++) {
-        const kv8_group *const group = &cache->groups[g];
-        const int32_t first = layer_of(file, group->first_layer).first;
-        const int32_t needed = kv8_pages_for(cache, header->length) - first / shape->page_size;
-        if (needed > group->pool.num_free)
-            return kv8_fail(KV8_ERR_FULL,
-                            "%s: %d pages needed in the group of layer %d, %d of its %d are free",
-                            file->name, needed, group->first_layer, group->pool.num_free,
-                            group->pool.num_pages);
-    }
     return KV8_OK;
 }
 
@@ -314,13 +297,14 @@ static const uint8_t *get(const uint8_t *from, void *to, size_t size) {
     return from + size;
 }
 
-static void fill_rows(kv8_cache *cache, const kv8_sequence *sequence, const uint8_t *at) {
+static void fill_rows(kv8_cache *cache, int32_t idx, const uint8_t *at) {
+    const int32_t length = kv8_pages_length(cache->pages, idx);
     const int32_t page_size = cache->shape.page_size, num_kv_heads = cache->shape.num_kv_heads;
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         const kv8_layer *const layer = &cache->layers[i];
-        const int32_t *const pages = kv8_sequence_pages(cache, sequence, layer->group);
-        const int32_t first = sequence->held_from[layer->group];
-        for (int64_t row = 2 * (int64_t)first; row < 2 * (int64_t)sequence->length; row++) {
+        const int32_t *const pages = kv8_pages_list(cache->pages, idx, layer->group);
+        const int32_t first = kv8_pages_held_from(cache->pages, idx, layer->group);
+        for (int64_t row = 2 * (int64_t)first; row < 2 * (int64_t)length; row++) {
             const kv8_plane *const plane = &layer->plane[row % 2];
             const int32_t token = (int32_t)(row / 2);
             const int32_t page = pages[token / page_size], slot = token % page_size;
@@ -332,31 +316,26 @@ static void fill_rows(kv8_cache *cache, const kv8_sequence *sequence, const uint
     }
 }
 
-static void fill(kv8_cache *cache, kv8_sequence *sequence, const snapshot *file) {
-    const int32_t num_kv_heads = cache->shape.num_kv_heads;
+static void fill(kv8_cache *cache, int32_t idx, const snapshot *file) {
+    float *const scales = kv8_sequence_scales(cache, idx);
     const uint8_t *at = file->data + file->scales_offset;
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         for (int kv = 0; kv < 2; kv++)
-            at = get(at, sequence->scales + kv8_head_index(cache, kv, i, 0),
-                     (size_t)num_kv_heads * sizeof(float));
+            at = get(at, scales + kv8_head_index(cache, kv, i, 0),
+                     (size_t)cache->shape.num_kv_heads * sizeof(float));
     }
-    sequence->own_scales = memcmp(sequence->scales, cache->layer_scales,
-                                  kv8_head_index(cache, 2, 0, 0) * sizeof(float)) != 0;
-    sequence->has_ids = (file->header.flags & FLAG_TOKEN_IDS) != 0;
-    sequence->length = file->header.length;
-    const int32_t end = kv8_pages_for(cache, sequence->length);
-    for (int32_t g = 0; g < cache->num_groups; g++) {
-        kv8_group *const group = &cache->groups[g];
-        int32_t *const pages = kv8_sequence_pages(cache, sequence, g);
-        sequence->held_from[g] = layer_of(file, group->first_layer).first;
-        const int32_t first = sequence->held_from[g] / cache->shape.page_size;
-        for (int32_t i = 0; i < end; i++)
-            pages[i] = i < first ? KV8_NO_PAGE : kv8_group_take_page(group);
-    }
-    if (sequence->has_ids)
-        memcpy(sequence->token_ids, file->data + file->ids_offset,
-               (size_t)sequence->length * sizeof(int32_t));
-    fill_rows(cache, sequence, file->data + file->rows_offset);
+    kv8_cache_settle_scales(cache, idx);
+    fill_rows(cache, idx, file->data + file->rows_offset);
+}
+
+typedef struct restoring {
+    const kv8_cache *cache;
+    const snapshot *file;
+} restoring;
+
+static int32_t first_of_group(const void *cookie, int32_t group) {
+    const restoring *const r = cookie;
+    return layer_of(r->file, r->cache->first_layer[group]).first;
 }
 
 kv8_status kv8_cache_load_bytes(kv8_cache *cache, const uint8_t *data, size_t size,
@@ -364,11 +343,14 @@ kv8_status kv8_cache_load_bytes(kv8_cache *cache, const uint8_t *data, size_t si
     snapshot file = {.name = name, .data = data, .size = size};
     KV8_TRY(check_file(&file));
     KV8_TRY(check_fit(cache, &file));
+    const restoring r = {cache, &file};
+    const bool has_ids = (file.header.flags & FLAG_TOKEN_IDS) != 0;
     kv8_seq seq = KV8_SEQ_NONE;
-    kv8_sequence *sequence = NULL;
-    KV8_TRY(kv8_cache_seq_create(cache, &seq));
-    KV8_TRY(kv8_sequence_find(cache, seq, &sequence));
-    fill(cache, sequence, &file);
+    const kv8_status status =
+        kv8_pages_seq_restore(cache->pages, file.header.length,
+                              has_ids ? data + file.ids_offset : NULL, first_of_group, &r, &seq);
+    if (status != KV8_OK) return kv8_fail_within(status, "%s", name);
+    fill(cache, kv8_seq_index(seq), &file);
     *seq_out = seq;
     return KV8_OK;
 }

@@ -9,6 +9,7 @@
 #include "cache_testing.h"
 
 #include "cache_state.h"
+#include "pages_state.h"
 
 enum { LAYERS = 5, HEADS = 2, DIM = 3, ROW = HEADS * DIM, MAX_LEN = 48, SEQS = 6, GROUPS = 3 };
 
@@ -79,8 +80,8 @@ static int32_t num_unreferenced(const model *m, int g) {
 /* --- checks --- */
 
 static void check_pool(const model *m, int g) {
-    const kv8_page_pool *const pool = &m->cache->groups[g].pool;
-    const kv8_prefix_index *const index = &m->cache->groups[g].index;
+    const kv8_page_pool *const pool = &m->cache->pages->groups[g].pool;
+    const kv8_prefix_index *const index = &m->cache->pages->groups[g].index;
     int32_t references[64], num_free = 0;
     count_references(m, g, references);
     for (int32_t p = 0; p < m->num_pages[g]; p++) {
@@ -225,14 +226,15 @@ static void op_publish(model *m, test_rng *rng) {
         int32_t pages[MAX_LEN];
         table(m, s, g, pages);
         for (int32_t p = 0; s->has_ids && p < s->length / m->page_size; p++)
-            if (p * m->page_size >= s->held_from[g] && m->cache->groups[g].index.listed[pages[p]])
+            if (p * m->page_size >= s->held_from[g] &&
+                m->cache->pages->groups[g].index.listed[pages[p]])
                 m->content[g][pages[p]] = s->rows[(p + 1) * m->page_size - 1];
     }
 }
 
 static bool is_listed(const model *m, int g, uint64_t content) {
     for (int32_t p = 0; p < m->num_pages[g]; p++)
-        if (m->cache->groups[g].index.listed[p] && m->content[g][p] == content) return true;
+        if (m->cache->pages->groups[g].index.listed[p] && m->content[g][p] == content) return true;
     return false;
 }
 

@@ -2,27 +2,27 @@
  * prefix needs in each group; prefix_index.h finds them.
  *
  * A prefix of n pages can be used when every group without a window has pages 0..n-1, and every
- * window group those pages that a query at position n * page_size sees. Pages of a sequence with
- * scales of its own hold codes of other values and are never published.
+ * window group those pages that a query at position n * page_size sees. Pages of a private
+ * sequence mean something else and are never published.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "cache_state.h"
+#include "pages_state.h"
 
-kv8_status kv8_cache_publish(kv8_cache *cache, kv8_seq seq) {
+kv8_status kv8_pages_publish(kv8_pages *pages, kv8_seq seq) {
     kv8_sequence *sequence = NULL;
-    KV8_TRY(kv8_sequence_find(cache, seq, &sequence));
-    if (!sequence->has_ids || sequence->own_scales) return KV8_OK;
-    const int32_t page_size = cache->shape.page_size;
+    KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
+    if (!sequence->has_ids || sequence->is_private) return KV8_OK;
+    const int32_t page_size = pages->page_size;
     const int32_t num_full = sequence->length / page_size;
     for (int32_t i = sequence->chain_pages; i < num_full; i++) {
         const int32_t *const token_ids = sequence->token_ids + (size_t)i * (size_t)page_size;
         const kv8_prefix_hash parent = sequence->chain;
         const kv8_prefix_hash hash = kv8_prefix_hash_page(parent, token_ids, page_size);
-        for (int32_t g = 0; g < cache->num_groups; g++) {
+        for (int32_t g = 0; g < pages->num_groups; g++) {
             /* A restored window may begin inside a page, whose first slots hold nothing. */
             if (i * page_size < sequence->held_from[g]) continue;
-            kv8_prefix_index_insert(&cache->groups[g].index,
-                                    kv8_sequence_pages(cache, sequence, g)[i], hash, parent,
+            kv8_prefix_index_insert(&pages->groups[g].index,
+                                    kv8_sequence_list(pages, sequence, g)[i], hash, parent,
                                     token_ids);
         }
         sequence->chain = hash;
@@ -32,34 +32,35 @@ kv8_status kv8_cache_publish(kv8_cache *cache, kv8_seq seq) {
 }
 
 /* First page that a sequence of num_pages full pages needs in a group. */
-static int32_t first_needed(const kv8_cache *cache, const kv8_group *group, int32_t num_pages) {
+static int32_t first_needed(const kv8_pages *pages, const kv8_page_group *group,
+                            int32_t num_pages) {
     if (group->window_left < 0) return 0;
-    const int64_t token = (int64_t)num_pages * cache->shape.page_size - group->window_left;
-    return (int32_t)(kv8_max_i64(0, token) / cache->shape.page_size);
+    const int64_t token = (int64_t)num_pages * pages->page_size - group->window_left;
+    return (int32_t)(kv8_max_i64(0, token) / pages->page_size);
 }
 
 /* How many pages in a row, up to and with this one, the group holds; `run` without this one. */
-static int32_t run_with(const kv8_group *group, int32_t run, kv8_prefix_hash hash,
+static int32_t run_with(const kv8_page_group *group, int32_t run, kv8_prefix_hash hash,
                         kv8_prefix_hash parent, const int32_t *token_ids) {
     return kv8_prefix_index_find(&group->index, hash, parent, token_ids) >= 0 ? run + 1 : 0;
 }
 
 /* Longest usable prefix in pages, at most max_pages. `runs` is scratch of num_groups. */
-static int32_t longest_prefix(const kv8_cache *cache, const int32_t *token_ids, int32_t max_pages,
+static int32_t longest_prefix(const kv8_pages *pages, const int32_t *token_ids, int32_t max_pages,
                               int32_t *runs) {
-    const int32_t page_size = cache->shape.page_size;
+    const int32_t page_size = pages->page_size;
     kv8_prefix_hash parent = {0};
     int32_t best = 0;
-    for (int32_t g = 0; g < cache->num_groups; g++) runs[g] = 0;
+    for (int32_t g = 0; g < pages->num_groups; g++) runs[g] = 0;
     for (int32_t i = 0; i < max_pages; i++) {
         const int32_t *const ids = token_ids + (size_t)i * (size_t)page_size;
         const kv8_prefix_hash hash = kv8_prefix_hash_page(parent, ids, page_size);
         bool usable = true;
-        for (int32_t g = 0; g < cache->num_groups; g++) {
-            const kv8_group *const group = &cache->groups[g];
+        for (int32_t g = 0; g < pages->num_groups; g++) {
+            const kv8_page_group *const group = &pages->groups[g];
             runs[g] = run_with(group, runs[g], hash, parent, ids);
             if (group->window_left < 0 && runs[g] == 0) return best;
-            usable = usable && runs[g] >= i + 1 - first_needed(cache, group, i + 1);
+            usable = usable && runs[g] >= i + 1 - first_needed(pages, group, i + 1);
         }
         if (usable) best = i + 1;
         parent = hash;
@@ -67,31 +68,29 @@ static int32_t longest_prefix(const kv8_cache *cache, const int32_t *token_ids, 
     return best;
 }
 
-kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids, int32_t num_tokens,
+kv8_status kv8_pages_prefix_match(kv8_pages *pages, const int32_t *token_ids, int32_t num_tokens,
                                   kv8_seq *seq_out, int32_t *matched_out) {
-    if (cache == NULL || seq_out == NULL || matched_out == NULL)
-        return kv8_fail(KV8_ERR_INVALID, "prefix_match: cache, seq_out or matched_out is NULL");
     if (num_tokens < 0 || (token_ids == NULL && num_tokens > 0))
         return kv8_fail(KV8_ERR_INVALID, "prefix_match: %d tokens at %s", num_tokens,
                         token_ids == NULL ? "NULL" : "an address");
     kv8_seq seq = KV8_SEQ_NONE;
     kv8_sequence *sequence = NULL;
-    KV8_TRY(kv8_cache_seq_create(cache, &seq));
-    KV8_TRY(kv8_sequence_find(cache, seq, &sequence));
-    const int32_t page_size = cache->shape.page_size;
-    const int32_t limit = (int32_t)kv8_min_i64((int64_t)num_tokens - 1, cache->shape.max_seq_len);
+    KV8_TRY(kv8_pages_seq_create(pages, &seq));
+    KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
+    const int32_t page_size = pages->page_size;
+    const int32_t limit = (int32_t)kv8_min_i64((int64_t)num_tokens - 1, pages->max_seq_len);
     /* The new sequence's window starts serve as scratch until they are known. */
     const int32_t num_pages =
-        longest_prefix(cache, token_ids, limit < 0 ? 0 : limit / page_size, sequence->held_from);
-    for (int32_t g = 0; g < cache->num_groups; g++)
-        sequence->held_from[g] = first_needed(cache, &cache->groups[g], num_pages) * page_size;
+        longest_prefix(pages, token_ids, limit < 0 ? 0 : limit / page_size, sequence->held_from);
+    for (int32_t g = 0; g < pages->num_groups; g++)
+        sequence->held_from[g] = first_needed(pages, &pages->groups[g], num_pages) * page_size;
     for (int32_t i = 0; i < num_pages; i++) {
         const int32_t *const ids = token_ids + (size_t)i * (size_t)page_size;
         const kv8_prefix_hash parent = sequence->chain;
         const kv8_prefix_hash hash = kv8_prefix_hash_page(parent, ids, page_size);
-        for (int32_t g = 0; g < cache->num_groups; g++) {
-            kv8_group *const group = &cache->groups[g];
-            int32_t *const entry = &kv8_sequence_pages(cache, sequence, g)[i];
+        for (int32_t g = 0; g < pages->num_groups; g++) {
+            kv8_page_group *const group = &pages->groups[g];
+            int32_t *const entry = &kv8_sequence_list(pages, sequence, g)[i];
             *entry = KV8_NO_PAGE;
             if (i * page_size < sequence->held_from[g]) continue;
             *entry = kv8_prefix_index_find(&group->index, hash, parent, ids);

@@ -1,0 +1,17 @@
+/* kv8/pages.h - the names that the calls of a paged cache share: sequences, and pages that are not
+ * there.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_PAGES_H
+#define KV8_PAGES_H
+
+#include <kv8/status.h>
+
+/* Names one sequence of one cache; stale handles are recognised and refused (KV8_ERR_NOT_FOUND). */
+typedef int64_t kv8_seq;
+#define KV8_SEQ_NONE ((kv8_seq)-1)
+
+/* A page-table entry whose page was freed behind the window. */
+#define KV8_NO_PAGE (-1)
+
+#endif

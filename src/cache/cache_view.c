@@ -1,0 +1,67 @@
+/* cache_view.c - what attention reads a cache by: planes as strided tensors, page tables of a
+ * layer, scales of a batch. Changes nothing.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "cache_state.h"
+
+static kv8_paged paged_view(const kv8_plane *plane) {
+    const size_t element = kv8_dtype_size(kv8_plane_dtype(plane));
+    kv8_paged view = {
+        .data = kv8_plane_row(plane, 0, 0, 0),
+        .stride_page = (int64_t)(plane->page_bytes / element),
+        .stride_slot = (int64_t)(plane->rows.slot_bytes / element),
+        .stride_head = (int64_t)(plane->rows.head_bytes / element),
+    };
+    if (plane->scale_bytes > 0) {
+        const void *const scales = kv8_plane_scales(plane, 0, 0, 0);
+        view.row_scale = scales;
+        view.row_scale_stride_page = (int64_t)(plane->page_bytes / sizeof(kv8_f16));
+        view.row_scale_stride_slot = (int64_t)(plane->scales.slot_bytes / sizeof(kv8_f16));
+        view.row_scale_stride_head = (int64_t)(plane->scales.head_bytes / sizeof(kv8_f16));
+    }
+    return view;
+}
+
+kv8_status kv8_cache_layer_kv(const kv8_cache *cache, int32_t layer, kv8_paged *k_out,
+                              kv8_paged *v_out) {
+    KV8_TRY(kv8_cache_check_layer(cache, layer));
+    *k_out = paged_view(&cache->layers[layer].plane[KV8_K]);
+    *v_out = paged_view(&cache->layers[layer].plane[KV8_V]);
+    return KV8_OK;
+}
+
+kv8_status kv8_cache_page_table(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                                int32_t num_seqs, int32_t *indptr_out, int32_t *indices_out,
+                                int64_t capacity, int32_t *last_page_len_out) {
+    KV8_TRY(kv8_cache_check_layer(cache, layer));
+    return kv8_pages_table(cache->pages, cache->layers[layer].group, seqs, num_seqs, indptr_out,
+                           indices_out, capacity, last_page_len_out);
+}
+
+kv8_status kv8_cache_block_table(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                                 int32_t num_seqs, int32_t *block_table_out, int64_t stride,
+                                 int32_t *seq_lens_out) {
+    KV8_TRY(kv8_cache_check_layer(cache, layer));
+    return kv8_pages_block_table(cache->pages, cache->layers[layer].group, seqs, num_seqs,
+                                 block_table_out, stride, seq_lens_out);
+}
+
+kv8_status kv8_cache_scales(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                            int32_t num_seqs, float *k_scale_out, float *v_scale_out) {
+    KV8_TRY(kv8_cache_check_layer(cache, layer));
+    if (num_seqs < 0)
+        return kv8_fail(KV8_ERR_INVALID, "scales: num_seqs is %d, must be >= 0", num_seqs);
+    int32_t idx = 0;
+    for (int32_t b = 0; b < num_seqs; b++) KV8_TRY(kv8_cache_find(cache, seqs[b], &idx));
+    const size_t heads = (size_t)cache->shape.num_kv_heads;
+    for (int32_t b = 0; b < num_seqs; b++) {
+        const float *const scales = kv8_sequence_scales(cache, kv8_seq_index(seqs[b]));
+        memcpy(k_scale_out + (size_t)b * heads, scales + kv8_head_index(cache, KV8_K, layer, 0),
+               heads * sizeof *scales);
+        memcpy(v_scale_out + (size_t)b * heads, scales + kv8_head_index(cache, KV8_V, layer, 0),
+               heads * sizeof *scales);
+    }
+    return KV8_OK;
+}
