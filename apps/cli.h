@@ -18,6 +18,7 @@
 #include <kv8/kv8_engine.h>
 
 enum { CLI_OK = 0, CLI_FAILED = 2 };
+enum { CLI_MAX_THREADS = 1024 }; /* what kv8_threads_create() takes */
 
 int cmd_compare(int argc, char **argv);
 int cmd_generate(int argc, char **argv);

@@ -35,7 +35,7 @@ static int parse(compare_args *args, int argc, char **argv) {
          &args->scales},
         {"plot", "FILE", "draw the comparison as SVG (needs gnuplot)", CLI_TEXT, &args->plot},
         {"report", "FILE", "write the JSON object to a file", CLI_TEXT, &args->report},
-        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, 4096},
+        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print the JSON object instead of the table", CLI_FLAG, &args->json},
     };
     const cli_command command = {

@@ -49,7 +49,7 @@ static int parse(generate_args *args, int argc, char **argv) {
          &args->temperature, 0, 100},
         {"seed", "N", "of the random draws when T is above 0 (0)", CLI_SEED, &args->seed},
         {"ignore-eos", NULL, "go on after an end-of-text token", CLI_FLAG, &args->ignore_eos},
-        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, 4096},
+        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object: tokens (the new ids), text, ...", CLI_FLAG,
          &args->json},
     };

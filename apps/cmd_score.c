@@ -17,7 +17,7 @@ static int parse(score_args *args, int argc, char **argv) {
         {"tokens", "FILE", "a JSON array of at least two token ids", CLI_TEXT, &args->tokens},
         {"kv", "SETTING", "how the KV cache is stored, see kv8 compare --help (f32)", CLI_TEXT,
          &args->kv},
-        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, 4096},
+        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object: nll, loss, kv, tokens_per_s", CLI_FLAG, &args->json},
     };
     const cli_command command = {

@@ -12,8 +12,7 @@ set_target_properties(kv8_shared PROPERTIES EXPORT_NAME kv8)
 set_target_properties(kv8_engine_shared PROPERTIES EXPORT_NAME kv8_engine)
 # What a program linked with the static libraries needs besides; kv8Config.cmake finds it.
 target_link_libraries(kv8_static INTERFACE
-  $<INSTALL_INTERFACE:kv8::xxhash> $<INSTALL_INTERFACE:kv8::pthreadpool>
-  $<INSTALL_INTERFACE:kv8::cpuinfo> $<INSTALL_INTERFACE:Threads::Threads> $<INSTALL_INTERFACE:m>)
+  $<INSTALL_INTERFACE:kv8::xxhash> $<INSTALL_INTERFACE:Threads::Threads> $<INSTALL_INTERFACE:m>)
 target_link_libraries(kv8_engine_static INTERFACE
   $<INSTALL_INTERFACE:kv8::jansson> $<INSTALL_INTERFACE:kv8::pcre2>)
 

@@ -428,8 +428,8 @@ static int parse_walk(const bench_args *args, walk *w) {
         status = bench_list("context", args->context, 1, 1 << 24, w->context, MAX_VALUES,
                             &w->num_context);
     if (status == CLI_OK)
-        status =
-            bench_list("threads", args->threads, 0, 1024, w->threads, MAX_VALUES, &w->num_threads);
+        status = bench_list("threads", args->threads, 0, CLI_MAX_THREADS, w->threads, MAX_VALUES,
+                            &w->num_threads);
     if (status == CLI_OK) {
         const kv8_status found = kv8_dtype_from_name(args->q, &w->q);
         if (found != KV8_OK) status = cli_fail_status(found);

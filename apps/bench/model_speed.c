@@ -203,7 +203,7 @@ static int parse(model_args *args, int argc, char **argv) {
         {"depth", "LIST", "tokens already in the cache (0,4096,32768)", CLI_TEXT, &args->depth},
         {"kv", "LIST", "KV settings (bf16,e4m3,int8)", CLI_TEXT, &args->kv},
         {"repetitions", "N", "of every test (5)", CLI_INT, &args->repetitions, 1, MAX_REPETITIONS},
-        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, 1024},
+        {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object", CLI_FLAG, &args->json},
     };
     const cli_command command = {

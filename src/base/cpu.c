@@ -2,7 +2,6 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _DEFAULT_SOURCE /* syscall */
-#include <cpuinfo.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "base_impl.h"
@@ -26,46 +27,66 @@ const char *kv8_isa_name(kv8_isa isa) {
 }
 
 #if defined(__x86_64__)
-/* CPUID leaf 7, EDX (Intel SDM volume 2A): 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8. Tiles are large
- * state, which Linux gives a process only when it asks (arch_prctl, Linux 5.16); asking again is
- * harmless. */
-static bool has_amx(void) {
-    enum {
-        AMX_BITS = 1 << 22 | 1 << 24 | 1 << 25,
-        ARCH_REQ_XCOMP_PERM = 0x1023,
-        XFEATURE_XTILEDATA = 18
-    };
+/* Registers of CPUID (Intel SDM volume 2A), and XCR0: which vector registers the system saves. */
+typedef struct x86_bits {
+    unsigned int leaf1_ecx, leaf7_ebx, leaf7_ecx, leaf7_edx, leaf7_1_eax, saved;
+} x86_bits;
+
+/* What a rung needs beside the one below it. */
+static const x86_bits rung_needs[KV8_ISA_COUNT] = {
+    [KV8_ISA_AVX2] = {.leaf1_ecx = 1u << 12 | 1u << 29,                         /* FMA, F16C */
+                      .leaf7_ebx = 1u << 5,                                     /* AVX2 */
+                      .saved = 0x6},                                            /* XMM, YMM */
+    [KV8_ISA_AVX512] = {.leaf7_ebx = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, /* F, DQ, BW, VL */
+                        .saved = 0xe0},                      /* masks, halves of ZMM, ZMM16 to 31 */
+    [KV8_ISA_AVX512_BF16] = {.leaf7_ecx = 1u << 1 | 1u << 8, /* VBMI, GFNI */
+                             .leaf7_1_eax = 1u << 5},        /* AVX512_BF16 */
+    [KV8_ISA_AMX] = {.leaf7_edx = 1u << 22 | 1u << 24 | 1u << 25}, /* AMX_BF16, _TILE, _INT8 */
+};
+
+static x86_bits ask_processor(void) {
+    x86_bits has = {0};
     unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
-    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
-    if ((edx & AMX_BITS) != AMX_BITS) return false;
+    if (!__get_cpuid(1, &eax, &ebx, &has.leaf1_ecx, &edx)) return has;
+    if ((has.leaf1_ecx & 1u << 27) != 0) /* OSXSAVE: xgetbv may be used */
+        __asm__("xgetbv" : "=a"(has.saved), "=d"(edx) : "c"(0));
+    if (__get_cpuid_count(7, 0, &eax, &has.leaf7_ebx, &has.leaf7_ecx, &has.leaf7_edx) && eax >= 1)
+        __get_cpuid_count(7, 1, &has.leaf7_1_eax, &ebx, &ecx, &edx);
+    return has;
+}
+
+static bool has_bits(const x86_bits *has, const x86_bits *needs) {
+    return (needs->leaf1_ecx & ~has->leaf1_ecx) == 0 && (needs->leaf7_ebx & ~has->leaf7_ebx) == 0 &&
+           (needs->leaf7_ecx & ~has->leaf7_ecx) == 0 && (needs->leaf7_edx & ~has->leaf7_edx) == 0 &&
+           (needs->leaf7_1_eax & ~has->leaf7_1_eax) == 0 && (needs->saved & ~has->saved) == 0;
+}
+
+/* Tiles are large state, which Linux gives a process only when it asks (arch_prctl, Linux 5.16);
+ * asking again is harmless. */
+static bool may_use_tiles(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
-#endif
 
 /* Asks the processor, and for AMX the system: slow under a hypervisor. */
 static bool detect(kv8_isa isa) {
-    if (isa == KV8_ISA_SCALAR) return true;
-    const bool known = cpuinfo_initialize(); /* idempotent and thread safe */
-    switch (isa) {
-#if defined(__x86_64__)
-        case KV8_ISA_AVX2:
-            return known && cpuinfo_has_x86_avx2() && cpuinfo_has_x86_fma3() &&
-                   cpuinfo_has_x86_f16c();
-        case KV8_ISA_AVX512:
-            return detect(KV8_ISA_AVX2) && cpuinfo_has_x86_avx512f() &&
-                   cpuinfo_has_x86_avx512bw() && cpuinfo_has_x86_avx512dq() &&
-                   cpuinfo_has_x86_avx512vl();
-        case KV8_ISA_AVX512_BF16:
-            return detect(KV8_ISA_AVX512) && cpuinfo_has_x86_avx512vbmi() &&
-                   cpuinfo_has_x86_gfni() && cpuinfo_has_x86_avx512bf16();
-        case KV8_ISA_AMX: return detect(KV8_ISA_AVX512_BF16) && has_amx();
-#elif defined(__aarch64__)
-        case KV8_ISA_NEON: return true; /* part of the architecture */
-        case KV8_ISA_NEON_BF16: return known && cpuinfo_has_arm_bf16();
-#endif
-        default: (void)known; return false;
+    const x86_bits has = ask_processor();
+    for (int rung = KV8_ISA_SCALAR; rung <= (int)isa; rung++) {
+        if (rung > KV8_ISA_AMX || !has_bits(&has, &rung_needs[rung])) return false;
     }
+    return isa != KV8_ISA_AMX || may_use_tiles();
 }
+#elif defined(__aarch64__)
+static bool detect(kv8_isa isa) {
+    enum { HWCAP2_BF16_BIT = 1 << 14 };                    /* arm64 ELF hwcaps */
+    return isa == KV8_ISA_SCALAR || isa == KV8_ISA_NEON || /* part of the architecture */
+           (isa == KV8_ISA_NEON_BF16 && (getauxval(AT_HWCAP2) & HWCAP2_BF16_BIT) != 0);
+}
+#else
+static bool detect(kv8_isa isa) {
+    return isa == KV8_ISA_SCALAR;
+}
+#endif
 
 /* Callers on hot paths resolve a rung per call, so the answers are kept: bit i for rung i. Threads
  * that meet here first find the same bits. */
@@ -88,7 +109,8 @@ bool kv8_machine_bf16_dots_pay(void) {
     /* vdpbf16ps at 512 bits: one a cycle on Zen 4, so twice the products of vfmadd; on Intel a
      * third of one a cycle where vfmadd does two (Sapphire Rapids, one core: 44 against 108
      * GMAC/s). */
-    return !cpuinfo_initialize() || cpuinfo_get_core(0)->vendor != cpuinfo_vendor_intel;
+    unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return !__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != signature_INTEL_ebx;
 #else
     return true;
 #endif

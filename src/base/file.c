@@ -13,8 +13,9 @@
 
 #include "base_impl.h"
 
+/* O_NONBLOCK: opening a named pipe would wait for a writer; regular files do not know it. */
 static kv8_status open_regular(const char *path, int *fd_out, size_t *size_out) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return kv8_fail(errno == ENOENT ? KV8_ERR_NOT_FOUND : KV8_ERR_IO, "%s: %s", path,
                         strerror(errno));

@@ -242,12 +242,36 @@ static void full_stdout(void **state) {
     assert_refusal(&result, "stdout: cannot write");
 }
 
+/* 1000 stacks do not fit into 2 GiB of addresses. A sanitizer needs more for itself. */
+static void threads_that_do_not_start(void **state) {
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip();
+#endif
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+    skip();
+#endif
+#endif
+    write_text("ids.json", "[1, 2, 3]");
+    struct rlimit before;
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    const struct rlimit narrow = {.rlim_cur = 2u << 30, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_AS, &narrow), 0);
+    program_result result =
+        RUN("score", MODEL, "--tokens", in_dir("ids.json"), "--threads", "1000");
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    assert_refusal(&result, " of 1000: Resource temporarily unavailable");
+    ASSERT_REFUSED("--threads is \"1025\", must be a whole number from 1 to 1024", "score", MODEL,
+                   "--tokens", in_dir("ids.json"), "--threads", "1025");
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_arguments), cmocka_unit_test(bad_models),
         cmocka_unit_test(bad_tokens),    cmocka_unit_test(too_long_contexts),
         cmocka_unit_test(bad_texts),     cmocka_unit_test(bad_outputs_and_scales),
-        cmocka_unit_test(full_stdout),
+        cmocka_unit_test(full_stdout),   cmocka_unit_test(threads_that_do_not_start),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* "compare*": for work on one part */
     return cmocka_run_group_tests(tests, set_up, tear_down);

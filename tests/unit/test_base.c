@@ -1,6 +1,10 @@
 /* test_base.c - sizes, allocation, files and threads of the base room.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <pthread.h>
+#include <sys/stat.h>
+
 #include "base_impl.h"
 #include "testing.h"
 
@@ -58,6 +62,72 @@ static void threads_visit_every_index_once(void **state) {
     assert_null(none);
 }
 
+/* --- where the system refuses a thread --- */
+
+/* The linker puts __wrap_pthread_create in the place of pthread_create (--wrap). */
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*body)(void *), void *cookie);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*body)(void *), void *cookie);
+static int32_t threads_left = INT32_MAX;
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*body)(void *), void *cookie) {
+    return threads_left-- > 0 ? __real_pthread_create(thread, attributes, body, cookie) : EAGAIN;
+}
+
+static void refused_threads_are_an_error(void **state) {
+    (void)state;
+    for (int32_t left = 0; left < 4; left++) {
+        char part[64];
+        snprintf(part, sizeof part, "cannot start thread %d of 5: ", left + 2);
+        threads_left = left;
+        kv8_threads *threads = (kv8_threads *)1;
+        assert_refused(kv8_threads_create(&threads, 5), KV8_ERR_NO_MEMORY, part);
+        assert_null(threads);
+    }
+    threads_left = 4;
+    kv8_threads *threads = NULL;
+    assert_ok(kv8_threads_create(&threads, 5));
+    visits v = {.threads = 5};
+    kv8_threads_run(threads, 1000, visit, &v);
+    for (size_t i = 0; i < 1000; i++) assert_int_equal(v.count[i], 1);
+    kv8_threads_destroy(threads);
+    threads_left = INT32_MAX;
+}
+
+/* --- several callers of one pool --- */
+
+enum { CALLERS = 4, ROUNDS = 2000 };
+
+typedef struct caller {
+    kv8_threads *threads;
+    visits visits;
+} caller;
+
+static void *call_often(void *opaque) {
+    caller *const self = opaque;
+    for (int i = 0; i < ROUNDS; i++) kv8_threads_run(self->threads, 7, visit, &self->visits);
+    return NULL;
+}
+
+static void callers_of_one_pool_take_turns(void **state) {
+    (void)state;
+    static caller callers[CALLERS];
+    pthread_t ids[CALLERS];
+    kv8_threads *threads = NULL;
+    assert_ok(kv8_threads_create(&threads, 3));
+    for (int i = 0; i < CALLERS; i++) {
+        callers[i] = (caller){.threads = threads, .visits.threads = 3};
+        assert_int_equal(pthread_create(&ids[i], NULL, call_often, &callers[i]), 0);
+    }
+    for (int i = 0; i < CALLERS; i++) {
+        pthread_join(ids[i], NULL);
+        for (size_t k = 0; k < 7; k++) assert_int_equal(callers[i].visits.count[k], ROUNDS);
+    }
+    kv8_threads_destroy(threads);
+}
+
 static void writer_commits_whole_or_nothing(void **state) {
     (void)state;
     char path[] = "/tmp/kv8_test_base_XXXXXX";
@@ -107,6 +177,50 @@ static void messages_stay_one_line(void **state) {
     assert_string_equal(kv8_status_message(), "file 3: a?b?[31m");
 }
 
+/* The compiler's own reading of CPUID is the judge. */
+static void rungs_are_what_the_processor_has(void **state) {
+    (void)state;
+    assert_int_equal(kv8_machine_has_isa(KV8_ISA_SCALAR), 1);
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const int avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                       __builtin_cpu_supports("avx512vl");
+    const int bf16 = avx512 && __builtin_cpu_supports("avx512vbmi") &&
+                     __builtin_cpu_supports("gfni") && __builtin_cpu_supports("avx512bf16");
+    assert_int_equal(kv8_machine_has_isa(KV8_ISA_AVX2), avx2);
+    assert_int_equal(kv8_machine_has_isa(KV8_ISA_AVX512), avx512);
+    assert_int_equal(kv8_machine_has_isa(KV8_ISA_AVX512_BF16), bf16);
+    if (!bf16) assert_int_equal(kv8_machine_has_isa(KV8_ISA_AMX), 0);
+    assert_int_equal(kv8_machine_has_isa(KV8_ISA_NEON), 0);
+    assert_int_equal(kv8_machine_bf16_dots_pay(), !__builtin_cpu_is("intel"));
+#elif defined(__aarch64__)
+    assert_int_equal(kv8_machine_has_isa(KV8_ISA_NEON), 1);
+    assert_int_equal(kv8_machine_has_isa(KV8_ISA_AVX2), 0);
+#endif
+    assert_int_equal(kv8_machine_has_isa(KV8_ISA_BEST), 0);
+    assert_int_equal(kv8_machine_has_isa(KV8_ISA_COUNT), 0);
+}
+
+/* A named pipe would be waited for until somebody writes. */
+static void pipes_and_directories_are_no_files(void **state) {
+    (void)state;
+    char path[] = "/tmp/kv8_test_pipe_XXXXXX";
+    assert_non_null(mkdtemp(path));
+    char pipe_path[64], *data = NULL;
+    size_t size = 0;
+    snprintf(pipe_path, sizeof pipe_path, "%s/pipe", path);
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    kv8_file_map map;
+    assert_refused(kv8_file_map_open(&map, pipe_path), KV8_ERR_INVALID, "not a regular file");
+    assert_refused(kv8_file_read(pipe_path, 10, &data, &size), KV8_ERR_INVALID,
+                   "not a regular file");
+    assert_refused(kv8_file_map_open(&map, path), KV8_ERR_INVALID, "not a regular file");
+    unlink(pipe_path);
+    rmdir(path);
+}
+
 static void isa_environment_is_honoured_or_refused(void **state) {
     (void)state;
     kv8_isa isa = KV8_ISA_BEST;
@@ -147,6 +261,10 @@ int main(void) {
         cmocka_unit_test(sizes_overflow_is_caught),
         cmocka_unit_test(alloc_is_zeroed_and_aligned),
         cmocka_unit_test(threads_visit_every_index_once),
+        cmocka_unit_test(refused_threads_are_an_error),
+        cmocka_unit_test(callers_of_one_pool_take_turns),
+        cmocka_unit_test(pipes_and_directories_are_no_files),
+        cmocka_unit_test(rungs_are_what_the_processor_has),
         cmocka_unit_test(writer_commits_whole_or_nothing),
         cmocka_unit_test(a_full_disk_leaves_nothing_behind),
         cmocka_unit_test(messages_stay_one_line),
