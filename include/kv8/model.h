@@ -5,6 +5,7 @@
 #define KV8_MODEL_H
 
 #include <kv8/cache.h>
+#include <kv8/calibrate.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -85,6 +86,14 @@ typedef struct kv8_step {
  * first step on a cache whose dtypes or page size differ from the last one's. Publishes nothing:
  * a caller that wants its prefixes found calls kv8_cache_publish once the step's tokens stay. */
 KV8_API kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
+
+/* Every later step counts its K (after rope), V and, where the observer has Q, Q (after rope) into
+ * `observer` while that is on; NULL ends it. Borrowed: it must outlive the model or be taken away.
+ * An observer of other layers, heads or dims is KV8_ERR_INVALID. A step that fails may have been
+ * counted in part. */
+KV8_API kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer);
+/* An observer of this model's shape on its threads: fills those fields of the options. */
+KV8_API void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *options_out);
 
 #ifdef __cplusplus
 }

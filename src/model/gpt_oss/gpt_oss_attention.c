@@ -199,8 +199,9 @@ kv8_status kv8_attention_set_load(kv8_model *model, const kv8_cache *cache, cons
     return KV8_OK;
 }
 
-/* Rotates, quantises and stores the step's K and V rows. */
-static kv8_status append(kv8_model *model, kv8_cache *cache, int32_t layer, const kv8_step *step) {
+/* Quantises and stores the step's K and V rows; rotates K on the way when it is not yet. */
+static kv8_status append(kv8_model *model, kv8_cache *cache, int32_t layer, const kv8_step *step,
+                         bool rotated) {
     const kv8_gpt_oss_config *const c = &model->config;
     const int64_t width = (int64_t)c->num_kv_heads * c->head_dim;
     const kv8_append rows = {.num_seqs = step->num_seqs,
@@ -213,7 +214,26 @@ static kv8_status append(kv8_model *model, kv8_cache *cache, int32_t layer, cons
                              .v = model->act.v,
                              .v_stride_row = width,
                              .v_stride_head = c->head_dim};
-    return kv8_attention_append_rope(cache, layer, &rows, model->rope, model->act.cos_sin);
+    return rotated
+               ? kv8_cache_append(cache, layer, &rows)
+               : kv8_attention_append_rope(cache, layer, &rows, model->rope, model->act.cos_sin);
+}
+
+/* The step's rotated K and Q, and V. */
+static kv8_status observe(const kv8_model *model, int32_t layer, int32_t num_rows) {
+    const kv8_gpt_oss_config *const c = &model->config;
+    kv8_observer_options options;
+    kv8_observer_get_options(model->observer, &options);
+    kv8_observe_args args = KV8_OBSERVE_ARGS_INIT;
+    args.num_rows = num_rows;
+    args.src_dtype = KV8_F32;
+    args.k = model->act.k;
+    args.v = model->act.v;
+    args.k_stride_row = args.v_stride_row = (int64_t)c->num_kv_heads * c->head_dim;
+    args.q = options.num_qo_heads > 0 ? model->act.q : NULL;
+    args.q_stride_row = (int64_t)c->num_qo_heads * c->head_dim;
+    args.k_stride_head = args.v_stride_head = args.q_stride_head = c->head_dim;
+    return kv8_observer_add(model->observer, layer, &args);
 }
 
 kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t layer,
@@ -223,11 +243,17 @@ kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t lay
     const kv8_layer_attention *const entry = &set->layers[layer];
     const kv8_group_table *const table = &set->tables[entry->group];
     const int64_t width = (int64_t)c->num_qo_heads * c->head_dim;
-    KV8_TRY(append(model, cache, layer, step));
-    KV8_TRY(kv8_cache_scales(cache, layer, step->seqs, step->num_seqs, set->k_scale, set->v_scale));
     const size_t num_rows = (size_t)step->indptr[step->num_seqs];
+    const bool observes = model->observer != NULL && kv8_observer_is_on(model->observer);
+    /* The fused append keeps no rotated K to look at; its bytes are those of the two steps. */
+    if (observes)
+        kv8_rope_apply(model->rope, model->act.cos_sin, num_rows, model->act.k, c->num_kv_heads,
+                       (int64_t)c->num_kv_heads * c->head_dim, c->head_dim);
+    KV8_TRY(append(model, cache, layer, step, observes));
+    KV8_TRY(kv8_cache_scales(cache, layer, step->seqs, step->num_seqs, set->k_scale, set->v_scale));
     kv8_rope_apply(model->rope, model->act.cos_sin, num_rows, model->act.q, c->num_qo_heads, width,
                    c->head_dim);
+    if (observes) KV8_TRY(observe(model, layer, (int32_t)num_rows));
     if (entry->q_dtype == KV8_BF16)
         KV8_TRY(kv8_narrow(model->options.isa, KV8_BF16, model->act.q, num_rows * (size_t)width, 1,
                            model->act.q_rounded, NULL));

@@ -215,3 +215,35 @@ void kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype, kv8_dtype
     options_out->v_head_dim = c->head_dim;
     options_out->layers = layers_out;
 }
+
+/* --- observing --- */
+
+void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *options_out) {
+    const kv8_gpt_oss_config *const c = &model->config;
+    options_out->threads = model->options.threads;
+    options_out->isa = model->options.isa;
+    options_out->num_layers = c->num_layers;
+    options_out->num_kv_heads = c->num_kv_heads;
+    options_out->num_qo_heads = c->num_qo_heads;
+    options_out->k_head_dim = c->head_dim;
+    options_out->v_head_dim = c->head_dim;
+}
+
+kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer) {
+    kv8_observer_options must = KV8_OBSERVER_OPTIONS_INIT, has;
+    kv8_model_observer_options(model, &must);
+    if (observer != NULL) {
+        kv8_observer_get_options(observer, &has);
+        if (has.num_layers != must.num_layers || has.num_kv_heads != must.num_kv_heads ||
+            (has.num_qo_heads != must.num_qo_heads && has.num_qo_heads != 0) ||
+            has.k_head_dim != must.k_head_dim || has.v_head_dim != must.v_head_dim)
+            return kv8_fail(KV8_ERR_INVALID,
+                            "the observer has %d layers of %d KV heads (%d, %d) and %d query "
+                            "heads, this model %d of %d (%d, %d) and %d",
+                            has.num_layers, has.num_kv_heads, has.k_head_dim, has.v_head_dim,
+                            has.num_qo_heads, must.num_layers, must.num_kv_heads, must.k_head_dim,
+                            must.v_head_dim, must.num_qo_heads);
+    }
+    model->observer = observer;
+    return KV8_OK;
+}

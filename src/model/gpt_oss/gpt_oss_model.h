@@ -78,6 +78,7 @@ struct kv8_model {
     kv8_buffers buffers;
     kv8_activations act;
     kv8_attention_set attention;
+    kv8_observer *observer; /* borrowed; NULL = none */
 };
 
 /* --- gpt_oss_attention.c --- */

@@ -1,0 +1,353 @@
+/* observe.c - counting rows head by head: per head one cell of sums and one of maxima.
+ *
+ *   sums    [histogram | zeros, NaN, infinities, rows | non-finite by channel]
+ *   maxima  [absmax by channel]
+ *
+ * A task counts all rows of one head, so that no two threads write one cell. It knows no scale and
+ * no format of the cache.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "base_impl.h"
+
+#include <kv8/calibrate.h>
+
+enum {
+    MAX_HEAD_DIM = 576, /* as a cache has it */
+    /* Rows of one call below this are counted sooner by one thread than others wake. */
+    MIN_PARALLEL_ROWS = 32,
+    SUM_ZEROS = KV8_OBSERVE_BINS,
+    SUM_NANS,
+    SUM_INFS,
+    SUM_ROWS,
+    NUM_FIXED_SUMS
+};
+static const uint32_t abs_mask = 0x7fffffff, inf_bits = 0x7f800000;
+/* A bin is an f32's exponent and first three mantissa bits. */
+enum { BIN_SHIFT = 20, FIRST_BIN = (KV8_OBSERVE_MIN_EXPONENT + 127) * KV8_OBSERVE_BINS_PER_OCTAVE };
+
+/* K, V or Q of all layers. */
+typedef struct observed {
+    int32_t num_heads, head_dim;
+    int32_t first, num; /* the heads that are counted */
+    size_t sums_at, maxima_at;
+} observed;
+
+struct kv8_observer {
+    kv8_observer_options options;
+    observed tensors[KV8_OBSERVED_COUNT];
+    uint64_t *sums;
+    float *maxima;
+    size_t num_sums, num_maxima;
+    bool on;
+};
+
+float kv8_observe_bin_edge(int32_t bin) {
+    const uint32_t bits = (uint32_t)(bin + FIRST_BIN) << BIN_SHIFT;
+    float edge;
+    memcpy(&edge, &bits, sizeof edge);
+    return edge;
+}
+
+/* --- cells --- */
+
+static size_t sums_per_head(const observed *t) {
+    return NUM_FIXED_SUMS + (size_t)t->head_dim;
+}
+
+static size_t cell_idx(const observed *t, int32_t layer, int32_t head) {
+    return (size_t)layer * (size_t)t->num_heads + (size_t)head;
+}
+
+static uint64_t *cell_sums(const kv8_observer *observer, const observed *t, int32_t layer,
+                           int32_t head) {
+    return observer->sums + t->sums_at + cell_idx(t, layer, head) * sums_per_head(t);
+}
+
+static float *cell_maxima(const kv8_observer *observer, const observed *t, int32_t layer,
+                          int32_t head) {
+    return observer->maxima + t->maxima_at + cell_idx(t, layer, head) * (size_t)t->head_dim;
+}
+
+/* --- create --- */
+
+static kv8_status check_options(const kv8_observer_options *options) {
+    const struct {
+        const char *what;
+        int32_t value, low, high;
+    } checks[] = {{"num_layers", options->num_layers, 1, 1 << 16},
+                  {"num_kv_heads", options->num_kv_heads, 1, 1 << 16},
+                  {"num_qo_heads", options->num_qo_heads, 0, 1 << 16},
+                  {"k_head_dim", options->k_head_dim, 1, MAX_HEAD_DIM},
+                  {"v_head_dim", options->v_head_dim, 0, MAX_HEAD_DIM},
+                  {"num_ranks", options->num_ranks, 0, 1 << 16}};
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
+        if (checks[i].value < checks[i].low || checks[i].value > checks[i].high)
+            return kv8_fail(KV8_ERR_INVALID, "observer: %s is %d, must be %d to %d", checks[i].what,
+                            checks[i].value, checks[i].low, checks[i].high);
+    }
+    return KV8_OK;
+}
+
+/* Lays the cells of one tensor out behind those before it. */
+static kv8_status place(kv8_observer *observer, kv8_observed_tensor tensor, int32_t num_heads,
+                        int32_t head_dim) {
+    const kv8_observer_options *const options = &observer->options;
+    observed *const t = &observer->tensors[tensor];
+    *t = (observed){.num_heads = num_heads,
+                    .head_dim = head_dim,
+                    .num = num_heads,
+                    .sums_at = observer->num_sums,
+                    .maxima_at = observer->num_maxima};
+    if (num_heads > 0 && options->num_ranks > 0) {
+        kv8_rank_heads own;
+        KV8_TRY(kv8_rank_heads_get(num_heads, options->num_ranks, options->rank, &own));
+        t->first = own.first;
+        t->num = own.owns ? own.num : 0;
+    }
+    const size_t cells = (size_t)options->num_layers * (size_t)num_heads;
+    observer->num_sums += cells * sums_per_head(t);
+    observer->num_maxima += cells * (size_t)head_dim;
+    return KV8_OK;
+}
+
+kv8_status kv8_observer_create(kv8_observer **out, const kv8_observer_options *options) {
+    if (out == NULL) return kv8_fail(KV8_ERR_INVALID, "kv8_observer_create: out is NULL");
+    *out = NULL;
+    KV8_CHECK_OPTIONS(options, kv8_observer_options);
+    KV8_TRY(check_options(options));
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_observer), "observer", &memory));
+    kv8_observer *const observer = memory;
+    observer->options = *options;
+    kv8_observer_options *const own = &observer->options;
+    if (own->v_head_dim == 0) own->v_head_dim = own->k_head_dim;
+    kv8_status status;
+    KV8_TRY_GOTO(kv8_machine_resolve_isa(own->isa, &own->isa));
+    KV8_TRY_GOTO(place(observer, KV8_OBSERVED_K, own->num_kv_heads, own->k_head_dim));
+    KV8_TRY_GOTO(place(observer, KV8_OBSERVED_V, own->num_kv_heads, own->v_head_dim));
+    KV8_TRY_GOTO(place(observer, KV8_OBSERVED_Q, own->num_qo_heads, own->k_head_dim));
+    KV8_TRY_GOTO(kv8_alloc(own->allocator, observer->num_sums, sizeof *observer->sums,
+                           "observed sums", &memory));
+    observer->sums = memory;
+    KV8_TRY_GOTO(kv8_alloc(own->allocator, observer->num_maxima, sizeof *observer->maxima,
+                           "observed maxima", &memory));
+    observer->maxima = memory;
+    *out = observer;
+    return KV8_OK;
+fail:
+    kv8_observer_destroy(observer);
+    return status;
+}
+
+void kv8_observer_destroy(kv8_observer *observer) {
+    if (observer == NULL) return;
+    const kv8_allocator *const allocator = observer->options.allocator;
+    kv8_release(allocator, observer->sums, observer->num_sums, sizeof *observer->sums);
+    kv8_release(allocator, observer->maxima, observer->num_maxima, sizeof *observer->maxima);
+    kv8_release(allocator, observer, 1, sizeof *observer);
+}
+
+void kv8_observer_start(kv8_observer *observer) {
+    observer->on = true;
+}
+
+void kv8_observer_stop(kv8_observer *observer) {
+    observer->on = false;
+}
+
+int kv8_observer_is_on(const kv8_observer *observer) {
+    return observer->on;
+}
+
+/* --- counting --- */
+
+/* The rare rows that hold NaN or infinities. */
+static void count_nonfinite(const float *row, int32_t head_dim, uint64_t *sums) {
+    for (int32_t d = 0; d < head_dim; d++) {
+        uint32_t bits;
+        memcpy(&bits, &row[d], sizeof bits);
+        bits &= abs_mask;
+        if (bits < inf_bits) continue;
+        sums[bits == inf_bits ? SUM_INFS : SUM_NANS]++;
+        sums[NUM_FIXED_SUMS + d]++;
+    }
+}
+
+/* Non-negative f32 order as their bits do. */
+static void count_row(const float *row, int32_t head_dim, uint64_t *sums, float *maxima) {
+    uint32_t zeros = 0, nonfinite = 0;
+    for (int32_t d = 0; d < head_dim; d++) {
+        uint32_t bits, most;
+        memcpy(&bits, &row[d], sizeof bits);
+        memcpy(&most, &maxima[d], sizeof most);
+        bits &= abs_mask;
+        const bool finite = bits < inf_bits;
+        zeros += bits == 0;
+        nonfinite += !finite;
+        const uint32_t value = finite ? bits : 0;
+        most = value > most ? value : most;
+        memcpy(&maxima[d], &most, sizeof most);
+        int32_t bin = (int32_t)(bits >> BIN_SHIFT) - FIRST_BIN;
+        bin = bin < 0 ? 0 : bin;
+        bin = bin < KV8_OBSERVE_BINS ? bin : KV8_OBSERVE_BINS - 1;
+        sums[bin]++;
+    }
+    /* The loop above put these into the outermost bins. */
+    sums[0] -= zeros;
+    sums[SUM_ZEROS] += zeros;
+    sums[KV8_OBSERVE_BINS - 1] -= nonfinite;
+    if (nonfinite > 0) count_nonfinite(row, head_dim, sums);
+    sums[SUM_ROWS]++;
+}
+
+/* One tensor of a call. */
+typedef struct source {
+    const uint8_t *data;
+    int64_t stride_row, stride_head;
+} source;
+
+typedef struct add_job {
+    kv8_observer *observer;
+    int32_t layer;
+    int64_t num_rows;
+    kv8_dtype dtype;
+    source sources[KV8_OBSERVED_COUNT];
+} add_job;
+
+static void add_head(const add_job *job, kv8_observed_tensor tensor, int32_t head) {
+    const observed *const t = &job->observer->tensors[tensor];
+    const source *const from = &job->sources[tensor];
+    const int64_t size = (int64_t)kv8_dtype_size(job->dtype);
+    uint64_t *const sums = cell_sums(job->observer, t, job->layer, head);
+    float *const maxima = cell_maxima(job->observer, t, job->layer, head);
+    float widened[MAX_HEAD_DIM];
+    for (int64_t row = 0; row < job->num_rows; row++) {
+        const void *const at =
+            from->data + (row * from->stride_row + head * from->stride_head) * size;
+        if (job->dtype != KV8_F32)
+            (void)kv8_widen(job->observer->options.isa, job->dtype, at, (size_t)t->head_dim,
+                            widened); /* cannot fail: dtype and isa were checked */
+        count_row(job->dtype == KV8_F32 ? (const float *)at : widened, t->head_dim, sums, maxima);
+    }
+}
+
+/* Tasks are the counted heads of K, then V, then Q. */
+static void add_task(void *cookie, size_t index, int32_t thread_idx) {
+    (void)thread_idx;
+    const add_job *const job = cookie;
+    for (int tensor = 0; tensor < KV8_OBSERVED_COUNT; tensor++) {
+        const observed *const t = &job->observer->tensors[tensor];
+        if (job->sources[tensor].data == NULL) continue;
+        if (index < (size_t)t->num) {
+            add_head(job, (kv8_observed_tensor)tensor, t->first + (int32_t)index);
+            return;
+        }
+        index -= (size_t)t->num;
+    }
+}
+
+static kv8_status check_add(const kv8_observer *observer, int32_t layer,
+                            const kv8_observe_args *args) {
+    KV8_CHECK_OPTIONS(args, kv8_observe_args);
+    if (layer < 0 || layer >= observer->options.num_layers)
+        return kv8_fail(KV8_ERR_INVALID, "observer: layer %d, must be 0 to %d", layer,
+                        observer->options.num_layers - 1);
+    if (args->num_rows < 0)
+        return kv8_fail(KV8_ERR_INVALID, "observer: num_rows is %lld, must be >= 0",
+                        (long long)args->num_rows);
+    if (args->src_dtype != KV8_F32 && args->src_dtype != KV8_BF16 && args->src_dtype != KV8_F16)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "observer: src_dtype is %s, must be f32, bf16 or f16",
+                        kv8_dtype_name(args->src_dtype));
+    if (args->q != NULL && observer->options.num_qo_heads == 0)
+        return kv8_fail(KV8_ERR_INVALID, "observer: q is given, num_qo_heads is 0");
+    return KV8_OK;
+}
+
+kv8_status kv8_observer_add(kv8_observer *observer, int32_t layer, const kv8_observe_args *args) {
+    KV8_TRY(check_add(observer, layer, args));
+    if (!observer->on || args->num_rows == 0) return KV8_OK;
+    add_job job = {.observer = observer,
+                   .layer = layer,
+                   .num_rows = args->num_rows,
+                   .dtype = args->src_dtype,
+                   .sources = {{args->k, args->k_stride_row, args->k_stride_head},
+                               {args->v, args->v_stride_row, args->v_stride_head},
+                               {args->q, args->q_stride_row, args->q_stride_head}}};
+    size_t num_tasks = 0;
+    for (int tensor = 0; tensor < KV8_OBSERVED_COUNT; tensor++) {
+        if (job.sources[tensor].data != NULL) num_tasks += (size_t)observer->tensors[tensor].num;
+    }
+    if (num_tasks == 0) return KV8_OK; /* a rank without a head of its own */
+    kv8_threads *const threads =
+        args->num_rows < MIN_PARALLEL_ROWS ? NULL : observer->options.threads;
+    kv8_threads_run(threads, num_tasks, add_task, &job);
+    return KV8_OK;
+}
+
+/* --- all of it --- */
+
+kv8_status kv8_observer_merge(kv8_observer *observer, const kv8_observer *from) {
+    const kv8_observer_options *const a = &observer->options, *const b = &from->options;
+    const struct {
+        const char *what;
+        int32_t has, other;
+    } checks[] = {{"num_layers", a->num_layers, b->num_layers},
+                  {"num_kv_heads", a->num_kv_heads, b->num_kv_heads},
+                  {"num_qo_heads", a->num_qo_heads, b->num_qo_heads},
+                  {"k_head_dim", a->k_head_dim, b->k_head_dim},
+                  {"v_head_dim", a->v_head_dim, b->v_head_dim}};
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
+        if (checks[i].has != checks[i].other)
+            return kv8_fail(KV8_ERR_INVALID, "merge of observers with %s %d and %d", checks[i].what,
+                            checks[i].has, checks[i].other);
+    }
+    for (size_t i = 0; i < observer->num_sums; i++) observer->sums[i] += from->sums[i];
+    for (size_t i = 0; i < observer->num_maxima; i++) {
+        if (from->maxima[i] > observer->maxima[i]) observer->maxima[i] = from->maxima[i];
+    }
+    return KV8_OK;
+}
+
+uint64_t *kv8_observer_sums(kv8_observer *observer, size_t *num_out) {
+    *num_out = observer->num_sums;
+    return observer->sums;
+}
+
+float *kv8_observer_maxima(kv8_observer *observer, size_t *num_out) {
+    *num_out = observer->num_maxima;
+    return observer->maxima;
+}
+
+void kv8_observer_get_options(const kv8_observer *observer, kv8_observer_options *options_out) {
+    *options_out = observer->options;
+}
+
+kv8_status kv8_observer_get(const kv8_observer *observer, kv8_observed_tensor tensor, int32_t layer,
+                            int32_t head, kv8_observed_head *head_out) {
+    KV8_CHECK_OPTIONS(head_out, kv8_observed_head);
+    if (tensor < KV8_OBSERVED_K || tensor >= KV8_OBSERVED_COUNT)
+        return kv8_fail(KV8_ERR_INVALID, "observer: tensor %d is none of K, V, Q", (int)tensor);
+    const observed *const t = &observer->tensors[tensor];
+    if (layer < 0 || layer >= observer->options.num_layers || head < 0 || head >= t->num_heads)
+        return kv8_fail(KV8_ERR_INVALID, "observer: layer %d, head %d, has %d of %d", layer, head,
+                        observer->options.num_layers, t->num_heads);
+    const uint64_t *const sums = cell_sums(observer, t, layer, head);
+    const float *const maxima = cell_maxima(observer, t, layer, head);
+    kv8_observed_head seen = KV8_OBSERVED_HEAD_INIT;
+    seen.num_rows = sums[SUM_ROWS];
+    seen.num_values = sums[SUM_ROWS] * (uint64_t)t->head_dim;
+    seen.zeros = sums[SUM_ZEROS];
+    seen.nans = sums[SUM_NANS];
+    seen.infs = sums[SUM_INFS];
+    seen.head_dim = t->head_dim;
+    seen.channel_absmax = maxima;
+    seen.channel_nonfinite = sums + NUM_FIXED_SUMS;
+    seen.histogram = sums;
+    for (int32_t d = 0; d < t->head_dim; d++) {
+        if (maxima[d] > seen.absmax) seen.absmax = maxima[d];
+    }
+    *head_out = seen;
+    return KV8_OK;
+}
