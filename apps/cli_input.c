@@ -121,8 +121,11 @@ int cli_read_tokens(const char *path, int32_t vocab_size, int32_t **ids_out, int
     int status = read_file(path, &text, &size);
     if (status != CLI_OK) return status;
     json_error_t error;
+    errno = 0; /* the parser does not always say that memory ran out; malloc does */
     json_t *const root = json_loadb(text, size, JSON_DECODE_ANY, &error);
+    const bool no_memory = errno == ENOMEM;
     free(text);
+    if (root == NULL && no_memory) return cli_fail("%s: no memory to parse it", path);
     if (root == NULL) return cli_fail("%s: not JSON: line %d: %s", path, error.line, error.text);
     const size_t num = json_array_size(root); /* 0 when it is no array */
     int32_t *ids = NULL;

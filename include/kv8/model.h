@@ -25,8 +25,10 @@ typedef struct kv8_model_options {
 #define KV8_MODEL_OPTIONS_INIT KV8_SIZED(kv8_model_options)
 
 /* Opens a checkpoint directory: config.json (Hugging Face or original form) and safetensors
- * (one file, or shards with or without index; Hugging Face or original tensor names). Files are
- * mapped, not read; expert weights stay packed. Every tensor is checked for name, dtype, shape and
+ * (one file, or shards with or without index; no tensor in two of them; Hugging Face or original
+ * tensor names). Files are mapped, not read: whoever cuts one short while
+ * the model is open ends the process by SIGBUS when a lost page is touched. Expert weights stay
+ * packed. Every tensor is checked for name, dtype, shape and
  * bounds here. *out is NULL on failure; the message names file, key or tensor, value and limit. */
 KV8_API kv8_status kv8_model_open(kv8_model **out, const char *directory,
                                   const kv8_model_options *options);

@@ -6,7 +6,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -23,10 +22,11 @@ char *kv8_path_join(const char *directory, const char *name) {
     return path;
 }
 
+/* A link that leads nowhere is there too: opening it says what is wrong. */
 static bool exists(const char *directory, const char *name) {
     char *const path = kv8_path_join(directory, name);
     struct stat info;
-    const bool yes = path != NULL && stat(path, &info) == 0;
+    const bool yes = path != NULL && lstat(path, &info) == 0;
     free(path);
     return yes;
 }
@@ -50,6 +50,12 @@ static kv8_status open_file(kv8_checkpoint *checkpoint, const char *directory, c
     return status;
 }
 
+/* `second` again holds a tensor of the file of `first`. */
+static kv8_status fail_double(const kv8_tensor *first, const kv8_tensor *second) {
+    return kv8_fail(KV8_ERR_CORRUPT, "tensor \"%s\" is in both %s and %s", second->name,
+                    first->file, second->file);
+}
+
 /* --- without an index --- */
 
 static int is_safetensors(const struct dirent *entry) {
@@ -62,24 +68,71 @@ static int by_dirent_name(const struct dirent **a, const struct dirent **b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-static kv8_status open_every_file(kv8_checkpoint *checkpoint, const char *directory) {
-    struct dirent **entries = NULL;
-    const int count = scandir(directory, &entries, is_safetensors, by_dirent_name);
-    if (count < 0)
+typedef struct directory_list {
+    struct dirent **entries;
+    int count;
+} directory_list;
+
+static void drop_list(directory_list *list) {
+    for (int i = 0; i < list->count; i++) free(list->entries[i]);
+    free(list->entries);
+}
+
+/* The *.safetensors files of a directory by name, at least one; on failure nothing to drop. */
+static kv8_status list_directory(const char *directory, directory_list *out) {
+    out->count = scandir(directory, &out->entries, is_safetensors, by_dirent_name);
+    if (out->count < 0)
         return kv8_fail(errno == ENOENT ? KV8_ERR_NOT_FOUND : KV8_ERR_IO, "%s: %s", directory,
                         strerror(errno));
+    if (out->count >= 1 && out->count <= MAX_FILES) return KV8_OK;
+    drop_list(out);
+    if (out->count == 0)
+        return kv8_fail(KV8_ERR_NOT_FOUND, "%s: no %s, %s or other *.safetensors file", directory,
+                        index_name, single_name);
+    return kv8_fail(KV8_ERR_INVALID, "%s: %d *.safetensors files, the limit is %d", directory,
+                    out->count, (int)MAX_FILES);
+}
+
+static kv8_status open_every_file(kv8_checkpoint *checkpoint, const char *directory) {
+    directory_list list;
+    KV8_TRY(list_directory(directory, &list));
+    kv8_status status = reserve_files(checkpoint, (size_t)list.count);
+    for (int i = 0; i < list.count && status == KV8_OK; i++)
+        status = open_file(checkpoint, directory, list.entries[i]->d_name);
+    drop_list(&list);
+    return status;
+}
+
+/* A file beside model.safetensors may hold anything but the model's tensors again: which of the two
+ * were meant? */
+static kv8_status check_neighbour(const kv8_checkpoint *checkpoint, const char *directory,
+                                  const char *name) {
+    char *const path = kv8_path_join(directory, name);
+    if (path == NULL) return kv8_fail(KV8_ERR_NO_MEMORY, "%s: no memory for its path", name);
+    kv8_safetensors file;
+    kv8_status status = kv8_safetensors_open(&file, path, checkpoint->allocator);
+    free(path);
+    if (status != KV8_OK) return status;
+    for (size_t t = 0; t < file.num_tensors && status == KV8_OK; t++) {
+        const kv8_tensor *const first =
+            kv8_safetensors_find(&checkpoint->files[0], file.tensors[t].name);
+        if (first != NULL) status = fail_double(first, &file.tensors[t]);
+    }
+    kv8_safetensors_close(&file);
+    return status;
+}
+
+static kv8_status open_single(kv8_checkpoint *checkpoint, const char *directory) {
+    KV8_TRY(reserve_files(checkpoint, 1));
+    KV8_TRY(open_file(checkpoint, directory, single_name));
+    directory_list list;
+    KV8_TRY(list_directory(directory, &list));
     kv8_status status = KV8_OK;
-    if (count == 0)
-        status = kv8_fail(KV8_ERR_NOT_FOUND, "%s: no %s, %s or other *.safetensors file", directory,
-                          index_name, single_name);
-    if (count > MAX_FILES)
-        status = kv8_fail(KV8_ERR_INVALID, "%s: %d *.safetensors files, the limit is %d", directory,
-                          count, (int)MAX_FILES);
-    if (status == KV8_OK) status = reserve_files(checkpoint, (size_t)count);
-    for (int i = 0; i < count && status == KV8_OK; i++)
-        status = open_file(checkpoint, directory, entries[i]->d_name);
-    for (int i = 0; i < count; i++) free(entries[i]);
-    free(entries);
+    for (int i = 0; i < list.count && status == KV8_OK; i++) {
+        if (strcmp(list.entries[i]->d_name, single_name) != 0)
+            status = check_neighbour(checkpoint, directory, list.entries[i]->d_name);
+    }
+    drop_list(&list);
     return status;
 }
 
@@ -172,12 +225,8 @@ static kv8_status open_indexed(kv8_checkpoint *checkpoint, const char *directory
     json_t *root = NULL;
     kv8_status status = kv8_file_read(path, MAX_INDEX_BYTES, &text, &size);
     if (status != KV8_OK) goto done;
-    json_error_t error;
-    root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL) {
-        status = kv8_fail(KV8_ERR_CORRUPT, "%s: line %d: %s", path, error.line, error.text);
-        goto done;
-    }
+    status = kv8_json_parse_object(&root, path, text, size);
+    if (status != KV8_OK) goto done;
     json_t *const map = json_object_get(root, "weight_map");
     if (!json_is_object(map)) {
         status = kv8_fail(KV8_ERR_CORRUPT, "%s: weight_map is missing or no object", path);
@@ -216,9 +265,7 @@ static kv8_status merge_names(kv8_checkpoint *checkpoint) {
     qsort(checkpoint->by_name, count, sizeof *checkpoint->by_name, by_tensor_name);
     for (size_t i = 1; i < count; i++) {
         const kv8_tensor *const a = checkpoint->by_name[i - 1], *const b = checkpoint->by_name[i];
-        if (strcmp(a->name, b->name) == 0)
-            return kv8_fail(KV8_ERR_CORRUPT, "tensor \"%s\" is in both %s and %s", a->name, a->file,
-                            b->file);
+        if (strcmp(a->name, b->name) == 0) return fail_double(a, b);
     }
     return KV8_OK;
 }
@@ -230,8 +277,7 @@ kv8_status kv8_checkpoint_open(kv8_checkpoint *out, const char *directory,
     if (exists(directory, index_name)) {
         KV8_TRY_GOTO(open_indexed(out, directory));
     } else if (exists(directory, single_name)) {
-        KV8_TRY_GOTO(reserve_files(out, 1));
-        KV8_TRY_GOTO(open_file(out, directory, single_name));
+        KV8_TRY_GOTO(open_single(out, directory));
     } else {
         KV8_TRY_GOTO(open_every_file(out, directory));
     }

@@ -2,8 +2,8 @@
  * as one set of named tensors, and the fields of a JSON object.
  *
  * The files are those that model.safetensors.index.json names; without an index,
- * model.safetensors; without that, every *.safetensors file. Knows files and names; never what a
- * tensor is for.
+ * model.safetensors, and then no other *.safetensors file beside it may hold one of its tensors;
+ * without that, every *.safetensors file. Knows files and names; never what a tensor is for.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_CHECKPOINT_IMPL_H

@@ -3,15 +3,27 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "json_fields.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
-kv8_status kv8_json_parse_object(json_t **out, const char *file, const char *text, size_t size) {
-    *out = NULL;
+/* jansson reports a refused allocation as whatever the parser missed then ("string or '}'
+ * expected"), or not at all; errno tells, as malloc sets it. */
+kv8_status kv8_json_parse(json_t **out, const char *file, const char *text, size_t size) {
     json_error_t error;
-    json_t *const root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL)
-        return kv8_fail(KV8_ERR_CORRUPT, "%s: line %d: %s", file, error.line, error.text);
+    errno = 0;
+    *out = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    if (*out != NULL) return KV8_OK;
+    if (errno == ENOMEM)
+        return kv8_fail(KV8_ERR_NO_MEMORY, "%s: no memory to parse %zu bytes of JSON", file, size);
+    return kv8_fail(KV8_ERR_CORRUPT, "%s: line %d, byte %d: not JSON: %s", file, error.line,
+                    error.position, error.text);
+}
+
+kv8_status kv8_json_parse_object(json_t **out, const char *file, const char *text, size_t size) {
+    json_t *root = NULL;
+    *out = NULL;
+    KV8_TRY(kv8_json_parse(&root, file, text, size));
     if (!json_is_object(root)) {
         json_decref(root);
         return kv8_fail(KV8_ERR_CORRUPT, "%s: its root is no object", file);

@@ -15,7 +15,10 @@ typedef struct kv8_json_fields {
     const json_t *object;
 } kv8_json_fields;
 
-/* Parses a whole text whose root must be an object; the caller drops it with json_decref. */
+/* Parses a whole text, no key twice; the caller drops it with json_decref. Text that is no JSON is
+ * KV8_ERR_CORRUPT with its line and byte, memory that ran out KV8_ERR_NO_MEMORY. */
+kv8_status kv8_json_parse(json_t **out, const char *file, const char *text, size_t size);
+/* The same; the root must be an object. */
 kv8_status kv8_json_parse_object(json_t **out, const char *file, const char *text, size_t size);
 
 /* NULL when the key is absent or null. */

@@ -7,9 +7,10 @@
 #include "safetensors.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "json_fields.h"
 
 enum { LENGTH_BYTES = 8 };
 
@@ -227,12 +228,10 @@ kv8_status kv8_safetensors_parse(kv8_safetensors *out, const char *label, const 
     if (length == 0 || bytes[LENGTH_BYTES] != '{')
         return kv8_fail(KV8_ERR_CORRUPT, "%s: no safetensors file: its header is no JSON object",
                         label);
-    json_error_t error;
-    json_t *const header =
-        json_loadb((const char *)bytes + LENGTH_BYTES, length, JSON_REJECT_DUPLICATES, &error);
-    if (header == NULL)
-        return kv8_fail(KV8_ERR_CORRUPT, "%s: header, byte %d: %s", label, error.position,
-                        error.text);
+    json_t *header = NULL;
+    const kv8_status parsed =
+        kv8_json_parse(&header, "header", (const char *)bytes + LENGTH_BYTES, length);
+    if (parsed != KV8_OK) return kv8_fail_within(parsed, "%s", label);
     out->data_bytes = size - LENGTH_BYTES - length;
     const kv8_status status = parse_header(out, label, header, bytes + LENGTH_BYTES + length);
     json_decref(header);

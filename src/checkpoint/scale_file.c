@@ -3,13 +3,12 @@
  * model can contradict; it does not fit, change or invent a scale.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <jansson.h>
 #include <math.h>
 #include <string.h>
 
 #include <kv8/scale_file.h>
 
-#include "base_impl.h"
+#include "json_fields.h"
 
 /* A row holds K's scales, then V's, each repeated to num_kv_heads for per-tensor files. */
 struct kv8_scale_file {
@@ -124,17 +123,14 @@ static kv8_status read_scales(const json_t *root, size_t columns, kv8_scale_file
     return KV8_OK;
 }
 
-static kv8_status parse(const char *text, size_t size, kv8_scale_file *file) {
-    json_error_t error;
-    json_t *const root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL)
-        return kv8_fail(KV8_ERR_CORRUPT, "not JSON: line %d: %s", error.line, error.text);
+static kv8_status parse(const char *path, const char *text, size_t size, kv8_scale_file *file) {
+    json_t *root = NULL;
+    KV8_TRY(kv8_json_parse_object(&root, path, text, size));
     size_t columns = 0;
-    kv8_status status = json_is_object(root) ? check_head(root, file, &columns)
-                                             : kv8_fail(KV8_ERR_CORRUPT, "not a JSON object");
+    kv8_status status = check_head(root, file, &columns);
     if (status == KV8_OK) status = read_scales(root, columns, file);
     json_decref(root);
-    return status;
+    return status == KV8_OK ? KV8_OK : kv8_fail_within(status, "%s", path);
 }
 
 kv8_status kv8_scale_file_open(kv8_scale_file **out, const char *path, int32_t num_layers,
@@ -156,10 +152,7 @@ kv8_status kv8_scale_file_open(kv8_scale_file **out, const char *path, int32_t n
         status = kv8_alloc(NULL, num_scales(file), sizeof(float), "scales", &memory);
         if (status == KV8_OK) file->scales = memory;
     }
-    if (status == KV8_OK) {
-        status = parse(text, size, file);
-        if (status != KV8_OK) kv8_fail_within(status, "%s", path);
-    }
+    if (status == KV8_OK) status = parse(path, text, size, file);
     kv8_release(NULL, text, size + 1, 1);
     if (status != KV8_OK) {
         kv8_scale_file_close(file);

@@ -5,6 +5,7 @@
  * gives wrong tokens without a word.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <string.h>
 
 #include <jansson.h>
@@ -413,7 +414,11 @@ kv8_status kv8_tokenizer_parse(kv8_tokenizer **out, const char *json, size_t len
                                const char *name) {
     *out = NULL;
     json_error_t error;
+    errno = 0; /* the parser does not always say that memory ran out; malloc does */
     json_t *const root = json_loadb(json, length, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL && errno == ENOMEM)
+        return kv8_fail(KV8_ERR_NO_MEMORY, "%s: no memory to parse %zu bytes of JSON", name,
+                        length);
     if (root == NULL)
         return kv8_fail(KV8_ERR_CORRUPT, "%s: line %d, column %d: %s", name, error.line,
                         error.column, error.text);

@@ -236,11 +236,36 @@ static void shards_and_index_must_agree(void **state) {
     write_text(m.path, "model.safetensors.index.json", "{\"weight_map\": {}}");
     refuse(&m, KV8_ERR_CORRUPT, "weight_map names 0 files");
 
+    /* A link that leads nowhere is an index that cannot be read, not none. */
+    char path[512];
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", m.path);
+    unlink(path);
+    assert_int_equal(symlink("nowhere", path), 0);
+    refuse(&m, KV8_ERR_NOT_FOUND, "model.safetensors.index.json: No such file");
+    unlink(path);
+
     /* One tensor in both shards. */
     write_safetensors(m.path, files[0], m.tensors, half + 1, 0);
     write_index(m.path, m.tensors, m.count, files, file_of);
     refuse(&m, KV8_ERR_CORRUPT, m.tensors[half].name);
     refuse(&m, KV8_ERR_CORRUPT, "a.safetensors and ");
+    destroy_mini(&m);
+}
+
+/* Other files may lie beside model.safetensors, not the same tensors again. */
+static void two_files_with_one_tensor_are_refused(void **state) {
+    (void)state;
+    mini_checkpoint m = create_mini();
+    write_single(&m);
+    write_safetensors(m.path, "second.safetensors", m.tensors + 3, 1, 0);
+    refuse(&m, KV8_ERR_CORRUPT, m.tensors[3].name);
+    refuse(&m, KV8_ERR_CORRUPT, "/model.safetensors and ");
+    refuse(&m, KV8_ERR_CORRUPT, "/second.safetensors");
+    write_text(m.path, "second.safetensors", "a download cut short");
+    refuse(&m, KV8_ERR_CORRUPT, "/second.safetensors: ");
+    strcpy(m.tensors[3].name, "another.weight");
+    write_safetensors(m.path, "second.safetensors", m.tensors + 3, 1, 0);
+    free(run_checkpoint(m.path, mini_ids, 2));
     destroy_mini(&m);
 }
 
@@ -466,6 +491,7 @@ int main(void) {
         cmocka_unit_test(contradictory_configs_are_refused),
         cmocka_unit_test(torn_files_are_refused),
         cmocka_unit_test(shards_and_index_must_agree),
+        cmocka_unit_test(two_files_with_one_tensor_are_refused),
         cmocka_unit_test(shards_at_odd_alignment_give_the_same_bits),
         cmocka_unit_test(original_names_give_the_same_bits),
         cmocka_unit_test(tensors_are_visited_until_told_to_stop),

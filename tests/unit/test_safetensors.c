@@ -81,7 +81,7 @@ static void headers_that_lie_are_refused(void **state) {
         const char *part;
     } cases[] = {
         {"[]", 0, "no JSON object"},
-        {"{", 0, "header, byte"},
+        {"{", 0, "header: line 1, byte"},
         {"{\"t\":1}", 0, "\"t\": its entry is no object"},
         {"{\"t\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "\"t\": dtype is missing"},
         {"{\"t\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "\"t\": shape is missing"},
@@ -92,7 +92,7 @@ static void headers_that_lie_are_refused(void **state) {
         {ENTRY("U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "9 dimensions, the limit is 8"},
         {ENTRY("U8", "[4294967296,4294967296]", "[0,1]"), 1, "overflows at shape[1]"},
         {ENTRY("F64", "[4611686018427387904]", "[0,0]"), 0, "overflows at shape[0]"},
-        {ENTRY("U8", "[99999999999999999999]", "[0,1]"), 1, "header, byte"},
+        {ENTRY("U8", "[99999999999999999999]", "[0,1]"), 1, "header: line 1, byte"},
         {ENTRY("F4", "[3]", "[0,2]"), 2, "no whole number of bytes"},
         {ENTRY("U8", "[1]", "[0]"), 1, "data_offsets is not [begin, end]"},
         {ENTRY("U8", "[1]", "[0,1,2]"), 1, "data_offsets is not [begin, end]"},
@@ -120,7 +120,7 @@ static void headers_that_lie_are_refused(void **state) {
          "\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
          2, "duplicate object key"},
         {"{\"t\\u0000\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0,
-         "header, byte"},
+         "header: line 1, byte"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         refuse(cases[i].header, cases[i].data_bytes, cases[i].part);

@@ -209,12 +209,18 @@ static kv8_status read_rope(const kv8_json_fields *f, kv8_gpt_oss_config *c) {
     kv8_rope_options *const rope = &c->rope;
     KV8_TRY(read_theta(newer != NULL ? &r : f, &rope->theta));
     if (object == NULL) return KV8_OK;
-    const char *type = "default";
+    const char *type = NULL;
     KV8_TRY(kv8_json_string_or(&r, "type", &type)); /* the key's name before rope_type */
     KV8_TRY(kv8_json_string_or(&r, "rope_type", &type));
+    if (type == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s: %srope_type is missing, must be yarn or default",
+                        f->file, r.prefix);
     if (strcmp(type, "yarn") == 0) return read_yarn(f, &r, rope);
-    if (strcmp(type, "default") == 0) return KV8_OK;
-    return unsupported(&r, "rope_type", type, "yarn or default");
+    if (strcmp(type, "default") != 0) return unsupported(&r, "rope_type", type, "yarn or default");
+    if (kv8_json_get(&r, "factor") != NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s: %sfactor is given, but rope_type is default", f->file,
+                        r.prefix);
+    return KV8_OK;
 }
 
 static kv8_status read_one_eos(const char *file, const json_t *value, kv8_gpt_oss_config *c) {
