@@ -96,7 +96,7 @@ kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids, in
                                   kv8_seq *seq_out, int32_t *matched_out) {
     if (cache == NULL || seq_out == NULL || matched_out == NULL)
         return kv8_fail(KV8_ERR_INVALID, "prefix_match: cache, seq_out or matched_out is NULL");
-    KV8_TRY(kv8_pages_prefix_match(cache->pages, token_ids, num_tokens, seq_out, matched_out));
+    KV8_TRY(kv8_pages_prefix_match(cache->pages, 0, token_ids, num_tokens, seq_out, matched_out));
     set_scales(cache, *seq_out, cache->layer_scales);
     return KV8_OK;
 }

@@ -122,6 +122,19 @@ void kv8_pages_destroy(kv8_pages *pages) {
 
 /* --- facts --- */
 
+int32_t kv8_pages_page_size(const kv8_pages *pages) {
+    return pages->page_size;
+}
+int32_t kv8_pages_max_seq_len(const kv8_pages *pages) {
+    return pages->max_seq_len;
+}
+int32_t kv8_pages_num_groups(const kv8_pages *pages) {
+    return pages->num_groups;
+}
+int64_t kv8_pages_reach(const kv8_pages *pages, int32_t group) {
+    const int64_t window = pages->groups[group].window_left;
+    return window < 0 ? -1 : window + pages->window_slack;
+}
 int32_t kv8_pages_num_seqs(const kv8_pages *pages) {
     return pages->num_seqs;
 }

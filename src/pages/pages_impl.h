@@ -37,9 +37,14 @@ void kv8_pages_destroy(kv8_pages *pages);
 
 /* --- facts --- */
 
+KV8_SHARED int32_t kv8_pages_page_size(const kv8_pages *pages);
+KV8_SHARED int32_t kv8_pages_max_seq_len(const kv8_pages *pages);
+KV8_SHARED int32_t kv8_pages_num_groups(const kv8_pages *pages);
 int32_t kv8_pages_num_seqs(const kv8_pages *pages);
-int32_t kv8_pages_num_pages(const kv8_pages *pages, int32_t group);
-int32_t kv8_pages_num_free(const kv8_pages *pages, int32_t group);
+KV8_SHARED int32_t kv8_pages_num_pages(const kv8_pages *pages, int32_t group);
+KV8_SHARED int32_t kv8_pages_num_free(const kv8_pages *pages, int32_t group);
+/* Tokens before the next one that a sequence keeps in a group, the slack included; -1 = all. */
+KV8_SHARED int64_t kv8_pages_reach(const kv8_pages *pages, int32_t group);
 /* The longest list that a sequence can have in any group. */
 int32_t kv8_pages_longest_list(const kv8_pages *pages);
 
@@ -50,12 +55,12 @@ kv8_status kv8_pages_find(const kv8_pages *pages, kv8_seq seq, int32_t *idx_out)
 static inline int32_t kv8_seq_index(kv8_seq seq) {
     return (int32_t)(seq & 0xffffffff);
 }
-int32_t kv8_pages_length(const kv8_pages *pages, int32_t idx);
+KV8_SHARED int32_t kv8_pages_length(const kv8_pages *pages, int32_t idx);
 /* NULL when the id of some token was not given. */
 const int32_t *kv8_pages_token_ids(const kv8_pages *pages, int32_t idx);
 /* Pages of tokens [held_from, length); earlier entries are KV8_NO_PAGE. */
 const int32_t *kv8_pages_list(const kv8_pages *pages, int32_t idx, int32_t group);
-int32_t kv8_pages_held_from(const kv8_pages *pages, int32_t idx, int32_t group);
+KV8_SHARED int32_t kv8_pages_held_from(const kv8_pages *pages, int32_t idx, int32_t group);
 /* First token worth keeping: held, and in reach of a query or of truncate within the slack. */
 int32_t kv8_pages_kept_from(const kv8_pages *pages, int32_t idx, int32_t group);
 /* The last num_rows positions lie in pages of the group that only this sequence holds and that
@@ -67,16 +72,18 @@ kv8_status kv8_pages_check_writable(const kv8_pages *pages, int32_t idx, int32_t
 
 kv8_status kv8_pages_seq_create(kv8_pages *pages, kv8_seq *seq_out);
 kv8_status kv8_pages_seq_fork(kv8_pages *pages, kv8_seq parent, kv8_seq *seq_out);
-kv8_status kv8_pages_seq_destroy(kv8_pages *pages, kv8_seq seq);
+KV8_SHARED kv8_status kv8_pages_seq_destroy(kv8_pages *pages, kv8_seq seq);
 /* A private sequence is never published, nor are its forks: its pages mean something else. */
 void kv8_pages_seq_set_private(kv8_pages *pages, int32_t idx, bool is_private);
 /* Where copy_page fails, no token is added and every page still holds what it held. */
-kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
-                            const int32_t *token_ids);
-kv8_status kv8_pages_truncate(kv8_pages *pages, kv8_seq seq, int32_t length);
-kv8_status kv8_pages_publish(kv8_pages *pages, kv8_seq seq);
-kv8_status kv8_pages_prefix_match(kv8_pages *pages, const int32_t *token_ids, int32_t num_tokens,
-                                  kv8_seq *seq_out, int32_t *matched_out);
+KV8_SHARED kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
+                                       const int32_t *token_ids);
+KV8_SHARED kv8_status kv8_pages_truncate(kv8_pages *pages, kv8_seq seq, int32_t length);
+KV8_SHARED kv8_status kv8_pages_publish(kv8_pages *pages, kv8_seq seq);
+/* Only sequences of one salt share pages; 0 is that of seq_create. No tokens match nothing. */
+KV8_SHARED kv8_status kv8_pages_prefix_match(kv8_pages *pages, uint64_t salt,
+                                             const int32_t *token_ids, int32_t num_tokens,
+                                             kv8_seq *seq_out, int32_t *matched_out);
 /* The first token that a restored sequence holds in a group. */
 typedef int32_t (*kv8_pages_first)(const void *cookie, int32_t group);
 /* A new sequence of `length` tokens, with pages to be filled; token_ids: int32 of any alignment, or

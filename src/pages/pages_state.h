@@ -29,6 +29,7 @@ typedef struct kv8_sequence {
     int32_t length;
     int32_t chain_pages;   /* pages that `chain` covers */
     kv8_prefix_hash chain; /* hash of the first chain_pages pages */
+    uint64_t salt;         /* what the chain begins with: sequences of another salt share nothing */
     int32_t *held_from;    /* [num_groups] */
     int32_t *lists;        /* [num_groups, table_pages] */
     int32_t *token_ids;    /* [as many as the page lists can reach] */

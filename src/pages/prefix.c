@@ -45,11 +45,11 @@ static int32_t run_with(const kv8_page_group *group, int32_t run, kv8_prefix_has
     return kv8_prefix_index_find(&group->index, hash, parent, token_ids) >= 0 ? run + 1 : 0;
 }
 
-/* Longest usable prefix in pages, at most max_pages. `runs` is scratch of num_groups. */
-static int32_t longest_prefix(const kv8_pages *pages, const int32_t *token_ids, int32_t max_pages,
-                              int32_t *runs) {
+/* Longest usable prefix in pages, at most max_pages, after `parent`. `runs` is scratch of
+ * num_groups. */
+static int32_t longest_prefix(const kv8_pages *pages, kv8_prefix_hash parent,
+                              const int32_t *token_ids, int32_t max_pages, int32_t *runs) {
     const int32_t page_size = pages->page_size;
-    kv8_prefix_hash parent = {0};
     int32_t best = 0;
     for (int32_t g = 0; g < pages->num_groups; g++) runs[g] = 0;
     for (int32_t i = 0; i < max_pages; i++) {
@@ -68,8 +68,8 @@ static int32_t longest_prefix(const kv8_pages *pages, const int32_t *token_ids, 
     return best;
 }
 
-kv8_status kv8_pages_prefix_match(kv8_pages *pages, const int32_t *token_ids, int32_t num_tokens,
-                                  kv8_seq *seq_out, int32_t *matched_out) {
+kv8_status kv8_pages_prefix_match(kv8_pages *pages, uint64_t salt, const int32_t *token_ids,
+                                  int32_t num_tokens, kv8_seq *seq_out, int32_t *matched_out) {
     if (num_tokens < 0 || (token_ids == NULL && num_tokens > 0))
         return kv8_fail(KV8_ERR_INVALID, "prefix_match: %d tokens at %s", num_tokens,
                         token_ids == NULL ? "NULL" : "an address");
@@ -77,11 +77,13 @@ kv8_status kv8_pages_prefix_match(kv8_pages *pages, const int32_t *token_ids, in
     kv8_sequence *sequence = NULL;
     KV8_TRY(kv8_pages_seq_create(pages, &seq));
     KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
+    sequence->salt = salt;
+    sequence->chain = (kv8_prefix_hash){.low = salt};
     const int32_t page_size = pages->page_size;
     const int32_t limit = (int32_t)kv8_min_i64((int64_t)num_tokens - 1, pages->max_seq_len);
     /* The new sequence's window starts serve as scratch until they are known. */
-    const int32_t num_pages =
-        longest_prefix(pages, token_ids, limit < 0 ? 0 : limit / page_size, sequence->held_from);
+    const int32_t num_pages = longest_prefix(
+        pages, sequence->chain, token_ids, limit < 0 ? 0 : limit / page_size, sequence->held_from);
     for (int32_t g = 0; g < pages->num_groups; g++)
         sequence->held_from[g] = first_needed(pages, &pages->groups[g], num_pages) * page_size;
     for (int32_t i = 0; i < num_pages; i++) {

@@ -67,6 +67,7 @@ static kv8_status open_sequence(kv8_pages *pages, kv8_sequence **sequence_out) {
     sequence->is_private = false;
     sequence->length = 0;
     sequence->chain_pages = 0;
+    sequence->salt = 0;
     sequence->chain = (kv8_prefix_hash){0};
     for (int32_t g = 0; g < pages->num_groups; g++) sequence->held_from[g] = 0;
     *sequence_out = sequence;
@@ -89,6 +90,7 @@ kv8_status kv8_pages_seq_fork(kv8_pages *pages, kv8_seq parent, kv8_seq *seq_out
     sequence->length = source->length;
     sequence->chain_pages = source->chain_pages;
     sequence->chain = source->chain;
+    sequence->salt = source->salt;
     memcpy(sequence->token_ids, source->token_ids, (size_t)source->length * sizeof(int32_t));
     const int32_t end = kv8_pages_for(pages, source->length);
     for (int32_t g = 0; g < pages->num_groups; g++) {
@@ -255,7 +257,7 @@ kv8_status kv8_pages_truncate(kv8_pages *pages, kv8_seq seq, int32_t length) {
     sequence->length = length;
     if (length / page_size < sequence->chain_pages) {
         sequence->chain_pages = 0;
-        sequence->chain = (kv8_prefix_hash){0};
+        sequence->chain = (kv8_prefix_hash){.low = sequence->salt};
     }
     return KV8_OK;
 }

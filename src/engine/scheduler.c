@@ -1,0 +1,505 @@
+/* scheduler.c - the order of requests, the budget of a step, preemption.
+ *
+ * `order` of a request never changes, so both lists below stay sorted by it: `running` is an array
+ * (a step visits all of it anyway), `waiting` a binary heap whose first is the next to be admitted.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "scheduler.h"
+
+#include <string.h>
+
+typedef struct request {
+    uint32_t generation; /* of the handle that is or was last valid */
+    bool alive;
+    bool has_begun; /* was admitted once: no deadline ends it any more, and it counts as preempted
+                     * while it waits */
+    bool whole_prompt;
+    uint64_t salt;
+    int64_t order; /* arrival + priority * patience */
+    uint64_t serial;
+    uint64_t deadline_ns;
+    void *owner;
+    int32_t *tokens;
+    int32_t num_tokens, capacity, prompt_len, limit; /* limit: of num_tokens */
+    int32_t num_computed;                            /* tokens whose K and V the sequence holds */
+    int32_t num_cached;
+    int32_t row; /* in the planned step, -1 = none */
+    kv8_seq seq; /* KV8_SEQ_NONE while it waits */
+} request;
+
+struct kv8_scheduler {
+    kv8_scheduler_options options;
+    int32_t num_slots;
+    request *slots;      /* [num_slots] */
+    int32_t *free_slots; /* stack */
+    int32_t num_free;
+    int32_t *running; /* [max_running] slots, sorted */
+    int32_t num_running;
+    int32_t *waiting; /* [num_slots] heap of slots */
+    int32_t num_waiting;
+    int32_t num_new;         /* of those that wait, never admitted */
+    kv8_scheduled_row *rows; /* [max_running] */
+    int32_t num_rows, tokens_left;
+    void **expired; /* [num_slots] */
+    uint64_t next_serial;
+    kv8_scheduler_stats stats;
+};
+
+/* --- the order --- */
+
+static bool comes_before(const request *a, const request *b) {
+    return a->order != b->order ? a->order < b->order : a->serial < b->serial;
+}
+
+static void heap_swap(kv8_scheduler *s, int32_t i, int32_t j) {
+    const int32_t slot = s->waiting[i];
+    s->waiting[i] = s->waiting[j];
+    s->waiting[j] = slot;
+}
+static bool heap_less(const kv8_scheduler *s, int32_t i, int32_t j) {
+    return comes_before(&s->slots[s->waiting[i]], &s->slots[s->waiting[j]]);
+}
+static void heap_rise(kv8_scheduler *s, int32_t i) {
+    for (; i > 0 && heap_less(s, i, (i - 1) / 2); i = (i - 1) / 2) heap_swap(s, i, (i - 1) / 2);
+}
+static void heap_sink(kv8_scheduler *s, int32_t i) {
+    for (;;) {
+        int32_t least = i;
+        for (int32_t child = 2 * i + 1; child <= 2 * i + 2; child++)
+            if (child < s->num_waiting && heap_less(s, child, least)) least = child;
+        if (least == i) return;
+        heap_swap(s, i, least);
+        i = least;
+    }
+}
+static void wait_push(kv8_scheduler *s, int32_t slot) {
+    s->waiting[s->num_waiting] = slot;
+    heap_rise(s, s->num_waiting++);
+    s->num_new += !s->slots[slot].has_begun;
+}
+static void wait_remove(kv8_scheduler *s, int32_t i) {
+    s->num_new -= !s->slots[s->waiting[i]].has_begun;
+    s->waiting[i] = s->waiting[--s->num_waiting];
+    if (i == s->num_waiting) return;
+    heap_rise(s, i);
+    heap_sink(s, i);
+}
+
+static int32_t run_insert(kv8_scheduler *s, int32_t slot) {
+    int32_t i = s->num_running++;
+    for (; i > 0 && comes_before(&s->slots[slot], &s->slots[s->running[i - 1]]); i--)
+        s->running[i] = s->running[i - 1];
+    s->running[i] = slot;
+    return i;
+}
+static void run_remove(kv8_scheduler *s, int32_t i) {
+    s->num_running--;
+    memmove(&s->running[i], &s->running[i + 1],
+            (size_t)(s->num_running - i) * sizeof s->running[0]);
+}
+
+/* --- create --- */
+
+static kv8_status check_options(const kv8_scheduler_options *options) {
+    if (options->pages == NULL) return kv8_fail(KV8_ERR_INVALID, "pages is NULL");
+    if (options->max_running < 1)
+        return kv8_fail(KV8_ERR_INVALID, "max_running is %d, must be at least 1",
+                        options->max_running);
+    if (options->max_waiting < 0 || options->max_waiting > INT32_MAX - options->max_running)
+        return kv8_fail(KV8_ERR_INVALID, "max_waiting is %d, must be 0 to %d", options->max_waiting,
+                        INT32_MAX - options->max_running);
+    if (options->max_step_tokens < options->max_running)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "max_step_tokens is %d, must be at least max_running, %d: every running "
+                        "request decodes in every step",
+                        options->max_step_tokens, options->max_running);
+    return KV8_OK;
+}
+
+static kv8_status take(kv8_scheduler *s, int32_t count, size_t size, void *out) {
+    void *array = NULL;
+    KV8_TRY(kv8_alloc(s->options.allocator, (size_t)count, size, "scheduler", &array));
+    memcpy(out, &array, sizeof array);
+    return KV8_OK;
+}
+
+kv8_status kv8_scheduler_create(kv8_scheduler **out, const kv8_scheduler_options *options) {
+    *out = NULL;
+    KV8_TRY(check_options(options));
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_scheduler), "scheduler", &memory));
+    kv8_scheduler *const s = memory;
+    s->options = *options;
+    const int32_t n = options->max_running + options->max_waiting;
+    s->num_slots = n;
+    kv8_status status = KV8_OK;
+    KV8_TRY_GOTO(take(s, n, sizeof s->slots[0], &s->slots));
+    KV8_TRY_GOTO(take(s, n, sizeof s->free_slots[0], &s->free_slots));
+    KV8_TRY_GOTO(take(s, n, sizeof s->waiting[0], &s->waiting));
+    KV8_TRY_GOTO(take(s, n, sizeof s->expired[0], &s->expired));
+    KV8_TRY_GOTO(take(s, options->max_running, sizeof s->running[0], &s->running));
+    KV8_TRY_GOTO(take(s, options->max_running, sizeof s->rows[0], &s->rows));
+    for (int32_t i = 0; i < n; i++) s->free_slots[i] = n - 1 - i;
+    s->num_free = n;
+    *out = s;
+    return KV8_OK;
+fail:
+    kv8_scheduler_destroy(s);
+    return status;
+}
+
+static void release_tokens(kv8_scheduler *s, request *r) {
+    kv8_release(s->options.allocator, r->tokens, (size_t)r->capacity, sizeof r->tokens[0]);
+    r->tokens = NULL;
+}
+
+void kv8_scheduler_destroy(kv8_scheduler *s) {
+    if (s == NULL) return;
+    const kv8_allocator *const allocator = s->options.allocator;
+    const size_t n = (size_t)s->num_slots, running = (size_t)s->options.max_running;
+    for (size_t i = 0; s->slots != NULL && i < n; i++) {
+        if (!s->slots[i].alive) continue;
+        if (s->slots[i].seq != KV8_SEQ_NONE)
+            kv8_pages_seq_destroy(s->options.pages, s->slots[i].seq);
+        release_tokens(s, &s->slots[i]);
+    }
+    kv8_release(allocator, s->slots, n, sizeof s->slots[0]);
+    kv8_release(allocator, s->free_slots, n, sizeof s->free_slots[0]);
+    kv8_release(allocator, s->waiting, n, sizeof s->waiting[0]);
+    kv8_release(allocator, s->expired, n, sizeof s->expired[0]);
+    kv8_release(allocator, s->running, running, sizeof s->running[0]);
+    kv8_release(allocator, s->rows, running, sizeof s->rows[0]);
+    kv8_release(allocator, s, 1, sizeof *s);
+}
+
+/* --- requests --- */
+
+static kv8_request handle_of(const kv8_scheduler *s, int32_t slot) {
+    return (kv8_request)((uint64_t)s->slots[slot].generation << 32 | (uint32_t)slot);
+}
+/* The slot, -1 when the request is gone. */
+static int32_t slot_of(const kv8_scheduler *s, kv8_request handle) {
+    const int64_t slot = handle & 0xffffffff;
+    if (handle < 0 || slot >= s->num_slots) return -1;
+    const bool is_it = s->slots[slot].alive && s->slots[slot].generation == (uint64_t)handle >> 32;
+    return is_it ? (int32_t)slot : -1;
+}
+
+/* Pages of a group that a sequence of `length` tokens holds at most, while it takes a step's. */
+static int64_t most_pages(const kv8_scheduler *s, int32_t group, int32_t length) {
+    const kv8_pages *const pages = s->options.pages;
+    const int64_t page_size = kv8_pages_page_size(pages);
+    const int64_t all = kv8_ceil_div(length, page_size);
+    const int64_t reach = kv8_pages_reach(pages, group);
+    if (reach < 0) return all;
+    const int64_t step = kv8_min_i64(s->options.max_step_tokens, length);
+    return kv8_min_i64(all, kv8_ceil_div(reach + step, page_size) + 1);
+}
+
+static kv8_status check_fits(const kv8_scheduler *s, const kv8_arrival *a) {
+    const kv8_pages *const pages = s->options.pages;
+    if (a->prompt == NULL || a->prompt_len < 1)
+        return kv8_fail(KV8_ERR_INVALID, "the prompt is empty");
+    if (a->max_new_tokens < 1)
+        return kv8_fail(KV8_ERR_INVALID, "max_new_tokens is %d, must be at least 1",
+                        a->max_new_tokens);
+    const int32_t most = kv8_pages_max_seq_len(pages);
+    if (a->prompt_len > most || a->max_new_tokens > most - a->prompt_len)
+        return kv8_fail(
+            KV8_ERR_INVALID,
+            "%d prompt tokens and %d new ones are more than the %d tokens of a sequence",
+            a->prompt_len, a->max_new_tokens, most);
+    const int32_t length = a->prompt_len + a->max_new_tokens;
+    for (int32_t g = 0; g < kv8_pages_num_groups(pages); g++) {
+        const int64_t needed = most_pages(s, g, length);
+        if (needed > kv8_pages_num_pages(pages, g))
+            return kv8_fail(KV8_ERR_INVALID,
+                            "a request of %d tokens needs %lld pages of %d tokens, the pool has %d",
+                            length, (long long)needed, kv8_pages_page_size(pages),
+                            kv8_pages_num_pages(pages, g));
+    }
+    return KV8_OK;
+}
+
+static int64_t order_of(const kv8_scheduler *s, const kv8_arrival *a, uint64_t now_ns) {
+    int64_t offset, order;
+    if (__builtin_mul_overflow((int64_t)a->priority, s->options.patience_ns, &offset) ||
+        __builtin_add_overflow((int64_t)now_ns, offset, &order))
+        return a->priority < 0 ? INT64_MIN : INT64_MAX;
+    return order;
+}
+
+kv8_status kv8_scheduler_submit(kv8_scheduler *s, const kv8_arrival *a, uint64_t now_ns,
+                                kv8_request *request_out) {
+    KV8_TRY(check_fits(s, a));
+    if (s->num_new >= s->options.max_waiting || s->num_free == 0)
+        return kv8_fail(KV8_ERR_FULL, "%d requests wait, the limit of the queue is %d", s->num_new,
+                        s->options.max_waiting);
+    const int32_t slot = s->free_slots[s->num_free - 1];
+    request *const r = &s->slots[slot];
+    const uint32_t generation = r->generation + 1;
+    int32_t *tokens = NULL;
+    KV8_TRY(take(s, a->prompt_len, sizeof tokens[0], &tokens));
+    memcpy(tokens, a->prompt, (size_t)a->prompt_len * sizeof tokens[0]);
+    *r = (request){.generation = generation & 0x7fffffff,
+                   .alive = true,
+                   .whole_prompt = a->whole_prompt,
+                   .salt = a->salt,
+                   .order = order_of(s, a, now_ns),
+                   .serial = s->next_serial++,
+                   .deadline_ns = a->deadline_ns,
+                   .owner = a->owner,
+                   .tokens = tokens,
+                   .num_tokens = a->prompt_len,
+                   .capacity = a->prompt_len,
+                   .prompt_len = a->prompt_len,
+                   .limit = a->prompt_len + a->max_new_tokens,
+                   .row = -1,
+                   .seq = KV8_SEQ_NONE};
+    s->num_free--;
+    wait_push(s, slot);
+    *request_out = handle_of(s, slot);
+    return KV8_OK;
+}
+
+static void forget(kv8_scheduler *s, int32_t slot) {
+    release_tokens(s, &s->slots[slot]);
+    s->slots[slot].alive = false;
+    s->free_slots[s->num_free++] = slot;
+}
+static void give_pages_back(kv8_scheduler *s, request *r) {
+    kv8_pages_seq_destroy(s->options.pages, r->seq); /* it lives: it cannot fail */
+    r->seq = KV8_SEQ_NONE;
+    r->num_computed = 0;
+}
+
+kv8_status kv8_scheduler_end(kv8_scheduler *s, kv8_request handle) {
+    const int32_t slot = slot_of(s, handle);
+    if (slot < 0) return kv8_fail(KV8_ERR_NOT_FOUND, "the request is gone");
+    if (s->slots[slot].seq == KV8_SEQ_NONE) {
+        for (int32_t i = 0; i < s->num_waiting; i++)
+            if (s->waiting[i] == slot) wait_remove(s, i);
+    } else {
+        for (int32_t i = 0; i < s->num_running; i++)
+            if (s->running[i] == slot) run_remove(s, i);
+        give_pages_back(s, &s->slots[slot]);
+    }
+    forget(s, slot);
+    return KV8_OK;
+}
+
+/* --- plan --- */
+
+static void expire(kv8_scheduler *s, uint64_t now_ns, kv8_schedule *schedule) {
+    for (int32_t i = 0; i < s->num_waiting;) {
+        const int32_t slot = s->waiting[i];
+        const request *const r = &s->slots[slot];
+        if (r->has_begun || r->deadline_ns == 0 || now_ns < r->deadline_ns) {
+            i++;
+            continue;
+        }
+        s->expired[schedule->num_expired++] = r->owner;
+        wait_remove(s, i); /* another one stands at i now, or rose above it and has been looked at
+                            * or will be in the next step */
+        forget(s, slot);
+    }
+    schedule->expired = s->expired;
+}
+
+static void preempt(kv8_scheduler *s, int32_t running_idx) {
+    const int32_t slot = s->running[running_idx];
+    run_remove(s, running_idx);
+    give_pages_back(s, &s->slots[slot]);
+    wait_push(s, slot);
+    s->stats.num_preemptions++;
+}
+
+/* Room for n more tokens of the running request at index i, taken from the last of the order where
+ * the pool has none: of those behind i that have no row in this step. *got_out is false when there
+ * is nobody left to take from; the sequence is then as it was. */
+static kv8_status make_room(kv8_scheduler *s, int32_t i, int32_t n, bool *got_out) {
+    const request *const r = &s->slots[s->running[i]];
+    for (;;) {
+        const kv8_status status =
+            kv8_pages_extend(s->options.pages, r->seq, n, r->tokens + r->num_computed);
+        *got_out = status == KV8_OK;
+        if (status != KV8_ERR_FULL) return status;
+        int32_t victim = s->num_running - 1;
+        while (victim > i && s->slots[s->running[victim]].row >= 0) victim--;
+        if (victim <= i) return KV8_OK;
+        preempt(s, victim);
+    }
+}
+
+/* Room for one more token of the request's text. */
+static kv8_status grow_tokens(kv8_scheduler *s, request *r) {
+    if (r->num_tokens < r->capacity) return KV8_OK;
+    const int32_t capacity = (int32_t)kv8_min_i64(r->limit, 2 * (int64_t)r->capacity);
+    int32_t *tokens = NULL;
+    KV8_TRY(take(s, capacity, sizeof tokens[0], &tokens));
+    memcpy(tokens, r->tokens, (size_t)r->num_tokens * sizeof tokens[0]);
+    release_tokens(s, r);
+    r->tokens = tokens;
+    r->capacity = capacity;
+    return KV8_OK;
+}
+
+static void add_row(kv8_scheduler *s, int32_t slot, int32_t n) {
+    request *const r = &s->slots[slot];
+    r->row = s->num_rows++;
+    s->tokens_left -= n;
+    s->rows[r->row] = (kv8_scheduled_row){.request = handle_of(s, slot),
+                                          .owner = r->owner,
+                                          .seq = r->seq,
+                                          .token_ids = r->tokens + r->num_computed,
+                                          .first = r->num_computed,
+                                          .num_tokens = n,
+                                          .num_cached = r->num_cached,
+                                          .samples = r->num_computed + n == r->num_tokens};
+}
+
+/* A row for the running request at index i, of as many tokens as the budget has; *got_out is false
+ * when the pool has no pages for it. */
+static kv8_status give_row(kv8_scheduler *s, int32_t i, bool *got_out) {
+    const int32_t slot = s->running[i];
+    request *const r = &s->slots[slot];
+    const int32_t left = r->num_tokens - r->num_computed;
+    const int32_t n = left < s->tokens_left ? left : s->tokens_left;
+    KV8_TRY(grow_tokens(s, r));
+    KV8_TRY(make_room(s, i, n, got_out));
+    if (*got_out) add_row(s, slot, n);
+    return KV8_OK;
+}
+
+/* Rows of running requests with one token to compute (decode), or with more (a prompt under way, a
+ * preempted text anew). A decode row without room is the last of the order by then and gives its
+ * own pages back; a chunk without room waits. */
+static kv8_status plan_running(kv8_scheduler *s, bool decode) {
+    for (int32_t i = 0; i < s->num_running && s->tokens_left > 0; i++) {
+        const request *const r = &s->slots[s->running[i]];
+        if (r->row >= 0 || (r->num_tokens - r->num_computed == 1) != decode) continue;
+        bool got = false;
+        KV8_TRY(give_row(s, i, &got));
+        if (!got && decode && i > 0) preempt(s, i);
+    }
+    return KV8_OK;
+}
+
+/* Every token of a request and the next one have room beside what its sequence holds, and so has
+ * one more page of every running request. Alone it has all there is. */
+static bool finds_room(const kv8_scheduler *s, const request *r) {
+    const kv8_pages *const pages = s->options.pages;
+    enum { GROWTH_PART = 64 }; /* of the pool: seldom preempted again at once */
+    if (s->num_running == 0) return true;
+    const int32_t length = r->num_tokens + 1;
+    const int32_t idx = kv8_seq_index(r->seq), page_size = kv8_pages_page_size(pages);
+    for (int32_t g = 0; g < kv8_pages_num_groups(pages); g++) {
+        const int64_t held = kv8_ceil_div(kv8_pages_length(pages, idx), page_size) -
+                             kv8_pages_held_from(pages, idx, g) / page_size;
+        const int64_t needed = most_pages(s, g, length) - held;
+        const int64_t growth = kv8_pages_num_pages(pages, g) / GROWTH_PART;
+        if (needed + growth > kv8_pages_num_free(pages, g)) return false;
+    }
+    return true;
+}
+
+/* The first of those that wait runs, if it finds room; *running_idx_out is -1 if it does not. */
+static kv8_status admit(kv8_scheduler *s, int32_t *running_idx_out) {
+    const int32_t slot = s->waiting[0];
+    request *const r = &s->slots[slot];
+    kv8_pages *const pages = s->options.pages;
+    int32_t matched = 0;
+    *running_idx_out = -1;
+    const bool shares = s->options.share_prefixes && !r->whole_prompt;
+    const kv8_status status = kv8_pages_prefix_match(pages, r->salt, r->tokens,
+                                                     shares ? r->num_tokens : 0, &r->seq, &matched);
+    if (status == KV8_ERR_FULL) return KV8_OK;
+    KV8_TRY(status);
+    if (!finds_room(s, r)) {
+        give_pages_back(s, r);
+        return KV8_OK;
+    }
+    wait_remove(s, 0);
+    if (!r->has_begun) {
+        r->num_cached = matched < r->prompt_len ? matched : r->prompt_len;
+        s->stats.prefix_queries += (uint64_t)r->prompt_len;
+        s->stats.prefix_hits += (uint64_t)r->num_cached;
+    }
+    r->has_begun = true;
+    r->num_computed = matched;
+    *running_idx_out = run_insert(s, slot);
+    return KV8_OK;
+}
+/* Not in a step that preempted somebody: what waits first then is what was just sent there. */
+static kv8_status plan_waiting(kv8_scheduler *s) {
+    while (s->num_waiting > 0 && s->tokens_left > 0 && s->num_running < s->options.max_running) {
+        int32_t i = -1;
+        bool got = false;
+        KV8_TRY(admit(s, &i));
+        if (i >= 0) KV8_TRY(give_row(s, i, &got));
+        if (!got) break;
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_scheduler_plan(kv8_scheduler *s, uint64_t now_ns, kv8_schedule *schedule_out) {
+    *schedule_out = (kv8_schedule){0};
+    s->num_rows = 0;
+    s->tokens_left = s->options.max_step_tokens;
+    expire(s, now_ns, schedule_out);
+    const uint64_t preemptions = s->stats.num_preemptions;
+    kv8_status status = plan_running(s, true);
+    if (status == KV8_OK) status = plan_running(s, false);
+    if (status == KV8_OK && s->stats.num_preemptions == preemptions) status = plan_waiting(s);
+    if (status != KV8_OK) {
+        kv8_scheduler_abandon(s);
+        return status;
+    }
+    schedule_out->rows = s->rows;
+    schedule_out->num_rows = s->num_rows;
+    schedule_out->num_tokens = s->options.max_step_tokens - s->tokens_left;
+    return KV8_OK;
+}
+
+/* --- after the step --- */
+
+kv8_status kv8_scheduler_commit(kv8_scheduler *s, const int32_t *tokens) {
+    for (int32_t i = 0; i < s->num_rows; i++) {
+        const kv8_scheduled_row *const row = &s->rows[i];
+        request *const r = &s->slots[slot_of(s, row->request)];
+        r->row = -1;
+        r->num_computed += row->num_tokens;
+        if (s->options.share_prefixes) KV8_TRY(kv8_pages_publish(s->options.pages, r->seq));
+        if (row->samples) r->tokens[r->num_tokens++] = tokens[i];
+    }
+    s->num_rows = 0;
+    return KV8_OK;
+}
+
+void kv8_scheduler_abandon(kv8_scheduler *s) {
+    for (int32_t i = 0; i < s->num_rows; i++) {
+        const int32_t slot = slot_of(s, s->rows[i].request);
+        request *const r = &s->slots[slot];
+        r->row = -1;
+        if (kv8_pages_truncate(s->options.pages, r->seq, r->num_computed) == KV8_OK) continue;
+        /* A window's pages are gone: the text is computed anew. */
+        for (int32_t k = 0; k < s->num_running; k++)
+            if (s->running[k] == slot) preempt(s, k);
+    }
+    s->num_rows = 0;
+}
+
+/* --- facts --- */
+
+const int32_t *kv8_scheduler_tokens(const kv8_scheduler *s, kv8_request handle, int32_t *num_out) {
+    const int32_t slot = slot_of(s, handle);
+    if (slot < 0) return NULL;
+    *num_out = s->slots[slot].num_tokens;
+    return s->slots[slot].tokens;
+}
+
+void kv8_scheduler_get_stats(const kv8_scheduler *s, kv8_scheduler_stats *stats_out) {
+    *stats_out = s->stats;
+    stats_out->num_running = s->num_running;
+    stats_out->num_waiting = s->num_waiting;
+}
