@@ -174,11 +174,11 @@ void kv8_scheduler_destroy(kv8_scheduler *s) {
 
 /* --- requests --- */
 
-static kv8_request handle_of(const kv8_scheduler *s, int32_t slot) {
-    return (kv8_request)((uint64_t)s->slots[slot].generation << 32 | (uint32_t)slot);
+static kv8_request_id handle_of(const kv8_scheduler *s, int32_t slot) {
+    return (kv8_request_id)((uint64_t)s->slots[slot].generation << 32 | (uint32_t)slot);
 }
 /* The slot, -1 when the request is gone. */
-static int32_t slot_of(const kv8_scheduler *s, kv8_request handle) {
+static int32_t slot_of(const kv8_scheduler *s, kv8_request_id handle) {
     const int64_t slot = handle & 0xffffffff;
     if (handle < 0 || slot >= s->num_slots) return -1;
     const bool is_it = s->slots[slot].alive && s->slots[slot].generation == (uint64_t)handle >> 32;
@@ -230,7 +230,7 @@ static int64_t order_of(const kv8_scheduler *s, const kv8_arrival *a, uint64_t n
 }
 
 kv8_status kv8_scheduler_submit(kv8_scheduler *s, const kv8_arrival *a, uint64_t now_ns,
-                                kv8_request *request_out) {
+                                kv8_request_id *request_out) {
     KV8_TRY(check_fits(s, a));
     if (s->num_new >= s->options.max_waiting || s->num_free == 0)
         return kv8_fail(KV8_ERR_FULL, "%d requests wait, the limit of the queue is %d", s->num_new,
@@ -273,7 +273,7 @@ static void give_pages_back(kv8_scheduler *s, request *r) {
     r->num_computed = 0;
 }
 
-kv8_status kv8_scheduler_end(kv8_scheduler *s, kv8_request handle) {
+kv8_status kv8_scheduler_end(kv8_scheduler *s, kv8_request_id handle) {
     const int32_t slot = slot_of(s, handle);
     if (slot < 0) return kv8_fail(KV8_ERR_NOT_FOUND, "the request is gone");
     if (s->slots[slot].seq == KV8_SEQ_NONE) {
@@ -491,7 +491,8 @@ void kv8_scheduler_abandon(kv8_scheduler *s) {
 
 /* --- facts --- */
 
-const int32_t *kv8_scheduler_tokens(const kv8_scheduler *s, kv8_request handle, int32_t *num_out) {
+const int32_t *kv8_scheduler_tokens(const kv8_scheduler *s, kv8_request_id handle,
+                                    int32_t *num_out) {
     const int32_t slot = slot_of(s, handle);
     if (slot < 0) return NULL;
     *num_out = s->slots[slot].num_tokens;

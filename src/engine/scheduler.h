@@ -43,12 +43,12 @@ typedef struct kv8_arrival {
 } kv8_arrival;
 
 /* Names a request; stale ones are recognised. */
-typedef int64_t kv8_request;
+typedef int64_t kv8_request_id;
 
 /* One request's part of a step: its tokens [first, first + num_tokens), of which the cache's
  * sequence already has room for. */
 typedef struct kv8_scheduled_row {
-    kv8_request request;
+    kv8_request_id request;
     void *owner;
     kv8_seq seq;
     const int32_t *token_ids; /* [num_tokens], valid until the next call */
@@ -79,10 +79,10 @@ void kv8_scheduler_destroy(kv8_scheduler *scheduler);
 /* KV8_ERR_FULL when max_waiting requests wait; KV8_ERR_INVALID when the request could not run even
  * alone, naming what it needs and what there is. */
 kv8_status kv8_scheduler_submit(kv8_scheduler *scheduler, const kv8_arrival *arrival,
-                                uint64_t now_ns, kv8_request *request_out);
+                                uint64_t now_ns, kv8_request_id *request_out);
 /* Ends a request, waiting or running, and gives its pages back. KV8_ERR_NOT_FOUND when it is gone.
  * Not between plan and commit. */
-kv8_status kv8_scheduler_end(kv8_scheduler *scheduler, kv8_request request);
+kv8_status kv8_scheduler_end(kv8_scheduler *scheduler, kv8_request_id request);
 
 /* Takes pages for the next step and lists its rows, none when nothing can run. */
 kv8_status kv8_scheduler_plan(kv8_scheduler *scheduler, uint64_t now_ns,
@@ -95,7 +95,7 @@ kv8_status kv8_scheduler_commit(kv8_scheduler *scheduler, const int32_t *tokens)
 void kv8_scheduler_abandon(kv8_scheduler *scheduler);
 
 /* Tokens of a request, prompt and chosen ones; NULL when it is gone. Valid until the next call. */
-const int32_t *kv8_scheduler_tokens(const kv8_scheduler *scheduler, kv8_request request,
+const int32_t *kv8_scheduler_tokens(const kv8_scheduler *scheduler, kv8_request_id request,
                                     int32_t *num_out);
 void kv8_scheduler_get_stats(const kv8_scheduler *scheduler, kv8_scheduler_stats *stats_out);
 

@@ -108,8 +108,8 @@ static void step(world *w, uint64_t now, kv8_schedule *schedule_out) {
     assert_ok(kv8_scheduler_commit(w->scheduler, chosen));
 }
 
-static kv8_request submit(world *w, int32_t prompt_len, int32_t max_new, int32_t priority,
-                          uint64_t now) {
+static kv8_request_id submit(world *w, int32_t prompt_len, int32_t max_new, int32_t priority,
+                             uint64_t now) {
     static int32_t first = 0;
     int32_t prompt[MAX_LEN];
     first += 1000;
@@ -118,7 +118,7 @@ static kv8_request submit(world *w, int32_t prompt_len, int32_t max_new, int32_t
                                  .prompt_len = prompt_len,
                                  .max_new_tokens = max_new,
                                  .priority = priority};
-    kv8_request request;
+    kv8_request_id request;
     assert_ok(kv8_scheduler_submit(w->scheduler, &arrival, now, &request));
     return request;
 }
@@ -135,10 +135,10 @@ static void the_first_to_come_goes_first_within_a_priority(void **state) {
     options.max_running = 1;
     open_world(&w, 64, &options);
     /* Arrivals at 0, 10, 20 and 30; priority 1 is worth 1000 of waiting. */
-    const kv8_request a = submit(&w, 8, 1, 0, 0), b = submit(&w, 8, 1, 1, 10),
-                      c = submit(&w, 8, 1, 0, 20), d = submit(&w, 8, 1, -1, 30),
-                      late = submit(&w, 8, 1, 0, 1011);
-    const kv8_request order[] = {d, a, c, b, late};
+    const kv8_request_id a = submit(&w, 8, 1, 0, 0), b = submit(&w, 8, 1, 1, 10),
+                         c = submit(&w, 8, 1, 0, 20), d = submit(&w, 8, 1, -1, 30),
+                         late = submit(&w, 8, 1, 0, 1011);
+    const kv8_request_id order[] = {d, a, c, b, late};
     for (int i = 0; i < 5; i++) {
         kv8_schedule schedule;
         step(&w, 2000, &schedule);
@@ -153,11 +153,11 @@ static void decode_rows_enter_before_chunks(void **state) {
     (void)state;
     world w;
     open_world(&w, 64, &small);
-    const kv8_request a = submit(&w, 8, 20, 0, 0), b = submit(&w, 3, 20, 0, 1);
+    const kv8_request_id a = submit(&w, 8, 20, 0, 0), b = submit(&w, 3, 20, 0, 1);
     kv8_schedule schedule;
     step(&w, 2, &schedule);
     assert_int_equal(schedule.num_tokens, 11);
-    const kv8_request big = submit(&w, 100, 4, -5, 3); /* before both in the order */
+    const kv8_request_id big = submit(&w, 100, 4, -5, 3); /* before both in the order */
     int32_t done = 0;
     for (int i = 0; i < 4; i++) {
         step(&w, 4, &schedule);
@@ -185,7 +185,7 @@ static void a_prompt_seen_before_is_taken_from_the_cache(void **state) {
     int32_t prompt[40];
     for (int32_t i = 0; i < 40; i++) prompt[i] = 9 * i;
     kv8_arrival arrival = {.prompt = prompt, .prompt_len = 40, .max_new_tokens = 2};
-    kv8_request request;
+    kv8_request_id request;
     kv8_schedule schedule;
     assert_ok(kv8_scheduler_submit(w.scheduler, &arrival, 0, &request));
     step(&w, 0, &schedule);
@@ -218,7 +218,7 @@ static void what_can_never_run_is_refused(void **state) {
     world w;
     open_world(&w, 8, &small);
     const int32_t prompt[MAX_LEN] = {0};
-    kv8_request request;
+    kv8_request_id request;
     kv8_arrival arrival = {.prompt = prompt, .prompt_len = 100, .max_new_tokens = 29};
     assert_refused(kv8_scheduler_submit(w.scheduler, &arrival, 0, &request), KV8_ERR_INVALID,
                    "a request of 129 tokens needs 9 pages of 16 tokens, the pool has 8");
@@ -249,7 +249,7 @@ static void a_full_queue_refuses_and_a_deadline_ends_waiting(void **state) {
     int owner = 0;
     kv8_arrival arrival = {
         .prompt = prompt, .prompt_len = 3, .max_new_tokens = 1, .deadline_ns = 50, .owner = &owner};
-    kv8_request request, expired;
+    kv8_request_id request, expired;
     assert_ok(kv8_scheduler_submit(w.scheduler, &arrival, 1, &expired));
     arrival.deadline_ns = 0;
     assert_ok(kv8_scheduler_submit(w.scheduler, &arrival, 1, &request));
@@ -269,7 +269,7 @@ static void a_step_that_was_not_computed_leaves_everything_as_it_was(void **stat
     (void)state;
     world w;
     open_world(&w, 64, &small);
-    const kv8_request a = submit(&w, 40, 20, 0, 0);
+    const kv8_request_id a = submit(&w, 40, 20, 0, 0);
     kv8_schedule schedule;
     for (int i = 0; i < 3; i++) { /* a chunk, the rest, a decode row: each refused once */
         assert_ok(kv8_scheduler_plan(w.scheduler, 0, &schedule));
@@ -290,7 +290,7 @@ static void the_last_of_the_order_makes_room(void **state) {
     (void)state;
     world w;
     open_world(&w, 6, &small); /* 96 tokens */
-    const kv8_request a = submit(&w, 16, 60, 0, 0), b = submit(&w, 16, 60, 0, 1);
+    const kv8_request_id a = submit(&w, 16, 60, 0, 0), b = submit(&w, 16, 60, 0, 1);
     kv8_schedule schedule;
     kv8_scheduler_stats stats;
     int32_t num_a = 0, num_b = 0;
@@ -315,7 +315,7 @@ static void the_last_of_the_order_makes_room(void **state) {
 /* --- a million requests --- */
 
 typedef struct client {
-    kv8_request request;
+    kv8_request_id request;
     bool alive, begun;
     int32_t prompt_len, limit;
     int32_t priority; /* -1, 0 or 1 */
@@ -352,7 +352,7 @@ static void arrive(storm *s) {
                                  .salt = draw(w, 2),
                                  .deadline_ns = draw(w, 8) == 0 ? s->now + draw(w, 400) : 0,
                                  .owner = c};
-    kv8_request request;
+    kv8_request_id request;
     const kv8_status status = kv8_scheduler_submit(w->scheduler, &arrival, s->now, &request);
     s->submitted++;
     if (status == KV8_ERR_FULL) {
