@@ -38,8 +38,8 @@ typedef struct kv8_prefill_row {
      NUM_MATH,                                                                              \
      KV8_PREFILL_FP8_SHARED(HEAD_DIM, NUM_MATH, K_STAGES, V_STAGES)},
 static const kv8_prefill_row rows[] = {
-#include "prefill_fp8_kernels.inc"
-#include "prefill_kernels.inc"
+#include "prefill/sm90/prefill_fp8_kernels.inc"
+#include "prefill/sm90/prefill_kernels.inc"
 };
 #undef KV8_PREFILL
 #undef KV8_PREFILL_FP8

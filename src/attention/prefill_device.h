@@ -2,8 +2,8 @@
  * launch.
  *
  * Private to attention. Many query rows share each widened tile of keys; what the kernels do is in
- * cuda/prefill_sm90.cuh, how work is cut in cuda/prefill_schedule.cu. Rows of decode may be in the
- * same call; a call of nothing else is better off with a decode kernel.
+ * cuda/prefill/sm90/prefill_sm90.cuh, how work is cut in cuda/prefill/prefill_schedule.cu. Rows of
+ * decode may be in the same call; a call of nothing else is better off with a decode kernel.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_PREFILL_DEVICE_H

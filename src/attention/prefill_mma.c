@@ -1,5 +1,5 @@
 /* prefill_mma.c - which of the prefill kernels on mma.sync does what a spec asks: the host's list
- * of cuda/prefill_mma_kernels.inc.
+ * of cuda/prefill/sm80/prefill_mma_kernels.inc.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "prefill_device.h"
@@ -16,7 +16,7 @@ static const kv8_prefill_mma_row rows[] = {
     {#name, false, head_dim, row_tiles, keys, warps},
 #define KV8_PREFILL_MMA_BF16(name, head_dim, row_tiles, keys, warps, blocks) \
     {#name, true, head_dim, row_tiles, keys, warps},
-#include "cuda/prefill_mma_kernels.inc"
+#include "prefill/sm80/prefill_mma_kernels.inc"
 };
 enum { NUM_ROWS = sizeof rows / sizeof rows[0], DIM_STEP = 16 };
 

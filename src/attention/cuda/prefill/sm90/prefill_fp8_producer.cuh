@@ -1,50 +1,51 @@
-/* prefill_fp8_producer.cuh - a producer warp of the kernels that multiply codes: Q, K and V as they
- * lie in pages, straight to where wgmma reads them, but for V, which is turned.
- *
- * wgmma wants the k index of 8-bit operands contiguous: dimensions in Q and K, keys in V. A warp
- * turns its 32 keys of V by ldmatrix, which turns pairs of bytes, two permutes for four keys of two
- * dimensions, and stmatrix. Within every 16 keys they stand as keys 2c, 2c+1, 8+2c, 8+2c+1 of
- * c = 0..3: where the sums of S leave P's values of a lane, so that P goes from accumulators to
- * operands without a shuffle. Row 16m + 8e + r of the turned tile is dimension 16m + 2r + e.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_PREFILL_FP8_PRODUCER_CUH
-#define KV8_PREFILL_FP8_PRODUCER_CUH
+// prefill_fp8_producer.cuh - a producer warp of the kernels that multiply codes: Q, K and V as they
+// lie in pages, straight to where wgmma reads them, but for V, which is turned.
+//
+// wgmma wants the k index of 8-bit operands contiguous: dimensions in Q and K, keys in V. A warp
+// turns its 32 keys of V by ldmatrix, which turns pairs of bytes, two permutes for four keys of two
+// dimensions, and stmatrix. Within every 16 keys they stand as keys 2c, 2c+1, 8+2c, 8+2c+1 of
+// c = 0..3: where the sums of S leave P's values of a lane, so that P goes from accumulators to
+// operands without a shuffle. Row 16m + 8e + r of the turned tile is dimension 16m + 2r + e.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
 
 #include "prefill_fp8_shape.cuh"
 #include "prefill_pages.cuh"
 
+namespace kv8 {
+
 template <class SHAPE>
-struct fp8_producer : page_walk {
+struct Fp8Producer : KeyLoader {
     enum {
         D = SHAPE::HEAD_DIM,
-        CHUNKS = D / 16,   /* of a row */
-        ROWS = 32 / CHUNKS /* that a warp copies at once */
+        CHUNKS = D / 16,    // of a row
+        ROWS = 32 / CHUNKS  // that a warp copies at once
     };
-    stage_ring<SHAPE::K_STAGES> fetched; /* K */
-    stage_ring<SHAPE::K_STAGES> landed;
-    stage_ring<SHAPE::V_STAGES> turned;
-    uint32_t num_queries; /* items whose Q came */
-    item_view item;
+    StageRing<SHAPE::K_STAGES> fetched;  // K
+    StageRing<SHAPE::K_STAGES> landed;
+    StageRing<SHAPE::V_STAGES> turned;
+    uint32_t num_queries;  // items whose Q came
+    ItemView item;
 
-    __device__ fp8_producer(const kv8_prefill_args &args, uint32_t base)
-        : page_walk(args, base), num_queries(0) {}
+    __device__ Fp8Producer(const kv8_prefill_args &args, uint32_t base)
+        : KeyLoader(args, base), num_queries(0) {}
 
     __device__ __forceinline__ void open_item(const kv8_prefill_item &next) {
-        page_walk::open_item(next);
+        KeyLoader::open_item(next);
         item = view_item(a, next);
     }
     __device__ __forceinline__ uint32_t raw_address() const {
         return shared + SHAPE::RAW_AT + warp * SHAPE::RAW_BYTES;
     }
 
-    /* For addresses that are to be made anew for each tile: registers are scarce. */
+    // For addresses that are to be made anew for each tile: registers are scarce.
     __device__ __forceinline__ int lane_anew() const {
         int i = lane;
         asm volatile("" : "+r"(i));
         return i;
     }
-    /* Copies of K, of V, or of both where they lie at the same distances from their pools. */
+    // Copies of K, of V, or of both where they lie at the same distances from their pools.
     template <bool K, bool V>
     __device__ __forceinline__ void fetch_rows_of(const uint8_t *mine, uint32_t k, uint32_t v,
                                                   uint32_t seen) const {
@@ -59,7 +60,7 @@ struct fp8_producer : page_walk {
             if (V) copy_async(v + place, from + (a.v.data - a.k.data), size);
         }
     }
-    /* Starts the copies of the next tile: K into its stage, V into the warp's own place. */
+    // Starts the copies of the next tile: K into its stage, V into the warp's own place.
     __device__ __forceinline__ void fetch_tile() {
         const int slot = slot_of(tile);
         const uint32_t seen = __ballot_sync(~0u, page >= 0);
@@ -78,7 +79,7 @@ struct fp8_producer : page_walk {
         page = page_of(++tile);
     }
 
-    /* Sixteen dimensions of all keys at a time. */
+    // Sixteen dimensions of all keys at a time.
     __device__ __forceinline__ void turn_tile() const {
         enum { AT_ONCE = 4 };
         const int i = lane_anew();
@@ -88,7 +89,7 @@ struct fp8_producer : page_walk {
                             16 * ((2 * warp + half) ^ (row % 8));
 #pragma unroll
         for (int first = 0; first < D / 16; first += AT_ONCE) {
-            uint32_t x[AT_ONCE][4]; /* of eight keys each: two keys' bytes of two dimensions */
+            uint32_t x[AT_ONCE][4];  // of eight keys each: two keys' bytes of two dimensions
 #pragma unroll
             for (int m = 0; m < AT_ONCE; m++) load_turned(from ^ 16 * (first + m), x[m]);
 #pragma unroll
@@ -100,16 +101,16 @@ struct fp8_producer : page_walk {
         }
     }
 
-    /* Q's codes and what is known of each row: its factor from S to log2 units, its keys. Rows that
-     * are not there are the last one again. */
+    // Q's codes and what is known of each row: its factor from S to log2 units, its keys. Rows that
+    // are not there are the last one again.
     __device__ __forceinline__ void fetch_rows() {
         barrier_wait(shared + SHAPE::Q_BARRIER_AT, num_queries % 2 ^ 1);
         const uint32_t records =
-            shared + SHAPE::ROWS_AT + num_queries % 2 * (SHAPE::NUM_MATH * 64 * 16);
+            shared + SHAPE::ROWS_AT + num_queries % 2 * (SHAPE::NUM_CONSUMERS * 64 * 16);
         num_queries++;
         const float scale = a.score_scale * k_scale_of(a, item);
 #pragma unroll 1
-        for (int first = 32 * warp; first < 64 * SHAPE::NUM_MATH; first += 128) {
+        for (int first = 32 * warp; first < 64 * SHAPE::NUM_CONSUMERS; first += 128) {
             const int packed = item.row_begin + min(first + lane, item.num_rows - 1);
             const int query = query_of(a, packed);
             const int head = item.kv_head * a.group_size + packed - query * a.group_size;
@@ -117,7 +118,7 @@ struct fp8_producer : page_walk {
                                         (int64_t)(item.q_begin + query) * a.q_stride_row +
                                         head * a.q_stride_head;
             float factor = scale * q_scale_of(a, item, query, head);
-            if (factor == 0) factor = 1e-37f; /* or hidden keys would be NaN */
+            if (factor == 0) factor = 1e-37f;  // or hidden keys would be NaN
             store_shared(records + 16 * (first + lane), __float_as_uint(factor), 0,
                          row_begin(a, item, query), row_end(a, item, query));
 #pragma unroll 1
@@ -139,16 +140,16 @@ struct fp8_producer : page_walk {
         return from[0] | from[1] << 8 | from[2] << 16 | (uint32_t)from[3] << 24;
     }
 
-    /* A tile is asked for when the one before is turned: stages that the math has not come to yet
-     * cover its way. Q comes behind the first one, whose places are free before the last item's Q
-     * is. */
+    // A tile is asked for when the one before is turned: stages that the consumers has not come to
+    // yet cover its way. Q comes behind the first one, whose places are free before the last item's
+    // Q is.
     __device__ __forceinline__ void run() {
         if (tile == tile_end) return;
         fetch_tile();
         fetch_rows();
-        copies_commit();
+        copy_commit();
         for (bool more = true; more;) {
-            copies_wait<0>();
+            copy_wait<0>();
             publish(k_barrier<SHAPE>(shared, 0, landed.stage));
             landed.next();
             barrier_wait(v_barrier<SHAPE>(shared, 1, turned.stage), turned.parity ^ 1);
@@ -157,9 +158,9 @@ struct fp8_producer : page_walk {
             turned.next();
             more = tile < tile_end;
             if (more) fetch_tile();
-            copies_commit();
+            copy_commit();
         }
     }
 };
 
-#endif
+}  // namespace kv8

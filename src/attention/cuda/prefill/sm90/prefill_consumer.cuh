@@ -1,25 +1,26 @@
-/* prefill_math.cuh - a math warpgroup: 64 packed query rows of an item through both products, in 16
- * bits, and the softmax.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_PREFILL_MATH_CUH
-#define KV8_PREFILL_MATH_CUH
+// prefill_consumer.cuh - a consumer warpgroup: 64 packed query rows of an item through both
+// products, in 16 bits, and the softmax.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
 
-#include "prefill_items.cuh"
-#include "prefill_rows.cuh"
+#include "prefill_queue.cuh"
+#include "prefill_row_state.cuh"
+
+namespace kv8 {
 
 template <class SHAPE>
-struct math_warpgroup : row_state<SHAPE> {
-    typedef row_state<SHAPE> rows;
+struct Consumer : RowState<SHAPE> {
+    using rows = RowState<SHAPE>;
     using rows::a, rows::shared, rows::index, rows::thread, rows::lane, rows::D, rows::NUM_O;
     using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of, rows::pass_turn, rows::wait_turn;
-    static const bool BF16 = code_traits<SHAPE::CODE>::bf16;
-    ring<SHAPE::NUM_STAGES> tiles; /* of K; V's are one behind while S(t + 1) is computed */
-    item_ring items;
-    int tile, special; /* of the item: S is this tile's, and the next one that prepare() sees */
+    static constexpr bool IS_BF16 = SHAPE::CODE == BF16;
+    Ring<SHAPE::NUM_STAGES> tiles;  // of K; V's are one behind while S(t + 1) is computed
+    ItemRing items;
+    int tile, special;  // of the item: S is this tile's, and the next one that prepare() sees
 
-    __device__ math_warpgroup(const kv8_prefill_args &args, uint32_t base) : rows(args, base) {}
+    __device__ Consumer(const kv8_prefill_args &args, uint32_t base) : rows(args, base) {}
 
     __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
@@ -28,20 +29,20 @@ struct math_warpgroup : row_state<SHAPE> {
         return shared + SHAPE::Q_AT + index * SHAPE::COLUMNS * Q_BYTES;
     }
 
-    /* --- Q --- */
+    // --- Q ---
 
-    /* For addresses that are to be made anew for each item: registers are scarce. */
+    // For addresses that are to be made anew for each item: registers are scarce.
     __device__ __forceinline__ int thread_anew() const {
         int i = threadIdx.x;
         asm volatile("" : "+r"(i));
         return i;
     }
-    /* Two threads a row of the block's; rows that are not there are the last one again. */
-    __device__ __forceinline__ int packed_row(const item_view &v, int of_thread) const {
+    // Two threads a row of the block's; rows that are not there are the last one again.
+    __device__ __forceinline__ int packed_row(const ItemView &v, int of_thread) const {
         return v.row_begin + min(of_thread / 2, v.num_rows - 1);
     }
-    /* This thread's half of its row, as it lies in memory. */
-    __device__ __forceinline__ void fetch_q(const item_view &v, uint4 (&raw)[D / 16]) const {
+    // This thread's half of its row, as it lies in memory.
+    __device__ __forceinline__ void fetch_q(const ItemView &v, uint4 (&raw)[D / 16]) const {
         const int i = thread_anew(), packed = packed_row(v, i), query = query_of(a, packed);
         const int head = v.kv_head * a.group_size + packed - query * a.group_size;
         const uint16_t *const q = (const uint16_t *)a.q +
@@ -58,10 +59,10 @@ struct math_warpgroup : row_state<SHAPE> {
                     q[8 * i + 4] | q[8 * i + 5] << 16, q[8 * i + 6] | q[8 * i + 7] << 16);
         }
     }
-    /* A power of two that takes the row's largest value to [2^13, 2^14): bf16 meets f16 codes as
-     * f16 times that, exact but for values 2^27 below the largest. */
+    // A power of two that takes the row's largest value to [2^13, 2^14): bf16 meets f16 codes as
+    // f16 times that, exact but for values 2^27 below the largest.
     __device__ __forceinline__ float power_of(const uint4 (&raw)[D / 16]) const {
-        uint32_t largest = 0; /* of the magnitudes' bits, which sort as the values do */
+        uint32_t largest = 0;  // of the magnitudes' bits, which sort as the values do
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             const uint32_t w[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
@@ -74,14 +75,14 @@ struct math_warpgroup : row_state<SHAPE> {
         if (exponent == 128 || exponent == -127) return 1.0f;
         return __int_as_float((127 + max(min(13 - exponent, 100), -100)) << 23);
     }
-    /* Q into shared memory, with the row's record. A negative or zero factor from S to log2 units
-     * goes into Q, so that maxima stay maxima. */
-    __device__ __forceinline__ void store_q(const item_view &v, const uint4 (&raw)[D / 16]) const {
+    // Q into shared memory, with the row's record. A negative or zero factor from S to log2 units
+    // goes into Q, so that maxima stay maxima.
+    __device__ __forceinline__ void store_q(const ItemView &v, const uint4 (&raw)[D / 16]) const {
         const int i = thread_anew(), row = i % 128 / 2, half = i % 2;
         const bool q_bf16 = a.q_dtype == KV8_PREFILL_BF16;
         const float scale = a.score_scale * k_scale_of(a, v);
         const float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
-        float power = q_bf16 && !BF16 ? power_of(raw) : 1.0f;
+        float power = q_bf16 && !IS_BF16 ? power_of(raw) : 1.0f;
         if (half == 0) {
             const int query = query_of(a, packed_row(v, i));
             const float f = sign == 0 ? 1.0f : fabsf(scale) / power;
@@ -106,31 +107,31 @@ struct math_warpgroup : row_state<SHAPE> {
                     low = both.x;
                     high = both.y;
                 }
-                w[j] = pack<BF16>(low * power, high * power);
+                w[j] = pack<IS_BF16>(low * power, high * power);
             }
-            const int from = half * (D / 16); /* chunks of 16 bytes, 8 in a row of 64 columns */
+            const int from = half * (D / 16);  // chunks of 16 bytes, 8 in a row of 64 columns
             store_shared(to + (from + c) / 8 * Q_BYTES + (((from + c) % 8) ^ (row % 8)) * 16, w[0],
                          w[1], w[2], w[3]);
         }
         fence_stores_before_wgmma();
     }
 
-    /* Keys [full_from, full_to) are those that every row of the warpgroup may see. */
-    __device__ __forceinline__ int full_from(const item_view &v) const {
+    // Keys [full_from, full_to) are those that every row of the warpgroup may see.
+    __device__ __forceinline__ int full_from(const ItemView &v) const {
         return row_begin(a, v, query_of(a, v.row_begin + min(64 * index + 63, v.num_rows - 1)));
     }
-    __device__ __forceinline__ int full_to(const item_view &v) const {
+    __device__ __forceinline__ int full_to(const ItemView &v) const {
         return row_end(a, v, query_of(a, v.row_begin + min(64 * index, v.num_rows - 1)));
     }
-    /* Sums of nothing yet; Q's records are there. */
+    // Sums of nothing yet; Q's records are there.
     __device__ __forceinline__ void start_rows(const kv8_prefill_item &item) {
-        const item_view v = view_item(a, item);
+        const ItemView v = view_item(a, item);
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             asm volatile("ld.shared.f32 %0, [%1];"
                          : "=f"(factor[slot])
                          : "r"(row_address(row_of(slot))));
-            if (a.soft_cap > 0) factor[slot] = 1.0f; /* the cap leaves log2 units */
+            if (a.soft_cap > 0) factor[slot] = 1.0f;  // the cap leaves log2 units
             max_[slot] = -INFINITY;
             sum[slot] = 0;
         }
@@ -139,18 +140,19 @@ struct math_warpgroup : row_state<SHAPE> {
         for (int i = 0; i < NUM_O; i++) o[i] = 0;
     }
 
-    /* --- products --- */
+    // --- products ---
 
     __device__ __forceinline__ void start_scores(float (&s)[64], uint32_t q, uint32_t k) {
 #pragma unroll
         for (int i = 0; i < D / 16; i++)
-            wgmma_shared_n128<BF16>(s, descriptor_at(q, i / 4 * Q_BYTES + i % 4 * 32),
-                                    descriptor_at(k, i / 4 * TILE_BYTES + i % 4 * 32), i != 0);
+            wgmma_shared_n128<IS_BF16>(s, descriptor_at(q, i / 4 * Q_BYTES + i % 4 * 32),
+                                       descriptor_at(k, i / 4 * TILE_BYTES + i % 4 * 32), i != 0);
         wgmma_commit();
     }
     __device__ __forceinline__ void start_output(const uint32_t (&p)[32], uint32_t v) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) wgmma_registers<BF16>(o, p + 4 * i, descriptor_at(v, i * 2048));
+        for (int i = 0; i < 8; i++)
+            wgmma_registers<IS_BF16>(o, p + 4 * i, descriptor_at(v, i * 2048));
         wgmma_commit();
     }
     __device__ __forceinline__ uint32_t k_descriptor(uint32_t stage) const {
@@ -167,7 +169,7 @@ struct math_warpgroup : row_state<SHAPE> {
         if (lane == 0) barrier_arrive(barrier(3, stage));
     }
 
-    /* int8: a key's scale is its column's. */
+    // int8: a key's scale is its column's.
     __device__ __forceinline__ void scale_scores(float (&s)[64], uint32_t stage) const {
         const uint32_t at = shared + SHAPE::K_SCALES_AT + stage * TILE_KEYS * 2 + lane % 4 * 4;
 #pragma unroll
@@ -181,7 +183,7 @@ struct math_warpgroup : row_state<SHAPE> {
             s[4 * i + 3] *= scale.y;
         }
     }
-    /* The rows' maxima over this tile too; O and the sums follow. */
+    // The rows' maxima over this tile too; O and the sums follow.
     __device__ __forceinline__ void raise_maxima(const float (&s)[64]) {
         float top[2] = {s[0], s[2]}, alpha[2];
 #pragma unroll
@@ -189,17 +191,17 @@ struct math_warpgroup : row_state<SHAPE> {
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             top[slot] = fmaxf(quad_max(top[slot]) * factor[slot], max_[slot]);
-            alpha[slot] = max_[slot] == -INFINITY ? 0.0f : exp2_approx(max_[slot] - top[slot]);
+            alpha[slot] = max_[slot] == -INFINITY ? 0.0f : exp2_fast(max_[slot] - top[slot]);
             max_[slot] = top[slot];
             sum[slot] *= alpha[slot];
         }
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) o[i] *= alpha[i / 2 % 2];
     }
-    /* S to P in 16 bits. A row's maximum is found in the first tile it sees (`raised`: just now)
-     * and then only where a lane's sum of a tile reaches 2^15, near f16's end: P may be as large,
-     * the final division takes it back, and the tiles between cost no comparisons, shuffles or
-     * rescaling. */
+    // S to P in 16 bits. A row's maximum is found in the first tile it sees (`raised`: just now)
+    // and then only where a lane's sum of a tile reaches 2^15, near f16's end: P may be as large,
+    // the final division takes it back, and the tiles between cost no comparisons, shuffles or
+    // rescaling.
     __device__ __forceinline__ void softmax(float (&s)[64], uint32_t (&p)[32], bool raised) {
         for (;; raised = true) {
             const float offset[2] = {max_[0] == -INFINITY ? 0.0f : max_[0],
@@ -210,11 +212,11 @@ struct math_warpgroup : row_state<SHAPE> {
                 const int slot = i % 2;
                 const float x = fmaf(s[2 * i], factor[slot], -offset[slot]);
                 const float y = fmaf(s[2 * i + 1], factor[slot], -offset[slot]);
-                const float low = exp2_approx(x);
-                const float high = exp2_approx(y);
+                const float low = exp2_fast(x);
+                const float high = exp2_fast(y);
                 part[slot][0] += low;
                 part[slot][1] += high;
-                p[i] = pack<BF16>(low, high);
+                p[i] = pack<IS_BF16>(low, high);
             }
             const float add[2] = {part[0][0] + part[0][1], part[1][0] + part[1][1]};
             const bool fits = add[0] < 32768.0f && add[1] < 32768.0f && max_[0] != -INFINITY &&
@@ -228,25 +230,25 @@ struct math_warpgroup : row_state<SHAPE> {
         }
     }
 
-    /* --- items --- */
+    // --- items ---
 
     __device__ __forceinline__ const kv8_prefill_item &item_at(int ahead) const {
         return *item_slot<SHAPE>((items.steps + ahead) % KV8_PREFILL_ITEM_SLOTS);
     }
-    /* Whether there is a next item that has tiles; waits until that is known. */
+    // Whether there is a next item that has tiles; waits until that is known.
     __device__ __forceinline__ bool next_is_there() const {
-        item_ring next = items;
+        ItemRing next = items;
         next.next();
         const kv8_prefill_item *const item = take_item<SHAPE>(shared, next);
-        return item != 0 && item->tile_begin < item->tile_end;
+        return item != nullptr && item->tile_begin < item->tile_end;
     }
-    enum { FIRST = 1, LAST = 2, NEXT = 4 }; /* tile of its item; another item's S follows it */
-    /* What few tiles want before their softmax, behind one branch: caps, masks, maxima, and the
-     * next item's Q in the place of this one's, whose last S is there. The next special tile is the
-     * next one, the first that not every row sees wholly, or the last. */
+    enum { FIRST = 1, LAST = 2, NEXT = 4 };  // tile of its item; another item's S follows it
+    // What few tiles want before their softmax, behind one branch: caps, masks, maxima, and the
+    // next item's Q in the place of this one's, whose last S is there. The next special tile is the
+    // next one, the first that not every row sees wholly, or the last.
     __device__ __forceinline__ int prepare(float (&s)[64]) {
         const kv8_prefill_item &item = item_at(0);
-        const item_view v = view_item(a, item);
+        const ItemView v = view_item(a, item);
         int kind = (tile == item.tile_begin ? FIRST : 0) | (tile + 1 == item.tile_end ? LAST : 0);
         if (kind & LAST && next_is_there()) kind |= NEXT;
         uint4 raw[D / 16];
@@ -266,10 +268,10 @@ struct math_warpgroup : row_state<SHAPE> {
         return kind;
     }
 
-    /* Items that have tiles, one behind the other: S of an item's first tile is started with
-     * O += P V of the last tile before, and is under way while that item's rows are finished.
-     * Behind a chain's last tile S is started too, of whatever lies there, and nobody reads it: a
-     * branch around wgmma would have the compiler wait for each. */
+    // Items that have tiles, one behind the other: S of an item's first tile is started with
+    // O += P V of the last tile before, and is under way while that item's rows are finished.
+    // Behind a chain's last tile S is started too, of whatever lies there, and nobody reads it: a
+    // branch around wgmma would have the compiler wait for each.
     __device__ __forceinline__ void run_chain() {
         float s[64];
         uint32_t p[32];
@@ -290,9 +292,9 @@ struct math_warpgroup : row_state<SHAPE> {
         wgmma_wait<0>();
         registers_pin(s);
         for (;;) {
-            if (SHAPE::CODE == CODE_INT8) scale_scores(s, tiles.stage());
+            if (SHAPE::CODE == INT8) scale_scores(s, tiles.stage());
             release_k(tiles.stage());
-            const ring<SHAPE::NUM_STAGES> v_tiles = tiles;
+            const Ring<SHAPE::NUM_STAGES> v_tiles = tiles;
             tiles.next();
             const bool v_here = barrier_test(barrier(2, v_tiles.stage()), v_tiles.parity());
             const bool k_here = barrier_test(barrier(0, tiles.stage()), tiles.parity());
@@ -328,10 +330,10 @@ struct math_warpgroup : row_state<SHAPE> {
         }
     }
     __device__ __forceinline__ void run() {
-        if (index == SHAPE::NUM_MATH - 1) pass_turn();
+        if (index == SHAPE::NUM_CONSUMERS - 1) pass_turn();
         for (;;) {
             const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
-            if (item == 0) break;
+            if (item == nullptr) break;
             if (item->tile_begin < item->tile_end) {
                 run_chain();
                 continue;
@@ -346,4 +348,4 @@ struct math_warpgroup : row_state<SHAPE> {
     }
 };
 
-#endif
+}  // namespace kv8

@@ -1,35 +1,37 @@
-/* prefill_producer.cuh - a producer warp: fetches the tiles of an item, widens or copies them into
- * the stages, and says when they are there. The bytes of a tile are prefill_widen.cuh's.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_PREFILL_PRODUCER_CUH
-#define KV8_PREFILL_PRODUCER_CUH
+// prefill_producer.cuh - a producer warp: fetches the tiles of an item, widens or copies them into
+// the stages, and says when they are there. The bytes of a tile are prefill_widen.cuh's.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
 
 #include "prefill_pages.cuh"
 #include "prefill_shape.cuh"
 
+namespace kv8 {
+
 template <class SHAPE>
-struct producer : page_walk {
+struct Producer : KeyLoader {
     enum {
-        WIDE = code_traits<SHAPE::CODE>::wide,
+        WIDE = is_wide(SHAPE::CODE),
         NUM_AHEAD = SHAPE::NUM_AHEAD,
-        LOADS = SHAPE::LOADS /* of 16 bytes at a time */
+        LOADS = SHAPE::LOADS  // of 16 bytes at a time
     };
-    ring<SHAPE::NUM_STAGES> stored;
-    __half2 scales[NUM_AHEAD + 1]; /* int8: K's and V's scale of this lane's key, oldest first */
+    Ring<SHAPE::NUM_STAGES> stored;
+    __half2 scales[NUM_AHEAD + 1];  // int8: K's and V's scale of this lane's key, oldest first
 
-    __device__ producer(const kv8_prefill_args &args, uint32_t base) : page_walk(args, base) {}
+    __device__ Producer(const kv8_prefill_args &args, uint32_t base) : KeyLoader(args, base) {}
 
-    /* Into the L2 the item's Q as well: the math reads it between two tiles. A thread a row. */
+    // Into the L2 the item's Q as well: the consumers read it between two tiles. A thread a row.
     __device__ __forceinline__ void open_item(const kv8_prefill_item &item) {
-        const item_view v = view_item(a, item);
-        for (int row = 32 * warp + lane; row < min(64 * SHAPE::NUM_MATH, v.num_rows); row += 128) {
+        const ItemView v = view_item(a, item);
+        for (int row = 32 * warp + lane; row < min(64 * SHAPE::NUM_CONSUMERS, v.num_rows);
+             row += 128) {
             const int packed = v.row_begin + row, query = query_of(a, packed);
             const int head = v.kv_head * a.group_size + packed - query * a.group_size;
             const int64_t at = (v.q_begin + query) * a.q_stride_row + head * a.q_stride_head;
             if (a.q_aligned) prefetch_bulk((const uint16_t *)a.q + at, 2 * SHAPE::HEAD_DIM);
         }
-        page_walk::open_item(item);
+        KeyLoader::open_item(item);
     }
     __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
@@ -43,7 +45,7 @@ struct producer : page_walk {
     __device__ __forceinline__ uint32_t tile_address(int at, int stage, int column) const {
         return shared + at + (stage * SHAPE::COLUMNS + column) * TILE_BYTES + warp * 32 * 128;
     }
-    /* K, with what int8's lanes stored for the math's lanes to read. */
+    // K, with what int8's lanes stored for the consumers' lanes to read.
     __device__ __forceinline__ void publish_k(uint32_t full) const {
         if (SHAPE::K_ARRIVALS == 1) {
             publish(full);
@@ -54,10 +56,10 @@ struct producer : page_walk {
     }
     __device__ __forceinline__ uint32_t raw_address(uint32_t n, int piece) const {
         return shared + SHAPE::RAW_AT + (n % (NUM_AHEAD + 1) * 4 + warp) * SHAPE::RAW_TILE_BYTES +
-               piece * RAW_PIECE_BYTES;
+               piece * RAW_CHUNK_BYTES;
     }
 
-    /* Copies of K or V; of V too, at the same distances from its pool as K, when `together`. */
+    // Copies of K or V; of V too, at the same distances from its pool as K, when `together`.
     __device__ __forceinline__ void fetch_half(uint32_t raw, const uint8_t *mine, uint32_t seen,
                                                bool together) const {
 #pragma unroll
@@ -67,14 +69,14 @@ struct producer : page_walk {
             const uint32_t size = (seen >> key & 1) * 16;
 #pragma unroll
             for (int c = 0; c < SHAPE::COLUMNS; c++) {
-                copy_async(raw + c * RAW_PIECE_BYTES + 512 * i, from + 64 * c, size);
+                copy_async(raw + c * RAW_CHUNK_BYTES + 512 * i, from + 64 * c, size);
                 if (together)
-                    copy_async(raw + (SHAPE::COLUMNS + c) * RAW_PIECE_BYTES + 512 * i,
+                    copy_async(raw + (SHAPE::COLUMNS + c) * RAW_CHUNK_BYTES + 512 * i,
                                from + (a.v.data - a.k.data) + 64 * c, size);
             }
         }
     }
-    /* Starts the copies of the next tile's codes, the block's n-th. */
+    // Starts the copies of the next tile's codes, the block's n-th.
     __device__ __forceinline__ void fetch_tile(uint32_t n) {
         const int slot = slot_of(tile);
         const uint32_t seen = __ballot_sync(~0u, page >= 0);
@@ -84,20 +86,20 @@ struct producer : page_walk {
                               a.k.stride_head == a.v.stride_head;
         fetch_half(raw, key_of(a.k, slot), seen, together);
         if (!together)
-            fetch_half(raw + SHAPE::COLUMNS * RAW_PIECE_BYTES, key_of(a.v, slot), seen, false);
-        if (SHAPE::CODE == CODE_INT8)
+            fetch_half(raw + SHAPE::COLUMNS * RAW_CHUNK_BYTES, key_of(a.v, slot), seen, false);
+        if (SHAPE::CODE == INT8)
             scales[NUM_AHEAD] = __halves2half2(scale_of(a.k, slot), scale_of(a.v, slot));
         page = page_of(++tile);
     }
-    /* Widens K or V of the oldest tile; published when the next codes are on their way into
-     * registers, so that nobody waits for the stores. */
+    // Widens K or V of the oldest tile; published when the next codes are on their way into
+    // registers, so that nobody waits for the stores.
     template <bool IS_V>
-    __device__ __forceinline__ void widen_half(piece<LOADS> p) {
+    __device__ __forceinline__ void widen_half(RawChunk<LOADS> p) {
         const int stage = stored.stage();
         const __half2 scale = IS_V ? __high2half2(scales[0]) : __low2half2(scales[0]);
         const int at = IS_V ? SHAPE::V_AT : SHAPE::K_AT;
         barrier_wait(barrier(2 * IS_V + 1, stage), stored.parity() ^ 1);
-        if (SHAPE::CODE == CODE_INT8 && !IS_V)
+        if (SHAPE::CODE == INT8 && !IS_V)
             asm volatile(
                 "st.shared.u16 [%0], %1;" ::"r"(shared + SHAPE::K_SCALES_AT +
                                                 (stage * TILE_KEYS + 32 * warp + lane) * 2),
@@ -106,31 +108,32 @@ struct producer : page_walk {
 #pragma unroll
         for (int i = 0; i < SHAPE::COLUMNS * 4; i += LOADS) {
             if (i > 0)
-                piece_load(p, raw_address(stored.steps, IS_V * SHAPE::COLUMNS + i / 4), i % 4,
+                load_chunk(p, raw_address(stored.steps, IS_V * SHAPE::COLUMNS + i / 4), i % 4,
                            lane);
-            piece_widen<SHAPE::CODE, IS_V>(p, tile_address(at, stage, i / 4), i % 4, scale, lane);
+            widen_chunk<SHAPE::CODE, IS_V>(p, tile_address(at, stage, i / 4), i % 4, scale, lane);
         }
     }
-    /* 8-bit codes: while one tile is widened, the next NUM_AHEAD are under way. An item's tiles are
-     * all stored before the next item is asked for: the math that frees its slot waits for them. */
+    // 8-bit codes: while one tile is widened, the next NUM_AHEAD are under way. An item's tiles are
+    // all stored before the next item is asked for: the consumers that frees its slot waits for
+    // them.
     __device__ __forceinline__ void narrow_item() {
         const uint32_t begin = stored.steps, end = begin + (tile_end - tile);
         if (begin == end) return;
 #pragma unroll
         for (int i = 0; i < NUM_AHEAD; i++) {
             if (tile < tile_end) fetch_tile(begin + i);
-            copies_commit();
+            copy_commit();
             shift_scales();
         }
         do {
-            copies_wait<SHAPE::NUM_AHEAD - 1>();
-            piece<LOADS> p;
-            piece_load(p, raw_address(stored.steps, 0), 0, lane);
+            copy_wait<SHAPE::NUM_AHEAD - 1>();
+            RawChunk<LOADS> p;
+            load_chunk(p, raw_address(stored.steps, 0), 0, lane);
             if (stored.steps != begin) publish(barrier(2, last_stage()));
             widen_half<false>(p);
             if (tile < tile_end) fetch_tile(stored.steps + NUM_AHEAD);
-            copies_commit();
-            piece_load(p, raw_address(stored.steps, SHAPE::COLUMNS), 0, lane);
+            copy_commit();
+            load_chunk(p, raw_address(stored.steps, SHAPE::COLUMNS), 0, lane);
             publish_k(barrier(0, stored.stage()));
             widen_half<true>(p);
             stored.next();
@@ -142,14 +145,14 @@ struct producer : page_walk {
         return (stored.steps - 1) % SHAPE::NUM_STAGES;
     }
     __device__ __forceinline__ void shift_scales() {
-        if constexpr (SHAPE::CODE == CODE_INT8) {
+        if constexpr (SHAPE::CODE == INT8) {
 #pragma unroll
             for (int j = 0; j < NUM_AHEAD; j++) scales[j] = scales[j + 1];
         }
     }
 
-    /* 16-bit values land where wgmma reads them; a tile's K or V is published once the next two are
-     * under way. */
+    // 16-bit values land where wgmma reads them; a tile's K or V is published once the next two are
+    // under way.
     template <bool IS_V>
     __device__ __forceinline__ void copy_half(const uint8_t *mine) {
         const int stage = stored.stage();
@@ -165,15 +168,15 @@ struct producer : page_walk {
                 copy_async(to + c * TILE_BYTES + 128 * key + ((chunk ^ (key % 8)) * 16),
                            from + 128 * c, (seen >> key & 1) * 16);
         }
-        copies_commit();
+        copy_commit();
         if (landing[0] != 0) {
-            copies_wait<2>();
+            copy_wait<2>();
             publish(landing[0]);
         }
         landing[0] = landing[1];
         landing[1] = barrier(2 * IS_V, stage);
     }
-    uint32_t landing[2] = {0, 0}; /* barriers of what is under way, oldest first */
+    uint32_t landing[2] = {0, 0};  // barriers of what is under way, oldest first
     __device__ __forceinline__ void wide_item() {
         while (tile < tile_end) {
             const int slot = slot_of(tile);
@@ -185,7 +188,7 @@ struct producer : page_walk {
             page = next_page;
             tile++;
         }
-        copies_wait<0>();
+        copy_wait<0>();
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (landing[i] != 0) publish(landing[i]);
@@ -201,4 +204,4 @@ struct producer : page_walk {
     }
 };
 
-#endif
+}  // namespace kv8

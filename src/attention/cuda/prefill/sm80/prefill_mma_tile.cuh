@@ -1,66 +1,58 @@
-/* prefill_mma_tile.cuh - tiles of K and V for mma.sync: pages in, 16-bit tiles out, in shared
- * memory, and the fragments read from there.
- *
- * Every warp brings its share of a tile's keys. A lane owns one key's address and hands it round by
- * shuffles, so that any page size and stride is the same code. 16-bit pages land where ldmatrix
- * reads them. 8-bit codes land in a place of the lane that asked for them, which widens them once
- * for all rows of the block: what the formats are is known at run time alone, so that a kernel
- * takes any pair of them. Keys that no row of the item may see are zeros, whatever their slots
- * hold.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_PREFILL_MMA_TILE_CUH
-#define KV8_PREFILL_MMA_TILE_CUH
+// prefill_mma_tile.cuh - tiles of K and V for mma.sync: pages in, 16-bit tiles out, in shared
+// memory, and the fragments read from there.
+//
+// Every warp brings its share of a tile's keys. A lane owns one key's address and hands it round by
+// shuffles, so that any page size and stride is the same code. 16-bit pages land where ldmatrix
+// reads them. 8-bit codes land in a place of the lane that asked for them, which widens them once
+// for all rows of the block: what the formats are is known at run time alone, so that a kernel
+// takes any pair of them. Keys that no row of the item may see are zeros, whatever their slots
+// hold.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
 
-#include "common/ptx_sm80.cuh"
-#include "common/softmax.cuh"
-#include "prefill_view.cuh"
-#include "widen.cuh"
+#include "prefill/prefill_item.cuh"
 
 namespace kv8 {
 
-__device__ __forceinline__ bool is_wide(int dtype) {
-    return dtype == BF16 || dtype == F16;
-}
-
-/* One row of prefill_mma_kernels.inc. */
+// One row of prefill_mma_kernels.inc.
 template <int HEAD_DIM_, bool IS_BF16_, int ROW_TILES_, int KEYS_, int WARPS_>
-struct mma_shape {
-    static const int HEAD_DIM = HEAD_DIM_;
-    static const bool IS_BF16 = IS_BF16_;    /* arithmetic of the products */
-    static const int ROW_TILES = ROW_TILES_; /* of 16 rows in a warp */
-    static const int KEYS = KEYS_;           /* of a tile */
-    static const int WARPS = WARPS_, THREADS = 32 * WARPS;
-    static const int WARP_ROWS = 16 * ROW_TILES, ROWS = WARPS * WARP_ROWS;
-    static const int WARP_KEYS = KEYS / WARPS; /* that a warp brings */
-    /* Rows of 16-byte chunks: of a power of two under a swizzle, else an odd number of them. */
-    static const int CHUNKS = HEAD_DIM / 8;
-    static const bool SWIZZLED = CHUNKS % 8 == 0;
-    static const int PITCH = KV8_PREFILL_MMA_PITCH(HEAD_DIM);
-    static const int TILE_BYTES = KEYS * PITCH;
-    static const int Q_AT = 0;
-    static const int K_AT = ROWS * PITCH, V_AT = K_AT + TILE_BYTES;
-    /* The next tile: 16 bits as K and V, 8 as codes. */
-    static const int NEXT_AT = V_AT + TILE_BYTES;
-    /* Behind what the host adds for the next tile. */
-    static const int ROW_BYTES = 16; /* factor, query, first key, end of keys */
-    static const int SCALE_BYTES = KEYS * 2;
+struct MmaShape {
+    static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr bool IS_BF16 = IS_BF16_;     // arithmetic of the products
+    static constexpr int ROW_TILES = ROW_TILES_;  // of 16 rows in a warp
+    static constexpr int KEYS = KEYS_;            // of a tile
+    static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
+    static constexpr int WARP_ROWS = 16 * ROW_TILES, ROWS = WARPS * WARP_ROWS;
+    static constexpr int WARP_KEYS = KEYS / WARPS;  // that a warp brings
+    // Rows of 16-byte chunks: of a power of two under a swizzle, else an odd number of them.
+    static constexpr int CHUNKS = HEAD_DIM / 8;
+    static constexpr bool SWIZZLED = CHUNKS % 8 == 0;
+    static constexpr int PITCH = KV8_PREFILL_MMA_PITCH(HEAD_DIM);
+    static constexpr int TILE_BYTES = KEYS * PITCH;
+    static constexpr int Q_AT = 0;
+    static constexpr int K_AT = ROWS * PITCH, V_AT = K_AT + TILE_BYTES;
+    // The next tile: 16 bits as K and V, 8 as codes.
+    static constexpr int NEXT_AT = V_AT + TILE_BYTES;
+    // Behind what the host adds for the next tile.
+    static constexpr int ROW_BYTES = 16;  // factor, query, first key, end of keys
+    static constexpr int SCALE_BYTES = KEYS * 2;
     static_assert(KEYS % 16 == 0 && KV8_PREFILL_TILE_KEYS % KEYS == 0, "whole steps");
     static_assert(WARP_KEYS <= 32 && WARP_KEYS * WARPS == KEYS, "a lane owns a key");
 
-    /* Byte offset of a chunk in a tile or in Q. */
+    // Byte offset of a chunk in a tile or in Q.
     __device__ static __forceinline__ int at(int row, int chunk) {
         return row * PITCH + (SWIZZLED ? chunk ^ (row & 7) : chunk) * 16;
     }
-    /* A lane's address of chunk c becomes that of chunk c + 2 * step, where c < 2. */
+    // A lane's address of chunk c becomes that of chunk c + 2 * step, where c < 2.
     __device__ static __forceinline__ uint32_t at_step(uint32_t address, int step) {
         return SWIZZLED ? address ^ (step * 32) : address + step * 32;
     }
 };
 
-/* --- fragments --- */
+// --- fragments ---
 
-/* Four 8x8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8. */
+// Four 8x8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -78,39 +70,39 @@ __device__ __forceinline__ void store_chunk(uint32_t address, uint32_t a, uint32
                  : "memory");
 }
 
-/* --- widening --- */
+// --- widening ---
 
 __device__ __forceinline__ uint32_t multiply_f16(uint32_t a, uint32_t b) {
     const __half2 r = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
     return *(const uint32_t *)&r;
 }
-/* Two codes of sign, four bits of exponent, three of mantissa, at bytes 1 and 3, as f16 numbers:
- * 2^(15 - bias) too small, subnormal ones included. */
+// Two codes of sign, four bits of exponent, three of mantissa, at bytes 1 and 3, as f16 numbers:
+// 2^(15 - bias) too small, subnormal ones included.
 __device__ __forceinline__ uint32_t f8_bits(uint32_t codes) {
     return (codes >> 1 & 0x3f803f80u) | (codes & 0x80008000u);
 }
-/* NaN is the code of 480, the first number that 144 (a factor of nine times 2^4, so exact) takes
- * beyond f16; infinity times 0 is NaN. */
+// NaN is the code of 480, the first number that 144 (a factor of nine times 2^4, so exact) takes
+// beyond f16; infinity times 0 is NaN.
 __device__ __forceinline__ uint32_t e4m3_by_bits(uint32_t codes) {
     const uint32_t small = f8_bits(codes);
-    const uint32_t real = multiply_f16(small, 0x5c005c00u);   /* 2^8 */
-    const uint32_t beyond = multiply_f16(small, 0x78807880u); /* 2^8 * 144 */
+    const uint32_t real = multiply_f16(small, 0x5c005c00u);    // 2^8
+    const uint32_t beyond = multiply_f16(small, 0x78807880u);  // 2^8 * 144
     const __half2 r = __hfma2(*(const __half2 *)&beyond, __half2half2(__ushort_as_half(0)),
                               *(const __half2 *)&real);
     return *(const uint32_t *)&r;
 }
-/* NaN is the code of -0. */
+// NaN is the code of -0.
 __device__ __forceinline__ uint32_t e4m3fnuz_by_bits(uint32_t codes) {
-    const uint32_t real = multiply_f16(f8_bits(codes), 0x58005800u); /* 2^7 */
+    const uint32_t real = multiply_f16(f8_bits(codes), 0x58005800u);  // 2^7
     const uint32_t zeros = __heq2_mask(*(const __half2 *)&real, __half2half2(__ushort_as_half(0)));
     const uint32_t minus = real & zeros & 0x80008000u;
     return real | (minus - (minus >> 6));
 }
-/* Four codes to two pairs of f16, exactly. */
+// Four codes to two pairs of f16, exactly.
 template <int FORMAT>
 __device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t &low, uint32_t &high) {
     const uint32_t first = __byte_perm(codes, 0, 0x1404), last = __byte_perm(codes, 0, 0x3424);
-    if constexpr (FORMAT == E5M2) { /* the upper half of an f16 */
+    if constexpr (FORMAT == E5M2) {  // the upper half of an f16
         low = first, high = last;
     } else if constexpr (FORMAT == E4M3FNUZ) {
         low = e4m3fnuz_by_bits(first), high = e4m3fnuz_by_bits(last);
@@ -124,7 +116,7 @@ __device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t &low, uint3
 #endif
     }
 }
-/* Of f16, to the arithmetic of the products, times the key's scale. */
+// Of f16, to the arithmetic of the products, times the key's scale.
 template <bool IS_BF16, bool SCALED>
 __device__ __forceinline__ uint32_t finish_pair(uint32_t pair, __half scale) {
     if constexpr (IS_BF16) {
@@ -138,15 +130,15 @@ __device__ __forceinline__ uint32_t finish_pair(uint32_t pair, __half scale) {
     }
 }
 
-/* A warp's keys of a tile in 16-byte chunks of SIZE bytes a value, 32 chunks a pass. Under the
- * swizzle eight lanes take four chunks of each of two rows: widened, they fill all banks. */
+// A warp's keys of a tile in 16-byte chunks of SIZE bytes a value, 32 chunks a pass. Under the
+// swizzle eight lanes take four chunks of each of two rows: widened, they fill all banks.
 template <class SHAPE, int SIZE>
-struct chunk_walk {
-    static const int IN_ROW = SHAPE::HEAD_DIM * SIZE / 16;
-    static const int COUNT = SHAPE::WARP_KEYS * IN_ROW, PASSES = (COUNT + 31) / 32;
-    static const bool PAIRED = SIZE == 1 && SHAPE::SWIZZLED;
+struct ChunkWalk {
+    static constexpr int IN_ROW = SHAPE::HEAD_DIM * SIZE / 16;
+    static constexpr int COUNT = SHAPE::WARP_KEYS * IN_ROW, PASSES = (COUNT + 31) / 32;
+    static constexpr bool PAIRED = SIZE == 1 && SHAPE::SWIZZLED;
     int nth, row, chunk;
-    __device__ __forceinline__ chunk_walk(int pass, int lane) {
+    __device__ __forceinline__ ChunkWalk(int pass, int lane) {
         nth = 32 * pass + lane;
         const int four = nth / 4, in_two_rows = IN_ROW / 4 * 2;
         row = PAIRED ? four / in_two_rows * 2 + four % 2 : nth / IN_ROW;
@@ -158,44 +150,44 @@ struct chunk_walk {
                   "room that the host asks for");
 };
 
-/* --- a warp's share of the tiles --- */
+// --- a warp's share of the tiles ---
 
-/* Of a request: its pages, and which bits of the mask are whose. */
-struct request_keys {
+// Of a request: its pages, and which bits of the mask are whose.
+struct RequestKeys {
     const int32_t *pages;
-    const uint8_t *mask; /* may be 0 */
+    const uint8_t *mask;  // may be 0
     int kv_len;
-    __device__ __forceinline__ request_keys(const kv8_prefill_args &a,
-                                            const kv8_prefill_item &item) {
-        pages = (a.page_indptr != 0 ? a.page_indices : a.block_table) + item.pages_at;
-        mask = a.mask_bits != 0 ? a.mask_bits + a.mask_indptr[item.request] : 0;
+    __device__ __forceinline__ RequestKeys(const kv8_prefill_args &a,
+                                           const kv8_prefill_item &item) {
+        pages = (a.page_indptr != nullptr ? a.page_indices : a.block_table) + item.pages_at;
+        mask = a.mask_bits != nullptr ? a.mask_bits + a.mask_indptr[item.request] : 0;
         kv_len = item.kv_len;
     }
-    __device__ __forceinline__ request_keys() {}
+    __device__ __forceinline__ RequestKeys() {}
     __device__ __forceinline__ bool mask_has(int query, int key) const {
         const int64_t bit = (int64_t)query * kv_len + key;
-        return mask == 0 || (mask[bit / 8] >> (bit % 8) & 1);
+        return mask == nullptr || (mask[bit / 8] >> (bit % 8) & 1);
     }
 };
 
 template <class SHAPE>
-struct tile_loader {
-    /* Of one tensor's codes, where both are of 8 bits. */
-    static const uint32_t RAW_BYTES = SHAPE::WARPS * chunk_walk<SHAPE, 1>::PASSES * 512;
+struct TileLoader {
+    // Of one tensor's codes, where both are of 8 bits.
+    static constexpr uint32_t RAW_BYTES = SHAPE::WARPS * ChunkWalk<SHAPE, 1>::PASSES * 512;
     const kv8_prefill_args &a;
     uint32_t shared;
     int warp, lane;
-    request_keys keys;
-    item_view view;
-    int seen_from, seen_to;  /* keys that some row of the item may see */
-    int page, slot;          /* of this lane's key of the next tile; page -1 where nobody looks */
-    __half k_scale, v_scale; /* int8: of this lane's key of the tile under way */
-    bool in_place;           /* both formats of 16 bits */
-    bool together;           /* K and V alike but for where they begin */
-    bool scaled;             /* int8 among them */
+    RequestKeys keys;
+    ItemView view;
+    int seen_from, seen_to;   // keys that some row of the item may see
+    int page, slot;           // of this lane's key of the next tile; page -1 where nobody looks
+    __half k_scale, v_scale;  // int8: of this lane's key of the tile under way
+    bool in_place;            // both formats of 16 bits
+    bool together;            // K and V alike but for where they begin
+    bool scaled;              // int8 among them
     bool both_e4m3;
 
-    __device__ tile_loader(const kv8_prefill_args &args, uint32_t base)
+    __device__ TileLoader(const kv8_prefill_args &args, uint32_t base)
         : a(args),
           shared(base),
           warp(__shfl_sync(~0u, threadIdx.x / 32, 0)),
@@ -209,13 +201,13 @@ struct tile_loader {
         both_e4m3 = a.k_dtype == E4M3 && a.v_dtype == E4M3;
     }
 
-    __device__ __forceinline__ void open(const kv8_prefill_item &item, const item_view &v) {
-        keys = request_keys(a, item);
+    __device__ __forceinline__ void open(const kv8_prefill_item &item, const ItemView &v) {
+        keys = RequestKeys(a, item);
         view = v;
         seen_from = item.seen_from;
         seen_to = item.seen_to;
     }
-    /* With a mask a key may be no row's, and its page any number. */
+    // With a mask a key may be no row's, and its page any number.
     __device__ __forceinline__ bool some_row_sees(int key) const {
         const int first = query_of(a, view.row_begin);
         const int last = query_of(a, view.row_begin + min(SHAPE::ROWS, view.num_rows) - 1);
@@ -229,11 +221,11 @@ struct tile_loader {
         const int key = tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS + lane % SHAPE::WARP_KEYS;
         const int nth = (int)divide(key, a.page_magic, a.page_shift);
         bool seen = key >= seen_from && key < seen_to;
-        if (keys.mask != 0) seen = seen && some_row_sees(key);
+        if (keys.mask != nullptr) seen = seen && some_row_sees(key);
         slot = key - nth * a.page_size;
         page = seen ? keys.pages[nth] : -1;
     }
-    /* Somewhere readable when nobody may see the key. */
+    // Somewhere readable when nobody may see the key.
     __device__ __forceinline__ const uint8_t *row_of(const kv8_prefill_pages &p) const {
         const uint64_t steps = (uint64_t)(uint32_t)max(page, 0) * p.stride_page +
                                (uint64_t)(uint32_t)slot * p.stride_slot +
@@ -241,18 +233,18 @@ struct tile_loader {
         return p.data + 16 * steps;
     }
     __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p) const {
-        if (p.row_scale == 0 || page < 0) return __ushort_as_half(0);
+        if (p.row_scale == nullptr || page < 0) return __ushort_as_half(0);
         return __ushort_as_half(
             p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
                         view.kv_head * p.scale_stride_head]);
     }
 
-    /* IN_PLACE: to where ldmatrix reads; else to each lane's own place. WHOLE: every key is seen
-     * and V lies beside K, as far from it in the pool and in shared memory as said. */
+    // IN_PLACE: to where ldmatrix reads; else to each lane's own place. WHOLE: every key is seen
+    // and V lies beside K, as far from it in the pool and in shared memory as said.
     template <int SIZE, bool IN_PLACE, bool WHOLE>
     __device__ __forceinline__ void copy_chunks(const uint8_t *mine, uint32_t to, uint32_t seen,
                                                 int dim, int64_t from_k, uint32_t to_v) const {
-        typedef chunk_walk<SHAPE, SIZE> walk;
+        using walk = ChunkWalk<SHAPE, SIZE>;
 #pragma unroll
         for (int pass = 0; pass < walk::PASSES; pass++) {
             const walk w(pass, lane);
@@ -277,13 +269,13 @@ struct tile_loader {
     __device__ __forceinline__ uint32_t raw() const {
         return shared + SHAPE::NEXT_AT;
     }
-    __device__ __forceinline__ uint32_t raw_v() const { /* behind K's codes */
-        typedef chunk_walk<SHAPE, 1> narrow;
-        typedef chunk_walk<SHAPE, 2> wide;
+    __device__ __forceinline__ uint32_t raw_v() const {  // behind K's codes
+        using narrow = ChunkWalk<SHAPE, 1>;
+        using wide = ChunkWalk<SHAPE, 2>;
         const int k_passes = is_wide(a.k_dtype) ? wide::PASSES : narrow::PASSES;
         return raw() + SHAPE::WARPS * k_passes * 512;
     }
-    /* Keys that nobody sees among them, or K and V unlike each other. */
+    // Keys that nobody sees among them, or K and V unlike each other.
     __device__ __forceinline__ void copy_part(uint32_t seen, uint32_t tiles) {
         k_scale = scale_of(a.k);
         v_scale = scale_of(a.v);
@@ -301,8 +293,8 @@ struct tile_loader {
         else
             copy_rows<1, false>(a.v, seen, a.v_head_dim, raw_v());
     }
-    /* Starts the copies of a tile whose pages were looked up, and looks up the next one's. Both
-     * formats of 16 bits: into buffer 0 or 1. */
+    // Starts the copies of a tile whose pages were looked up, and looks up the next one's. Both
+    // formats of 16 bits: into buffer 0 or 1.
     __device__ __forceinline__ void copy(int tile, int buffer) {
         constexpr uint32_t ALL = (uint32_t)((UINT64_C(1) << SHAPE::WARP_KEYS) - 1);
         const uint32_t seen = __ballot_sync(~0u, page >= 0);
@@ -327,7 +319,7 @@ struct tile_loader {
 
     template <int SIZE>
     __device__ __forceinline__ void read_raw(uint4 *codes, uint32_t raw) const {
-        typedef chunk_walk<SHAPE, SIZE> walk;
+        using walk = ChunkWalk<SHAPE, SIZE>;
 #pragma unroll
         for (int pass = 0; pass < walk::PASSES; pass++) {
             const Words<16> w =
@@ -337,7 +329,7 @@ struct tile_loader {
     }
     template <int FORMAT, bool SCALED>
     __device__ __forceinline__ void widen_rows(uint32_t raw, uint32_t to, __half scale) const {
-        typedef chunk_walk<SHAPE, 1> walk;
+        using walk = ChunkWalk<SHAPE, 1>;
         uint4 codes[walk::PASSES];
         read_raw<1>(codes, raw);
 #pragma unroll
@@ -359,9 +351,9 @@ struct tile_loader {
             store_chunk(to + SHAPE::at(key, 2 * w.chunk + 1), wide[4], wide[5], wide[6], wide[7]);
         }
     }
-    /* 16-bit rows beside 8-bit ones come the same way. */
+    // 16-bit rows beside 8-bit ones come the same way.
     __device__ __forceinline__ void move_rows(uint32_t raw, uint32_t to) const {
-        typedef chunk_walk<SHAPE, 2> walk;
+        using walk = ChunkWalk<SHAPE, 2>;
         uint4 codes[walk::PASSES];
         read_raw<2>(codes, raw);
 #pragma unroll
@@ -383,8 +375,8 @@ struct tile_loader {
             default: move_rows(raw, to); break;
         }
     }
-    /* The codes that this warp asked for, into the tile. K's scales wait for the f32 sums of the
-     * products; V's are rounded into 16 bits with the code. */
+    // The codes that this warp asked for, into the tile. K's scales wait for the f32 sums of the
+    // products; V's are rounded into 16 bits with the code.
     __device__ __forceinline__ void widen(uint32_t k_scales) const {
         if (both_e4m3) {
             widen_rows<E4M3, false>(raw(), shared + SHAPE::K_AT, k_scale);
@@ -402,5 +394,3 @@ struct tile_loader {
 };
 
 }  // namespace kv8
-
-#endif

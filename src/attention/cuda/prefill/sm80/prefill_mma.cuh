@@ -1,24 +1,22 @@
-/* prefill_mma.cuh - attention of many query rows over pages, on mma.sync: every GPU since sm_80,
- * and every pair of formats, head_dim and mask that the wgmma kernels do not take.
- *
- * Grid: as many blocks as the GPU holds at once, each taking items from the queue until it is
- * empty. Block: WARPS warps of ROW_TILES x 16 packed query rows each. Shared memory: Q, one tile of
- * KEYS keys of K and of V in 16 bits, the next tile (as codes where both formats are not of 16 bits
- * already), a record per row. Bound by the tensor cores and, beside them, by ldmatrix: a warp reads
- * every K and V of a tile for its own rows, 32 where registers allow.
- *
- * The softmax is the wgmma kernels': no maximum per tile, rows that come out not finite done anew.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_PREFILL_MMA_CUH
-#define KV8_PREFILL_MMA_CUH
+// prefill_mma.cuh - attention of many query rows over pages, on mma.sync: every GPU since sm_80,
+// and every pair of formats, head_dim and mask that the wgmma kernels do not take.
+//
+// Grid: as many blocks as the GPU holds at once, each taking items from the queue until it is
+// empty. Block: WARPS warps of ROW_TILES x 16 packed query rows each. Shared memory: Q, one tile of
+// KEYS keys of K and of V in 16 bits, the next tile (as codes where both formats are not of 16 bits
+// already), a record per row. Bound by the tensor cores and, beside them, by ldmatrix: a warp reads
+// every K and V of a tile for its own rows, 32 where registers allow.
+//
+// The softmax is the wgmma kernels': no maximum per tile, rows that come out not finite done anew.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
 
 #include "prefill_mma_tile.cuh"
-#include "prefill_softmax.cuh"
 
 namespace kv8 {
 
-/* Of any format of a page; slow. */
+// Of any format of a page; slow.
 __device__ inline float value_of(int dtype, const uint8_t *row, int at) {
     uint32_t low = 0, high;
     switch (dtype) {
@@ -32,14 +30,14 @@ __device__ inline float value_of(int dtype, const uint8_t *row, int at) {
     return __half2float(__ushort_as_half((uint16_t)low));
 }
 
-/* Of a row of an item: its query and head, and where its results go. */
-struct row_place {
+// Of a row of an item: its query and head, and where its results go.
+struct RowPlace {
     int query, head;
     int64_t o, lse;
 };
-__device__ __forceinline__ row_place place_of(const kv8_prefill_args &a, const item_view &v,
-                                              int row) {
-    row_place place;
+__device__ __forceinline__ RowPlace place_of(const kv8_prefill_args &a, const ItemView &v,
+                                             int row) {
+    RowPlace place;
     place.query = query_of(a, v.row_begin + row);
     place.head = v.kv_head * a.group_size + v.row_begin + row - place.query * a.group_size;
     const int64_t at = v.q_begin + place.query;
@@ -48,12 +46,12 @@ __device__ __forceinline__ row_place place_of(const kv8_prefill_args &a, const i
     return place;
 }
 __device__ __forceinline__ float batch_scale(const float *scale, int64_t stride_batch,
-                                             int64_t stride_head, const item_view &v) {
-    return scale == 0 ? 1.0f : scale[v.request * stride_batch + v.kv_head * stride_head];
+                                             int64_t stride_head, const ItemView &v) {
+    return scale == nullptr ? 1.0f : scale[v.request * stride_batch + v.kv_head * stride_head];
 }
 __device__ __forceinline__ float row_scale_of(const kv8_prefill_pages &p, int64_t page,
                                               int64_t slot, int head) {
-    if (p.row_scale == 0) return 1.0f;
+    if (p.row_scale == nullptr) return 1.0f;
     return __half2float(
         __ushort_as_half(p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
                                      head * p.scale_stride_head]));
@@ -66,13 +64,13 @@ __device__ __forceinline__ void store_one(const kv8_prefill_args &a, int64_t at,
             (uint16_t)(a.o_dtype == KV8_PREFILL_BF16 ? pack_bf16(x, x) : pack_f16(x, x));
 }
 
-/* A row of which something is not finite, by one warp and key for key: 0 times what V holds at a
- * key that the row may not see, but others of its item may, must not reach it. Rare and slow. */
+// A row of which something is not finite, by one warp and key for key: 0 times what V holds at a
+// key that the row may not see, but others of its item may, must not reach it. Rare and slow.
 __device__ __noinline__ void redo_row(const kv8_prefill_args &a, const kv8_prefill_item *item,
                                       int row) {
     constexpr int PER_LANE = 256 / 32;
-    const item_view v = view_item(a, *item);
-    const row_place place = place_of(a, v, row);
+    const ItemView v = view_item(a, *item);
+    const RowPlace place = place_of(a, v, row);
     const int lane = threadIdx.x % 32;
     const float scale =
         a.score_scale * batch_scale(a.k_scale, a.k_scale_stride_batch, a.k_scale_stride_head, v);
@@ -80,7 +78,7 @@ __device__ __noinline__ void redo_row(const kv8_prefill_args &a, const kv8_prefi
     const uint8_t *const from =
         (const uint8_t *)a.q +
         2 * ((int64_t)(v.q_begin + place.query) * a.q_stride_row + place.head * a.q_stride_head);
-    const request_keys keys(a, *item);
+    const RequestKeys keys(a, *item);
     float q[PER_LANE], out[PER_LANE], top = -INFINITY, total = 0;
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
@@ -105,11 +103,11 @@ __device__ __noinline__ void redo_row(const kv8_prefill_args &a, const kv8_prefi
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
         score *= scale * row_scale_of(a.k, page, slot, v.kv_head);
-        if (a.soft_cap > 0) score = a.soft_cap * tanh_exact(score / a.soft_cap);
+        if (a.soft_cap > 0) score = a.soft_cap * tanh_of_exponent(2 * LOG2E * (score / a.soft_cap));
         const float weight = row_scale_of(a.v, page, slot, v.kv_head);
-        const float higher = fmaxf(top, score); /* NaN is left to p */
+        const float higher = fmaxf(top, score);  // NaN is left to p
         const float base = higher == -INFINITY ? 0.0f : higher;
-        const float keep = exp2_approx(top - base), p = exp2_approx(score - base);
+        const float keep = exp2_fast(top - base), p = exp2_fast(score - base);
         top = higher;
         total = total * keep + p;
 #pragma unroll
@@ -117,58 +115,58 @@ __device__ __noinline__ void redo_row(const kv8_prefill_args &a, const kv8_prefi
             if (lane + 32 * i < a.v_head_dim)
                 out[i] = out[i] * keep + p * weight * value_of(a.v_dtype, values, lane + 32 * i);
     }
-    const float sink = a.sink_logit == 0 ? -INFINITY : a.sink_logit[place.head];
-    const bool empty = total == 0 || sink == INFINITY; /* whatever was seen */
-    const float weight = v_scale / (total + exp2_approx(sink * LOG2_E - top));
+    const float sink = a.sink_logit == nullptr ? -INFINITY : a.sink_logit[place.head];
+    const bool empty = total == 0 || sink == INFINITY;  // whatever was seen
+    const float weight = v_scale / (total + exp2_fast(sink * LOG2E - top));
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++)
         if (lane + 32 * i < a.v_head_dim)
             store_one(a, place.o + lane + 32 * i, empty ? 0.0f : out[i] * weight);
-    if (a.lse != 0 && lane == 0) a.lse[place.lse] = (top + __log2f(total)) / LOG2_E;
+    if (a.lse != nullptr && lane == 0) a.lse[place.lse] = (top + __log2f(total)) / LOG2E;
 }
 
 template <class SHAPE>
-struct mma_block {
+struct MmaBlock {
     enum {
         D = SHAPE::HEAD_DIM,
         ROW_TILES = SHAPE::ROW_TILES,
         KEY_TILES = SHAPE::KEYS / 8,
         DIM_TILES = D / 8,
-        PIECES = SHAPE::ROWS / 64 /* of a slot: the places of partial results */
+        PIECES = SHAPE::ROWS / 64  // of a slot: the places of partial results
     };
-    static const bool IS_BF16 = SHAPE::IS_BF16;
+    static constexpr bool IS_BF16 = SHAPE::IS_BF16;
     const kv8_prefill_args &a;
     const uint32_t shared;
-    tile_loader<SHAPE> loader;
+    TileLoader<SHAPE> loader;
     const int warp, lane;
-    uint32_t rows_at, scales_at, flag_at, item_at; /* in shared memory, behind the tiles */
-    uint32_t q_lane, k_lane, v_lane;               /* this lane's addresses of its fragments */
-    int full_from, full_to;                        /* keys that every row of the warp may see */
-    int warp_from, warp_to;                        /* keys that some row may */
-    bool fresh;                                    /* some row of the warp has no maximum yet */
-    bool odd;                                      /* S is never ready as it comes */
-    /* Of rows lane / 4 (slot 0) and lane / 4 + 8 (slot 1) of each tile of 16. */
-    float factor[ROW_TILES][2];                  /* from S to log2 units */
-    float max_[ROW_TILES][2], sum[ROW_TILES][2]; /* max_ in log2 units; P is relative to it */
+    uint32_t rows_at, scales_at, flag_at, item_at;  // in shared memory, behind the tiles
+    uint32_t q_lane, k_lane, v_lane;                // this lane's addresses of its fragments
+    int full_from, full_to;                         // keys that every row of the warp may see
+    int warp_from, warp_to;                         // keys that some row may
+    bool fresh;                                     // some row of the warp has no maximum yet
+    bool odd;                                       // S is never ready as it comes
+    // Of rows lane / 4 (slot 0) and lane / 4 + 8 (slot 1) of each tile of 16.
+    float factor[ROW_TILES][2];                   // from S to log2 units
+    float max_[ROW_TILES][2], sum[ROW_TILES][2];  // max_ in log2 units; P is relative to it
     float o[ROW_TILES][DIM_TILES][4];
 
-    __device__ mma_block(const kv8_prefill_args &args, uint32_t base)
+    __device__ MmaBlock(const kv8_prefill_args &args, uint32_t base)
         : a(args), shared(base), loader(args, base), warp(loader.warp), lane(loader.lane) {
         rows_at = base + SHAPE::NEXT_AT +
                   KV8_PREFILL_MMA_NEXT(D, SHAPE::KEYS, is_wide(a.k_dtype), is_wide(a.v_dtype));
         scales_at = rows_at + SHAPE::ROWS * SHAPE::ROW_BYTES;
         item_at = scales_at + SHAPE::SCALE_BYTES;
         flag_at = item_at + KV8_PREFILL_ITEM_BYTES;
-        odd = a.soft_cap > 0 || a.mask_bits != 0 || a.k_dtype == INT8;
+        odd = a.soft_cap > 0 || a.mask_bits != nullptr || a.k_dtype == INT8;
         q_lane = base + SHAPE::Q_AT + SHAPE::at(warp * SHAPE::WARP_ROWS + lane % 16, lane / 16);
         k_lane = base + SHAPE::K_AT + SHAPE::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
         v_lane = base + SHAPE::V_AT + SHAPE::at(lane % 16, lane / 16);
     }
-    /* Of the block's. */
+    // Of the block's.
     __device__ __forceinline__ int row_of(int tile, int slot) const {
         return warp * SHAPE::WARP_ROWS + 16 * tile + 8 * slot + lane / 4;
     }
-    /* Of a row: factor, query, first key, end of keys. */
+    // Of a row: factor, query, first key, end of keys.
     __device__ __forceinline__ uint32_t row_address(int row) const {
         return rows_at + SHAPE::ROW_BYTES * row;
     }
@@ -178,13 +176,13 @@ struct mma_block {
         return x;
     }
 
-    /* --- the start of an item --- */
+    // --- the start of an item ---
 
-    /* Q into shared memory. bf16 meets f16 tiles as f16 times a power of two of the row, which
-     * takes its largest value to [2^13, 2^14): exact but for values 2^27 below the row's largest. A
-     * negative or zero factor goes into Q, so that maxima stay maxima. */
-    __device__ __forceinline__ void load_q(const item_view &v) {
-        constexpr int LANES = SHAPE::THREADS / SHAPE::ROWS; /* that share a row */
+    // Q into shared memory. bf16 meets f16 tiles as f16 times a power of two of the row, which
+    // takes its largest value to [2^13, 2^14): exact but for values 2^27 below the row's largest. A
+    // negative or zero factor goes into Q, so that maxima stay maxima.
+    __device__ __forceinline__ void load_q(const ItemView &v) {
+        constexpr int LANES = SHAPE::THREADS / SHAPE::ROWS;  // that share a row
         constexpr int CHUNKS = SHAPE::CHUNKS / LANES;
         static_assert(LANES * SHAPE::ROWS == SHAPE::THREADS && CHUNKS * LANES == SHAPE::CHUNKS,
                       "every lane a part of one row");
@@ -200,7 +198,7 @@ struct mma_block {
                                                         a.k_scale_stride_head, v);
         const float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
         uint32_t w[CHUNKS][4];
-        uint32_t largest = 0; /* of the magnitudes' bits, which sort as the values do */
+        uint32_t largest = 0;  // of the magnitudes' bits, which sort as the values do
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
             uint4 raw = make_uint4(0, 0, 0, 0);
@@ -245,14 +243,14 @@ struct mma_block {
                         w[i][2], w[i][3]);
         }
     }
-    __device__ __forceinline__ void start_item(const item_view &v) {
+    __device__ __forceinline__ void start_item(const ItemView &v) {
         load_q(v);
         __syncthreads();
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
-                /* the cap leaves log2 units */
+                // the cap leaves log2 units
                 factor[t][slot] =
                     a.soft_cap > 0 ? 1.0f : __int_as_float(row_word(row_of(t, slot), 0));
                 max_[t][slot] = -INFINITY;
@@ -268,7 +266,7 @@ struct mma_block {
         fresh = true;
     }
 
-    /* --- a tile --- */
+    // --- a tile ---
 
     __device__ __forceinline__ void scores(float (&s)[ROW_TILES][KEY_TILES][4], uint32_t k) const {
 #pragma unroll
@@ -319,7 +317,7 @@ struct mma_block {
         }
     }
 
-    /* int8: a key's scale is its column's. */
+    // int8: a key's scale is its column's.
     __device__ __forceinline__ void scale_scores(float (&s)[ROW_TILES][KEY_TILES][4]) const {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; i++) {
@@ -342,8 +340,10 @@ struct mma_block {
             const float to_cap = __int_as_float(row_word(row_of(t, slot), 0)) * inverse;
 #pragma unroll
             for (int i = 0; i < KEY_TILES; i++) {
-                s[i][2 * slot] = a.soft_cap * tanh_exact(s[i][2 * slot] * to_cap);
-                s[i][2 * slot + 1] = a.soft_cap * tanh_exact(s[i][2 * slot + 1] * to_cap);
+                s[i][2 * slot] =
+                    a.soft_cap * tanh_of_exponent(2 * LOG2E * (s[i][2 * slot] * to_cap));
+                s[i][2 * slot + 1] =
+                    a.soft_cap * tanh_of_exponent(2 * LOG2E * (s[i][2 * slot + 1] * to_cap));
             }
         }
     }
@@ -359,7 +359,7 @@ struct mma_block {
             }
         }
     }
-    /* The four lanes of a row read 16 keys' bits each, no byte behind the row's last. */
+    // The four lanes of a row read 16 keys' bits each, no byte behind the row's last.
     __device__ __forceinline__ void hide_by_mask(float (&s)[KEY_TILES][4], int t, int tile) const {
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
@@ -389,8 +389,8 @@ struct mma_block {
             top = fmaxf(top, fmaxf(s[i][2 * slot], s[i][2 * slot + 1]));
         return quad_max(top) * factor[t][slot];
     }
-    /* What S is not ready for the exponentials without, if anything: all of it behind one branch.
-     * Maxima of the rows that have none, whose O and sums are still 0. */
+    // What S is not ready for the exponentials without, if anything: all of it behind one branch.
+    // Maxima of the rows that have none, whose O and sums are still 0.
     __device__ __forceinline__ void prepare(float (&s)[ROW_TILES][KEY_TILES][4], int tile) {
         const bool edge = (tile + 1) * SHAPE::KEYS > full_to || tile * SHAPE::KEYS < full_from;
         if (!(edge || fresh || odd)) return;
@@ -400,7 +400,7 @@ struct mma_block {
         for (int t = 0; t < ROW_TILES; t++) {
             if (a.soft_cap > 0) cap_scores(s[t], t);
             if (edge) hide_by_range(s[t], t, tile);
-            if (loader.keys.mask != 0) hide_by_mask(s[t], t, tile);
+            if (loader.keys.mask != nullptr) hide_by_mask(s[t], t, tile);
             if (!fresh) continue;
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
@@ -411,13 +411,13 @@ struct mma_block {
         }
         if (fresh) fresh = __any_sync(~0u, open);
     }
-    /* The rows' maxima over this tile too; O and the sums follow. */
+    // The rows' maxima over this tile too; O and the sums follow.
     __device__ __forceinline__ void raise_maxima(const float (&s)[KEY_TILES][4], int t) {
         float keep[2];
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             const float now = fmaxf(row_maximum(s, t, slot), max_[t][slot]);
-            keep[slot] = max_[t][slot] == -INFINITY ? 0.0f : exp2_approx(max_[t][slot] - now);
+            keep[slot] = max_[t][slot] == -INFINITY ? 0.0f : exp2_fast(max_[t][slot] - now);
             max_[t][slot] = now;
             sum[t][slot] *= keep[slot];
         }
@@ -426,9 +426,9 @@ struct mma_block {
 #pragma unroll
             for (int j = 0; j < 4; j++) o[t][i][j] *= keep[j / 2];
     }
-    /* S to P in 16 bits. A row's maximum is found in the first tile it sees and then only where a
-     * lane's sum of a tile reaches 2^15, near f16's end: P may be as large, the final division
-     * takes it back. */
+    // S to P in 16 bits. A row's maximum is found in the first tile it sees and then only where a
+    // lane's sum of a tile reaches 2^15, near f16's end: P may be as large, the final division
+    // takes it back.
     __device__ __forceinline__ void softmax(const float (&s)[KEY_TILES][4],
                                             uint32_t (&p)[KEY_TILES / 2][4], int t) {
         for (bool raised = false;; raised = true) {
@@ -440,9 +440,9 @@ struct mma_block {
 #pragma unroll
                 for (int slot = 0; slot < 2; slot++) {
                     const float low =
-                        exp2_approx(fmaf(s[i][2 * slot], factor[t][slot], -offset[slot]));
+                        exp2_fast(fmaf(s[i][2 * slot], factor[t][slot], -offset[slot]));
                     const float high =
-                        exp2_approx(fmaf(s[i][2 * slot + 1], factor[t][slot], -offset[slot]));
+                        exp2_fast(fmaf(s[i][2 * slot + 1], factor[t][slot], -offset[slot]));
                     part[slot][0] += low;
                     part[slot][1] += high;
                     p[i / 2][i % 2 * 2 + slot] = pack<IS_BF16>(low, high);
@@ -457,7 +457,7 @@ struct mma_block {
             raise_maxima(s, t);
         }
     }
-    /* A tile; the next one's copies (where next >= 0) begin when S has left its registers. */
+    // A tile; the next one's copies (where next >= 0) begin when S has left its registers.
     __device__ __forceinline__ void compute(int tile, int buffer, int next, int next_buffer) {
         const bool seen = tile * SHAPE::KEYS < warp_to && (tile + 1) * SHAPE::KEYS > warp_from;
         const uint32_t distance = buffer * 2 * SHAPE::TILE_BYTES;
@@ -473,10 +473,10 @@ struct mma_block {
         if (seen) add_output(p, v_lane + distance);
     }
 
-    /* Tiles while the next one's bytes are on their way. */
+    // Tiles while the next one's bytes are on their way.
     __device__ __forceinline__ void run(const kv8_prefill_item &item) {
         constexpr int RATIO = KV8_PREFILL_TILE_KEYS / SHAPE::KEYS;
-        const item_view v = view_item(a, item);
+        const ItemView v = view_item(a, item);
         int tile = max(item.tile_begin * RATIO, item.seen_from / SHAPE::KEYS);
         const int end = min(item.tile_end * RATIO, (item.seen_to + SHAPE::KEYS - 1) / SHAPE::KEYS);
         const bool in_place = loader.in_place;
@@ -486,7 +486,7 @@ struct mma_block {
         start_item(v);
         for (int buffer = 0; tile < end; tile++, buffer ^= in_place) {
             copy_wait<0>();
-            __syncthreads(); /* all copies are here, and the other buffer has been read */
+            __syncthreads();  // all copies are here, and the other buffer has been read
             if (!in_place) {
                 loader.widen(scales_at);
                 __syncthreads();
@@ -496,9 +496,9 @@ struct mma_block {
         finish(item, v);
     }
 
-    /* --- the end of an item --- */
+    // --- the end of an item ---
 
-    /* Leaves this piece and returns whether it was the last; then the state is all pieces'. */
+    // Leaves this piece and returns whether it was the last; then the state is all pieces'.
     __device__ __forceinline__ bool join(const kv8_prefill_item &item) {
         constexpr int THREADS = SHAPE::THREADS;
         const int64_t place = (int64_t)item.slot + item.split;
@@ -545,8 +545,8 @@ struct mma_block {
                                THREADS * (2 * t + slot));
                     const float top = fmaxf(max_[t][slot], other.x);
                     const float base = top == -INFINITY ? 0.0f : top;
-                    keep[slot] = exp2_approx(max_[t][slot] - base);
-                    add[slot] = exp2_approx(other.x - base);
+                    keep[slot] = exp2_fast(max_[t][slot] - base);
+                    add[slot] = exp2_fast(other.x - base);
                     max_[t][slot] = top;
                     sum[t][slot] = sum[t][slot] * keep[slot] + other.y * add[slot];
                 }
@@ -562,7 +562,7 @@ struct mma_block {
         return true;
     }
 
-    __device__ __forceinline__ void finish(const kv8_prefill_item &item, const item_view &v) {
+    __device__ __forceinline__ void finish(const kv8_prefill_item &item, const ItemView &v) {
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++)
 #pragma unroll
@@ -570,7 +570,7 @@ struct mma_block {
         if (item.slot >= 0 && !join(item)) return;
         const float v_scale =
             batch_scale(a.v_scale, a.v_scale_stride_batch, a.v_scale_stride_head, v);
-        unsigned spoilt[ROW_TILES][2]; /* lanes that hold something not finite */
+        unsigned spoilt[ROW_TILES][2];  // lanes that hold something not finite
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
 #pragma unroll
@@ -594,21 +594,21 @@ struct mma_block {
         }
     }
 
-    __device__ __forceinline__ void store_result(const item_view &v, int row, int t, int slot,
+    __device__ __forceinline__ void store_result(const ItemView &v, int row, int t, int slot,
                                                  float v_scale) const {
-        const bool empty = max_[t][slot] == -INFINITY && sum[t][slot] == 0; /* else NaN keys */
-        const row_place place = place_of(a, v, row);
+        const bool empty = max_[t][slot] == -INFINITY && sum[t][slot] == 0;  // else NaN keys
+        const RowPlace place = place_of(a, v, row);
         float total = sum[t][slot];
-        if (a.sink_logit != 0)
-            total += exp2_approx(a.sink_logit[place.head] * LOG2_E - max_[t][slot]);
+        if (a.sink_logit != nullptr)
+            total += exp2_fast(a.sink_logit[place.head] * LOG2E - max_[t][slot]);
         const float weight = empty ? 0.0f : v_scale / total;
         const int64_t at = place.o + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < DIM_TILES; i++)
             if (8 * i < a.v_head_dim)
                 store_two(at + 8 * i, o[t][i][2 * slot] * weight, o[t][i][2 * slot + 1] * weight);
-        if (a.lse != 0 && lane % 4 == 0)
-            a.lse[place.lse] = empty ? -INFINITY : (max_[t][slot] + __log2f(sum[t][slot])) / LOG2_E;
+        if (a.lse != nullptr && lane % 4 == 0)
+            a.lse[place.lse] = empty ? -INFINITY : (max_[t][slot] + __log2f(sum[t][slot])) / LOG2E;
     }
     __device__ __forceinline__ void store_two(int64_t at, float x, float y) const {
         if (a.o_dtype == KV8_PREFILL_F32) {
@@ -636,16 +636,16 @@ template <class SHAPE>
 __device__ __forceinline__ void prefill_mma(const kv8_prefill_args &a) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = smem_address(memory);
-    mma_block<SHAPE> block(a, base);
+    MmaBlock<SHAPE> block(a, base);
     int next = 0;
     if (threadIdx.x == 0) next = atomicAdd(&a.queue->next, 1);
     for (;;) {
-        __syncthreads(); /* the last item has been left */
+        __syncthreads();  // the last item has been left
         if (threadIdx.x == 0) {
             const bool more = next < a.queue->num_items;
 #pragma unroll
             for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
-                uint4 words = make_uint4(~0u, 0, 0, 0); /* request -1: no more */
+                uint4 words = make_uint4(~0u, 0, 0, 0);  // request -1: no more
                 if (more) words = ((const uint4 *)(a.items + next))[i];
                 store_chunk(block.item_at + 16 * i, words.x, words.y, words.z, words.w);
             }
@@ -659,5 +659,3 @@ __device__ __forceinline__ void prefill_mma(const kv8_prefill_args &a) {
 }
 
 }  // namespace kv8
-
-#endif

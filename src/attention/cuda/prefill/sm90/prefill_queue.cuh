@@ -1,14 +1,15 @@
-/* prefill_items.cuh - how a block's items pass from the first producer warp, which takes them from
- * the queue, to everybody: a few slots in shared memory, so that producers may be an item ahead of
- * the math, and the math sees the next item before it ends one.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_PREFILL_ITEMS_CUH
-#define KV8_PREFILL_ITEMS_CUH
+// prefill_queue.cuh - how a block's items pass from the first producer warp, which takes them from
+// the queue, to everybody: a few slots in shared memory, so that producers may be an item ahead of
+// the consumers, which see the next item before they end one.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
 
 #include "prefill_shape.cuh"
 
-typedef ring<KV8_PREFILL_ITEM_SLOTS> item_ring;
+namespace kv8 {
+
+using ItemRing = Ring<KV8_PREFILL_ITEM_SLOTS>;
 
 template <class SHAPE>
 __device__ __forceinline__ uint32_t item_barrier(uint32_t shared, int kind) {
@@ -16,7 +17,7 @@ __device__ __forceinline__ uint32_t item_barrier(uint32_t shared, int kind) {
 }
 template <class SHAPE>
 __device__ __forceinline__ void fetch_item(const kv8_prefill_args &a, uint32_t shared,
-                                           const item_ring &r) {
+                                           const ItemRing &r) {
     barrier_wait(item_barrier<SHAPE>(shared, 1) + 8 * r.stage(), r.parity() ^ 1);
     if (threadIdx.x % 32 == 0) {
         const int n = atomicAdd(&a.queue->next, 1);
@@ -24,7 +25,7 @@ __device__ __forceinline__ void fetch_item(const kv8_prefill_args &a, uint32_t s
         const uint32_t at = shared + SHAPE::ITEMS_AT + KV8_PREFILL_ITEM_BYTES * r.stage();
 #pragma unroll
         for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
-            uint4 words = make_uint4(~0u, 0, 0, 0); /* request -1: no more */
+            uint4 words = make_uint4(~0u, 0, 0, 0);  // request -1: no more
             if (more) words = ((const uint4 *)(a.items + n))[i];
             store_shared(at + 16 * i, words.x, words.y, words.z, words.w);
         }
@@ -32,15 +33,15 @@ __device__ __forceinline__ void fetch_item(const kv8_prefill_args &a, uint32_t s
     }
     __syncwarp();
 }
-/* The item of the slot, 0 when there is no more. */
+// The item of the slot, 0 when there is no more.
 template <class SHAPE>
-__device__ __forceinline__ const kv8_prefill_item *take_item(uint32_t shared, const item_ring &r) {
+__device__ __forceinline__ const kv8_prefill_item *take_item(uint32_t shared, const ItemRing &r) {
     barrier_wait(item_barrier<SHAPE>(shared, 0) + 8 * r.stage(), r.parity());
     const kv8_prefill_item *const item = item_slot<SHAPE>(r.stage());
     return item->request < 0 ? 0 : item;
 }
 template <class SHAPE>
-__device__ __forceinline__ void leave_item(uint32_t shared, item_ring &r) {
+__device__ __forceinline__ void leave_item(uint32_t shared, ItemRing &r) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(item_barrier<SHAPE>(shared, 1) + 8 * r.stage());
     r.next();
@@ -50,8 +51,8 @@ template <class SHAPE>
 __device__ __forceinline__ void init_item_barriers(uint32_t shared) {
     for (int i = 0; i < KV8_PREFILL_ITEM_SLOTS; i++) {
         barrier_init(item_barrier<SHAPE>(shared, 0) + 8 * i, 1);
-        barrier_init(item_barrier<SHAPE>(shared, 1) + 8 * i, 4 * (SHAPE::NUM_MATH + 1));
+        barrier_init(item_barrier<SHAPE>(shared, 1) + 8 * i, 4 * (SHAPE::NUM_CONSUMERS + 1));
     }
 }
 
-#endif
+}  // namespace kv8

@@ -1,25 +1,27 @@
-/* prefill_schedule.cu - cuts a prefill launch into items, longest first, on the device, so that a
- * captured launch follows its lengths.
- *
- * Grid: one block of 1024 threads. Traffic: the index arrays in, 64 bytes an item out. Bound by
- * latency, a few microseconds.
- *
- * Items go to whichever block of the main kernel is free. Sorted by length they would still end up
- * to one item apart, so an item that would outlast the average end is split over its keys into
- * pieces that would not. All of it depends on the lengths alone: equal inputs, equal bits.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#include "prefill_view.cuh"
+// prefill_schedule.cu - cuts a prefill launch into items, longest first, on the device, so that a
+// captured launch follows its lengths.
+//
+// Grid: one block of 1024 threads. Traffic: the index arrays in, 64 bytes an item out. Bound by
+// latency, a few microseconds.
+//
+// Items go to whichever block of the main kernel is free. Sorted by length they would still end up
+// to one item apart, so an item that would outlast the average end is split over its keys into
+// pieces that would not. All of it depends on the lengths alone: equal inputs, equal bits.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "prefill/prefill_item.cuh"
+
+namespace kv8 {
 
 enum {
     SCHEDULE_THREADS = 1024,
     LENGTH_BINS = 4096,
     MOST_SPLITS = 64,
-    LEAST_SHARE = 32, /* pieces are not shorter than this part of a block's whole work */
-    ITEM_TILES = 1    /* what starting and finishing an item costs, in tiles */
+    LEAST_SHARE = 32,  // pieces are not shorter than this part of a block's whole work
+    ITEM_TILES = 1     // what starting and finishing an item costs, in tiles
 };
 
-/* Sum over all threads' values before this one; *total is everyone's. */
+// Sum over all threads' values before this one; *total is everyone's.
 __device__ static int scan(int value, int *warp_sums, int *total) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int sum = value;
@@ -27,7 +29,7 @@ __device__ static int scan(int value, int *warp_sums, int *total) {
         const int other = __shfl_up_sync(~0u, sum, step);
         if (lane >= step) sum += other;
     }
-    __syncthreads(); /* of the last call's readers */
+    __syncthreads();  // of the last call's readers
     if (lane == 31) warp_sums[warp] = sum;
     __syncthreads();
     int before = 0, all = 0;
@@ -40,11 +42,11 @@ __device__ static int scan(int value, int *warp_sums, int *total) {
 }
 
 __device__ static int32_t request_kv_len(const kv8_prefill_args &a, int32_t b) {
-    if (a.page_indptr == 0) return a.seq_lens[b];
+    if (a.page_indptr == nullptr) return a.seq_lens[b];
     const int32_t num_pages = a.page_indptr[b + 1] - a.page_indptr[b];
     return num_pages == 0 ? 0 : (num_pages - 1) * a.page_size + a.last_page_len[b];
 }
-/* An item of a request's rows from row_begin on, but for its keys. */
+// An item of a request's rows from row_begin on, but for its keys.
 __device__ static kv8_prefill_item item_of(const kv8_prefill_args &a, int request, int row_begin) {
     kv8_prefill_item item = {};
     item.request = request;
@@ -52,13 +54,14 @@ __device__ static kv8_prefill_item item_of(const kv8_prefill_args &a, int reques
     item.q_begin = a.qo_indptr[request];
     item.qo_len = a.qo_indptr[request + 1] - item.q_begin;
     item.kv_len = request_kv_len(a, request);
-    item.pages_at = a.page_indptr != 0 ? a.page_indptr[request] : request * a.block_table_stride;
+    item.pages_at =
+        a.page_indptr != nullptr ? a.page_indptr[request] : request * a.block_table_stride;
     return item;
 }
 
-/* Rows of the i-th block, in order of requests. */
+// Rows of the i-th block, in order of requests.
 __device__ static kv8_prefill_block block_of(const kv8_prefill_args &a, int i) {
-    int low = 0, high = a.batch - 1; /* the last request that begins at or before i */
+    int low = 0, high = a.batch - 1;  // the last request that begins at or before i
     while (low < high) {
         const int middle = (low + high + 1) / 2;
         if (a.block_indptr[middle] <= i)
@@ -66,7 +69,7 @@ __device__ static kv8_prefill_block block_of(const kv8_prefill_args &a, int i) {
         else
             high = middle - 1;
     }
-    const item_view v = view_item(a, item_of(a, low, (i - a.block_indptr[low]) * a.block_rows));
+    const ItemView v = view_item(a, item_of(a, low, (i - a.block_indptr[low]) * a.block_rows));
     const int last = v.row_begin + min(a.block_rows, v.num_rows) - 1;
     const int from = row_begin(a, v, query_of(a, v.row_begin)) / KV8_PREFILL_TILE_KEYS;
     const int to = row_end(a, v, query_of(a, last));
@@ -83,16 +86,16 @@ __device__ static int bin_of(const kv8_prefill_block &block, int shift) {
     return max(LENGTH_BINS - 1 - (length_of(block) >> shift), 0);
 }
 
-struct found_block {
+struct SortedBlock {
     kv8_prefill_block block;
     int32_t bin, rank, unused[2];
 };
-static_assert(sizeof(found_block) <= sizeof(kv8_prefill_item), "lies where items will");
+static_assert(sizeof(SortedBlock) <= sizeof(kv8_prefill_item), "lies where items will");
 
-/* Longest first; blocks of one length in order of requests. */
+// Longest first; blocks of one length in order of requests.
 __device__ static void sort_blocks(const kv8_prefill_args &a, int num_blocks, int *bins,
                                    int *warp_sums) {
-    found_block *const found = (found_block *)a.items; /* the list comes later */
+    SortedBlock *const found = (SortedBlock *)a.items;  // the list comes later
     int shift = 0;
     while (a.max_tiles >> shift >= LENGTH_BINS) shift++;
     for (int i = threadIdx.x; i < LENGTH_BINS; i += SCHEDULE_THREADS) bins[i] = 0;
@@ -114,7 +117,7 @@ __device__ static void sort_blocks(const kv8_prefill_args &a, int num_blocks, in
         sum += count;
     }
     __syncthreads();
-    /* One warp ranks, in order, so that ranks do not depend on a race; all move. */
+    // One warp ranks, in order, so that ranks do not depend on a race; all move.
     if (threadIdx.x < 32) {
         int bin = threadIdx.x < num_blocks ? found[threadIdx.x].bin : -1;
         for (int first = 0; first < num_blocks; first += 32) {
@@ -135,7 +138,7 @@ __device__ static void sort_blocks(const kv8_prefill_args &a, int num_blocks, in
     __syncthreads();
 }
 
-/* Every block for every KV head, split where it would outlast the average end. */
+// Every block for every KV head, split where it would outlast the average end.
 __device__ static void cut_items(const kv8_prefill_args &a, int num_blocks, int *warp_sums) {
     const int heads = a.num_kv_heads;
     int work = 0, total;
@@ -167,7 +170,7 @@ __device__ static void cut_items(const kv8_prefill_args &a, int num_blocks, int 
         items_before += total;
         if (i >= num_blocks) continue;
         kv8_prefill_item item = item_of(a, block.request, block.row_begin);
-        const item_view v = view_item(a, item);
+        const ItemView v = view_item(a, item);
         const int last = v.row_begin + min(a.block_rows, v.num_rows) - 1;
         item.seen_from = row_begin(a, v, query_of(a, v.row_begin));
         item.seen_to = row_end(a, v, query_of(a, last));
@@ -211,3 +214,5 @@ extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
     sort_blocks(a, num_blocks, bins, warp_sums);
     cut_items(a, num_blocks, warp_sums);
 }
+
+}  // namespace kv8

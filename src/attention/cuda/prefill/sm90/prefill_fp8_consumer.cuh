@@ -1,22 +1,23 @@
-/* prefill_fp8_math.cuh - a math warpgroup of the kernels that multiply codes: 64 packed query rows
- * of an item through both products, in e4m3, and the softmax.
- *
- * P is rounded to e4m3, so its place in that format's range matters: a row's largest P so far is
- * 2^6 when it is found, may grow to 448 before it is found again, and P keeps all its bits down to
- * 2^-12 of the largest. The row's sum is that of the rounded values, by a column of ones beside V.
- *
- * The tensor cores keep about 14 bits of a sum: after FLUSH_TILES tiles O moves to f32 sums of a
- * second level in shared memory, each thread's own.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_PREFILL_FP8_MATH_CUH
-#define KV8_PREFILL_FP8_MATH_CUH
+// prefill_fp8_consumer.cuh - a consumer warpgroup of the kernels that multiply codes: 64 packed
+// query rows of an item through both products, in e4m3, and the softmax.
+//
+// P is rounded to e4m3, so its place in that format's range matters: a row's largest P so far is
+// 2^6 when it is found, may grow to 448 before it is found again, and P keeps all its bits down to
+// 2^-12 of the largest. The row's sum is that of the rounded values, by a column of ones beside V.
+//
+// The tensor cores keep about 14 bits of a sum: after FLUSH_TILES tiles O moves to f32 sums of a
+// second level in shared memory, each thread's own.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
 
 #include "prefill_fp8_shape.cuh"
-#include "prefill_items.cuh"
-#include "prefill_rows.cuh"
+#include "prefill_queue.cuh"
+#include "prefill_row_state.cuh"
 
-/* Four values to e4m3; beyond 448 they become 448, NaN stays. */
+namespace kv8 {
+
+// Four values to e4m3; beyond 448 they become 448, NaN stays.
 __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
     uint32_t codes;
     asm("{\n.reg .b16 l, h;\n"
@@ -29,26 +30,26 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 }
 
 template <class SHAPE>
-struct fp8_warpgroup : row_state<SHAPE> {
-    typedef row_state<SHAPE> rows;
+struct Fp8Consumer : RowState<SHAPE> {
+    using rows = RowState<SHAPE>;
     using rows::a, rows::shared, rows::index, rows::thread, rows::lane, rows::D, rows::NUM_O;
     using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of;
-    static const bool E5M2 = SHAPE::CODE == CODE_E5M2;
+    static constexpr bool IS_E5M2 = SHAPE::CODE == E5M2;
     enum { FLUSH_TILES = 8 };
-    static constexpr float LARGEST = 6; /* log2 of P where a maximum is found */
-    int full_from, full_to;             /* keys that every row of the warpgroup may see */
-    float ones[4]; /* lane 0 of four: the rows' sums since the last flush; others: 0 */
-    int held;      /* tiles since then */
-    bool flushed;  /* whether the second level holds anything */
-    stage_ring<SHAPE::K_STAGES> k_tiles;
-    stage_ring<SHAPE::V_STAGES> v_tiles;
+    static constexpr float LARGEST = 6;  // log2 of P where a maximum is found
+    int full_from, full_to;              // keys that every row of the warpgroup may see
+    float ones[4];  // lane 0 of four: the rows' sums since the last flush; others: 0
+    int held;       // tiles since then
+    bool flushed;   // whether the second level holds anything
+    StageRing<SHAPE::K_STAGES> k_tiles;
+    StageRing<SHAPE::V_STAGES> v_tiles;
     uint32_t num_queries;
 
-    __device__ fp8_warpgroup(const kv8_prefill_args &args, uint32_t base)
+    __device__ Fp8Consumer(const kv8_prefill_args &args, uint32_t base)
         : rows(args, base), num_queries(0) {}
 
-    /* The rows' records; Q's codes come with the first tile of K. */
+    // The rows' records; Q's codes come with the first tile of K.
     __device__ __forceinline__ void start_rows() {
         barrier_wait(shared + SHAPE::ROWS_BARRIER_AT, num_queries % 2);
         this->rows_slot = num_queries % 2;
@@ -58,7 +59,7 @@ struct fp8_warpgroup : row_state<SHAPE> {
             asm volatile("ld.shared.f32 %0, [%1];"
                          : "=f"(factor[slot])
                          : "r"(row_address(row_of(slot))));
-            if (a.soft_cap > 0) factor[slot] = 1.0f; /* the cap leaves log2 units */
+            if (a.soft_cap > 0) factor[slot] = 1.0f;  // the cap leaves log2 units
         }
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(full_to) : "r"(row_address(0) + 12));
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(full_from) : "r"(row_address(63) + 8));
@@ -66,20 +67,20 @@ struct fp8_warpgroup : row_state<SHAPE> {
         flushed = false;
     }
 
-    /* Of 64 keys: half 0 or 1 of a tile. */
+    // Of 64 keys: half 0 or 1 of a tile.
     __device__ __forceinline__ void start_scores(float (&s)[32], uint32_t q, uint32_t k, int half) {
 #pragma unroll
         for (int i = 0; i < D / 32; i++)
-            wgmma8_shared<E5M2>(s, row_descriptor_at<D>(q, 32 * i),
-                                row_descriptor_at<D>(k, half * 64 * D + 32 * i), i != 0);
+            wgmma8_shared<IS_E5M2>(s, row_descriptor_at<D>(q, 32 * i),
+                                   row_descriptor_at<D>(k, half * 64 * D + 32 * i), i != 0);
         wgmma_commit();
     }
     __device__ __forceinline__ void start_output(const uint32_t (&p)[8], uint32_t v, int half) {
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            wgmma8_registers<E5M2>(o, ones, p + 4 * i,
-                                   row_descriptor_at<128>(v, 64 * half + 32 * i),
-                                   half > 0 || i > 0 || held > 0);
+            wgmma8_registers<IS_E5M2>(o, ones, p + 4 * i,
+                                      row_descriptor_at<128>(v, 64 * half + 32 * i),
+                                      half > 0 || i > 0 || held > 0);
         wgmma_commit();
     }
     __device__ __forceinline__ void pin_output() {
@@ -107,7 +108,7 @@ struct fp8_warpgroup : row_state<SHAPE> {
         v_tiles.next();
     }
 
-    /* --- the second level --- */
+    // --- the second level ---
 
     __device__ __forceinline__ uint32_t sums_address() const {
         return shared + SHAPE::SUMS_AT + index * SHAPE::SUMS_BYTES + 16 * thread;
@@ -132,7 +133,7 @@ struct fp8_warpgroup : row_state<SHAPE> {
         flushed = true;
         held = 0;
     }
-    /* Both levels into o and sum. */
+    // Both levels into o and sum.
     __device__ __forceinline__ void collect() {
         if (flushed) {
             const uint32_t at = sums_address();
@@ -168,34 +169,34 @@ struct fp8_warpgroup : row_state<SHAPE> {
         sum[1] *= alpha[1];
     }
 
-    /* --- softmax --- */
+    // --- softmax ---
 
-    /* The rows' maxima over these keys too; what the sums so far are to be multiplied by. */
+    // The rows' maxima over these keys too; what the sums so far are to be multiplied by.
     __device__ __forceinline__ void raise_maxima(float (&s)[32], float (&alpha)[2]) {
         float top[2] = {-INFINITY, -INFINITY};
-        registers_pin(s); /* or the compiler finds maxima of every tile, ahead of the question */
+        registers_pin(s);  // or the compiler finds maxima of every tile, ahead of the question
 #pragma unroll
         for (int i = 0; i < 32; i++)
             top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i] * factor[i / 2 % 2]);
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             top[slot] = fmaxf(quad_max(top[slot]) - LARGEST, max_[slot]);
-            alpha[slot] = max_[slot] == -INFINITY ? 0.0f : exp2_approx(max_[slot] - top[slot]);
+            alpha[slot] = max_[slot] == -INFINITY ? 0.0f : exp2_fast(max_[slot] - top[slot]);
             max_[slot] = top[slot];
         }
     }
-    /* P of 64 keys; whether some code is 448 or NaN. */
+    // P of 64 keys; whether some code is 448 or NaN.
     __device__ __forceinline__ bool exponentials(const float (&s)[32], uint32_t (&p)[8]) const {
         const float offset[2] = {max_[0] == -INFINITY ? 0.0f : max_[0],
                                  max_[1] == -INFINITY ? 0.0f : max_[1]};
-        uint32_t ends = 0; /* bit 7 of each byte: a code of 0x7e, 448, or 0x7f, NaN */
+        uint32_t ends = 0;  // bit 7 of each byte: a code of 0x7e, 448, or 0x7f, NaN
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int slot = i % 2, at = 8 * (i / 2) + 2 * slot;
             float x[4];
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                x[j] = exp2_approx(fmaf(s[at + 4 * (j / 2) + j % 2], factor[slot], -offset[slot]));
+                x[j] = exp2_fast(fmaf(s[at + 4 * (j / 2) + j % 2], factor[slot], -offset[slot]));
             p[i] = pack_e4m3(x[0], x[1], x[2], x[3]);
             ends |= p[i] + 0x02020202;
         }
@@ -205,9 +206,9 @@ struct fp8_warpgroup : row_state<SHAPE> {
         if (a.soft_cap > 0) this->cap_scores(s);
         if (64 * half + 64 > full_to || 64 * half < full_from) this->mask_scores(s, 64 * half);
     }
-    /* S to P, of 64 keys from 64 * half on, while products of P `before` are under way. No maximum
-     * per tile: where a P reaches e4m3's end, the rows' are found again, and O and the sums follow.
-     * For O all warps wait at one place, as wgmma's rules want it. */
+    // S to P, of 64 keys from 64 * half on, while products of P `before` are under way. No maximum
+    // per tile: where a P reaches e4m3's end, the rows' are found again, and O and the sums follow.
+    // For O all warps wait at one place, as wgmma's rules want it.
     __device__ __forceinline__ void softmax(float (&s)[32], uint32_t (&p)[8], uint32_t (&before)[8],
                                             int half) {
         hide_scores(s, half);
@@ -225,10 +226,10 @@ struct fp8_warpgroup : row_state<SHAPE> {
         }
     }
 
-    /* --- an item --- */
+    // --- an item ---
 
-    /* Steps of 64 keys, two a tile. S of the next step and O += P V of this one are started
-     * together; the latter is under way in the next step's softmax. */
+    // Steps of 64 keys, two a tile. S of the next step and O += P V of this one are started
+    // together; the latter is under way in the next step's softmax.
     __device__ __forceinline__ void run_tiles(int tile, int tile_end) {
         float s[32], alpha[2];
         uint32_t p[2][8];
@@ -242,7 +243,7 @@ struct fp8_warpgroup : row_state<SHAPE> {
         wgmma_wait<0>();
         registers_pin(s);
         hide_scores(s, 2 * tile);
-        raise_maxima(s, alpha); /* there are no sums yet */
+        raise_maxima(s, alpha);  // there are no sums yet
         exponentials(s, p[0]);
         for (;;) {
             wait_v();
@@ -294,14 +295,14 @@ struct fp8_warpgroup : row_state<SHAPE> {
         this->finish(item, view_item(a, item));
     }
     __device__ __forceinline__ void run() {
-        item_ring items;
+        ItemRing items;
         for (;;) {
             const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
-            if (item == 0) break;
+            if (item == nullptr) break;
             run_item(*item);
             leave_item<SHAPE>(shared, items);
         }
     }
 };
 
-#endif
+}  // namespace kv8

@@ -1,40 +1,42 @@
-/* prefill_rows.cuh - the 64 packed query rows of a math warpgroup, whatever its arithmetic: their
- * state, masks and caps, turns at the tensor cores, the join of split rows, and what is written.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_PREFILL_ROWS_CUH
-#define KV8_PREFILL_ROWS_CUH
+// prefill_row_state.cuh - the 64 packed query rows of a consumer warpgroup, whatever its
+// arithmetic: their state, masks and caps, turns at the tensor cores, the join of split rows, and
+// what is written.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
 
 #include <cuda_bf16.h>
 
 #include "prefill_shape.cuh"
-#include "prefill_softmax.cuh"
+
+namespace kv8 {
 
 template <class SHAPE>
-struct row_state {
+struct RowState {
     enum { D = SHAPE::HEAD_DIM, NUM_O = D / 2 };
     const kv8_prefill_args &a;
     uint32_t shared;
     int index, thread, lane;
-    int rows_slot = 0; /* of the records of rows; Q that is fetched ahead has two */
-    /* Per lane: rows lane/4 (slot 0) and lane/4 + 8 (slot 1) of the warp's sixteen. */
-    float factor[2];       /* from S to log2 units */
-    float max_[2], sum[2]; /* max_ in log2 units; P and sum are relative to it */
+    int rows_slot = 0;  // of the records of rows; Q that is fetched ahead has two
+    // Per lane: rows lane/4 (slot 0) and lane/4 + 8 (slot 1) of the warp's sixteen.
+    float factor[2];        // from S to log2 units
+    float max_[2], sum[2];  // max_ in log2 units; P and sum are relative to it
     float o[NUM_O];
 
-    __device__ row_state(const kv8_prefill_args &args, uint32_t base)
+    __device__ RowState(const kv8_prefill_args &args, uint32_t base)
         : a(args),
           shared(base),
-          index(__shfl_sync(~0u, threadIdx.x / 128, 0)), /* uniform */
+          index(__shfl_sync(~0u, threadIdx.x / 128, 0)),  // uniform
           thread(threadIdx.x % 128),
           lane(threadIdx.x % 32) {}
 
     __device__ __forceinline__ int row_of(int slot) const {
-        return thread / 32 * 16 + lane / 4 + 8 * slot; /* of the warpgroup's 64 */
+        return thread / 32 * 16 + lane / 4 + 8 * slot;  // of the warpgroup's 64
     }
-    /* Of a row: factor, a word of join(), first key, end of keys. */
+    // Of a row: factor, a word of join(), first key, end of keys.
     __device__ __forceinline__ uint32_t row_address(int row) const {
-        return shared + SHAPE::ROWS_AT + 16 * (64 * (rows_slot * SHAPE::NUM_MATH + index) + row);
+        return shared + SHAPE::ROWS_AT +
+               16 * (64 * (rows_slot * SHAPE::NUM_CONSUMERS + index) + row);
     }
 
     template <int N>
@@ -49,9 +51,10 @@ struct row_state {
             cap_factor[slot] *= inverse;
         }
 #pragma unroll
-        for (int i = 0; i < N; i++) s[i] = a.soft_cap * tanh_exact(s[i] * cap_factor[i / 2 % 2]);
+        for (int i = 0; i < N; i++)
+            s[i] = a.soft_cap * tanh_of_exponent(2 * LOG2E * (s[i] * cap_factor[i / 2 % 2]));
     }
-    /* s: sums of 2N keys from `first` on. */
+    // s: sums of 2N keys from `first` on.
     template <int N>
     __device__ __forceinline__ void mask_scores(float (&s)[N], int first) const {
 #pragma unroll
@@ -60,7 +63,7 @@ struct row_state {
             asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
                          : "=r"(begin), "=r"(end)
                          : "r"(row_address(row_of(slot)) + 8));
-            /* What P is 0 of: FP8's factor may be negative. */
+            // What P is 0 of: FP8's factor may be negative.
             const float hidden = SHAPE::FP8 ? copysignf(INFINITY, -factor[slot]) : -INFINITY;
             begin -= first + lane % 4 * 2;
             end -= first + lane % 4 * 2;
@@ -71,19 +74,19 @@ struct row_state {
             }
         }
     }
-    /* The tensor cores go from warpgroup to warpgroup; without turns all would compute products at
-     * one time and softmax at another. */
+    // The tensor cores go from warpgroup to warpgroup; without turns all would compute products at
+    // one time and softmax at another.
     __device__ __forceinline__ void wait_turn() const {
         named_barrier_sync(8 + index, 256);
     }
     __device__ __forceinline__ void pass_turn() const {
-        named_barrier_arrive(8 + (index + 1) % SHAPE::NUM_MATH, 256);
+        named_barrier_arrive(8 + (index + 1) % SHAPE::NUM_CONSUMERS, 256);
     }
 
-    /* Leaves this piece and returns whether it was the last; then the state is all pieces'. */
+    // Leaves this piece and returns whether it was the last; then the state is all pieces'.
     __device__ __forceinline__ bool join(const kv8_prefill_item &item) {
-        const int64_t group = SHAPE::NUM_MATH * (int64_t)item.slot + index;
-        const int64_t place = group + (int64_t)item.split * SHAPE::NUM_MATH;
+        const int64_t group = SHAPE::NUM_CONSUMERS * (int64_t)item.slot + index;
+        const int64_t place = group + (int64_t)item.split * SHAPE::NUM_CONSUMERS;
         float *const mine = a.partials + place * (64 * D) + thread;
         float2 *const my_sums = (float2 *)a.partial_sums + place * 256 + thread;
 #pragma unroll
@@ -109,7 +112,7 @@ struct row_state {
         max_[0] = max_[1] = -INFINITY;
         sum[0] = sum[1] = 0;
         for (int split = 0; split < item.num_splits; split++) {
-            const int64_t at = group + (int64_t)split * SHAPE::NUM_MATH;
+            const int64_t at = group + (int64_t)split * SHAPE::NUM_CONSUMERS;
             float keep[2], add[2];
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
@@ -117,8 +120,8 @@ struct row_state {
                     __ldcg((const float2 *)a.partial_sums + at * 256 + thread + 128 * slot);
                 const float top = fmaxf(max_[slot], other.x);
                 const float base = top == -INFINITY ? 0.0f : top;
-                keep[slot] = exp2_approx(max_[slot] - base);
-                add[slot] = exp2_approx(other.x - base);
+                keep[slot] = exp2_fast(max_[slot] - base);
+                add[slot] = exp2_fast(other.x - base);
                 max_[slot] = top;
                 sum[slot] = sum[slot] * keep[slot] + other.y * add[slot];
             }
@@ -130,34 +133,34 @@ struct row_state {
         return true;
     }
 
-    __device__ __forceinline__ void finish(const kv8_prefill_item &item, const item_view &v) {
+    __device__ __forceinline__ void finish(const kv8_prefill_item &item, const ItemView &v) {
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) sum[slot] = quad_sum(sum[slot]);
         if (item.slot >= 0 && !join(item)) return;
         float v_scale = 1.0f;
-        if (a.v_scale != 0)
+        if (a.v_scale != nullptr)
             v_scale =
                 a.v_scale[v.request * a.v_scale_stride_batch + v.kv_head * a.v_scale_stride_head];
-        unsigned spoilt[2]; /* lanes that hold something not finite */
+        unsigned spoilt[2];  // lanes that hold something not finite
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             const int row = 64 * index + row_of(slot);
             const bool here = row < v.num_rows;
-            const bool empty = max_[slot] == -INFINITY && sum[slot] == 0; /* else NaN keys */
+            const bool empty = max_[slot] == -INFINITY && sum[slot] == 0;  // else NaN keys
             float nothing = 0;
 #pragma unroll
             for (int i = 0; i < D / 8; i++)
                 nothing += 0.0f * o[4 * i + 2 * slot] + 0.0f * o[4 * i + 2 * slot + 1];
             spoilt[slot] = __ballot_sync(~0u, here && nothing != 0);
             if (here) {
-                const row_place place = place_of(v, row);
+                const RowPlace place = place_of(v, row);
                 float total = sum[slot];
-                if (a.sink_logit != 0)
-                    total += exp2_approx(a.sink_logit[place.head] * LOG2_E - max_[slot]);
+                if (a.sink_logit != nullptr)
+                    total += exp2_fast(a.sink_logit[place.head] * LOG2E - max_[slot]);
                 store_row(slot, place.o, empty ? 0.0f : v_scale / total);
-                if (a.lse != 0 && lane % 4 == 0)
+                if (a.lse != nullptr && lane % 4 == 0)
                     a.lse[place.lse] =
-                        empty ? -INFINITY : (max_[slot] + __log2f(sum[slot])) / LOG2_E;
+                        empty ? -INFINITY : (max_[slot] + __log2f(sum[slot])) / LOG2E;
             }
         }
         if (spoilt[0] | spoilt[1]) {
@@ -167,13 +170,13 @@ struct row_state {
         }
     }
 
-    /* Of a row of the item: its query and head, and where its results go. */
-    struct row_place {
+    // Of a row of the item: its query and head, and where its results go.
+    struct RowPlace {
         int query, head;
         int64_t o, lse;
     };
-    __device__ __forceinline__ row_place place_of(const item_view &v, int row) const {
-        row_place place;
+    __device__ __forceinline__ RowPlace place_of(const ItemView &v, int row) const {
+        RowPlace place;
         place.query = query_of(a, v.row_begin + row);
         place.head = v.kv_head * a.group_size + v.row_begin + row - place.query * a.group_size;
         const int64_t at = v.q_begin + place.query;
@@ -188,30 +191,27 @@ struct row_state {
             ((uint16_t *)a.o)[at] =
                 (uint16_t)(a.o_dtype == KV8_PREFILL_BF16 ? pack<true>(x, x) : pack<false>(x, x));
     }
-    template <int CODE>
+    template <Format CODE>
     static __device__ __forceinline__ float value_of(const void *values, int64_t at) {
-        if (CODE == CODE_BF16)
-            return __uint_as_float((uint32_t)((const uint16_t *)values)[at] << 16);
-        if (CODE == CODE_F16) return __half2float(((const __half *)values)[at]);
-        if (CODE == CODE_INT8) return (float)((const int8_t *)values)[at];
+        if (CODE == BF16) return __uint_as_float((uint32_t)((const uint16_t *)values)[at] << 16);
+        if (CODE == F16) return __half2float(((const __half *)values)[at]);
+        if (CODE == INT8) return (float)((const int8_t *)values)[at];
         uint32_t low, high;
         widen<CODE, false>(((const uint8_t *)values)[at], __half2half2(__ushort_as_half(0)), low,
                            high);
         return __half2float(__ushort_as_half((uint16_t)low));
     }
     __device__ __forceinline__ float query_value(int64_t at) const {
-        if (SHAPE::FP8) return value_of<CODE_E4M3>(a.q, at);
-        return a.q_dtype == KV8_PREFILL_BF16 ? value_of<CODE_BF16>(a.q, at)
-                                             : value_of<CODE_F16>(a.q, at);
+        if (SHAPE::FP8) return value_of<E4M3>(a.q, at);
+        return a.q_dtype == KV8_PREFILL_BF16 ? value_of<BF16>(a.q, at) : value_of<F16>(a.q, at);
     }
-    /* A row of which something is not finite, by one warp and key for key: 0 times what V holds at
-     * a key that the row may not see, but others of its item may, must not reach it. Rare and slow.
-     */
-    __device__ __forceinline__ void redo_row(const kv8_prefill_item &item, const item_view &v,
+    // A row of which something is not finite, by one warp and key for key: 0 times what V holds at
+    // a key that the row may not see, but others of its item may, must not reach it. Rare and slow.
+    __device__ __forceinline__ void redo_row(const kv8_prefill_item &item, const ItemView &v,
                                              int row, float v_scale) const {
-        const row_place place = place_of(v, row);
+        const RowPlace place = place_of(v, row);
         float scale = a.score_scale;
-        if (a.k_scale != 0)
+        if (a.k_scale != nullptr)
             scale *=
                 a.k_scale[v.request * a.k_scale_stride_batch + v.kv_head * a.k_scale_stride_head];
         const int64_t q_at =
@@ -227,7 +227,7 @@ struct row_state {
         for (int key = row_begin(a, v, place.query); key < end; key++) {
             const int nth = (int)divide(key, a.page_magic, a.page_shift);
             const int64_t page =
-                (a.page_indptr != 0 ? a.page_indices : a.block_table)[item.pages_at + nth];
+                (a.page_indptr != nullptr ? a.page_indices : a.block_table)[item.pages_at + nth];
             const int64_t slot = key - nth * a.page_size;
             const uint8_t *const k =
                 a.k.data + 16 * (page * a.k.stride_page + slot * a.k.stride_slot +
@@ -242,27 +242,28 @@ struct row_state {
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
             score *= scale;
-            if (SHAPE::CODE == CODE_INT8) {
+            if (SHAPE::CODE == INT8) {
                 score *= row_scale_of(a.k, page, slot, v.kv_head);
                 weight = row_scale_of(a.v, page, slot, v.kv_head);
             }
-            if (a.soft_cap > 0) score = a.soft_cap * tanh_exact(score / a.soft_cap);
-            const float higher = fmaxf(top, score); /* NaN is left to p */
+            if (a.soft_cap > 0)
+                score = a.soft_cap * tanh_of_exponent(2 * LOG2E * (score / a.soft_cap));
+            const float higher = fmaxf(top, score);  // NaN is left to p
             const float base = higher == -INFINITY ? 0.0f : higher;
-            const float keep = exp2_approx(top - base), p = exp2_approx(score - base);
+            const float keep = exp2_fast(top - base), p = exp2_fast(score - base);
             top = higher;
             total = total * keep + p;
 #pragma unroll
             for (int i = 0; i < D / 32; i++)
                 out[i] = out[i] * keep + p * weight * value_of<SHAPE::CODE>(values, lane + 32 * i);
         }
-        const float sink = a.sink_logit != 0 ? a.sink_logit[place.head] : -INFINITY;
-        const float divisor = total + exp2_approx(sink * LOG2_E - top);
-        const bool nothing = total == 0 || sink == INFINITY; /* whatever V holds */
+        const float sink = a.sink_logit != nullptr ? a.sink_logit[place.head] : -INFINITY;
+        const float divisor = total + exp2_fast(sink * LOG2E - top);
+        const bool nothing = total == 0 || sink == INFINITY;  // whatever V holds
 #pragma unroll
         for (int i = 0; i < D / 32; i++)
             store_value(place.o + lane + 32 * i, nothing ? 0.0f : out[i] * (v_scale / divisor));
-        if (a.lse != 0 && lane == 0) a.lse[place.lse] = (top + __log2f(total)) / LOG2_E;
+        if (a.lse != nullptr && lane == 0) a.lse[place.lse] = (top + __log2f(total)) / LOG2E;
     }
     __device__ __forceinline__ float row_scale_of(const kv8_prefill_pages &p, int64_t page,
                                                   int64_t slot, int head) const {
@@ -276,10 +277,10 @@ struct row_state {
         else
             store_pairs(slot, at, weight);
     }
-    /* wgmma's own columns: a lane has two neighbours of every eight. */
+    // wgmma's own columns: a lane has two neighbours of every eight.
     __device__ __forceinline__ void store_pairs(int slot, int64_t at, float weight) const {
         at += lane % 4 * 2;
-        if (a.o_dtype != KV8_PREFILL_F32 && a.o_aligned) { /* as a rule */
+        if (a.o_dtype != KV8_PREFILL_F32 && a.o_aligned) {  // as a rule
             uint16_t *const to = (uint16_t *)a.o + at;
             const bool bf16 = a.o_dtype == KV8_PREFILL_BF16;
 #pragma unroll
@@ -293,8 +294,8 @@ struct row_state {
         for (int i = 0; i < D / 8; i++)
             store_pair(at + 8 * i, o[4 * i + 2 * slot] * weight, o[4 * i + 2 * slot + 1] * weight);
     }
-    /* FP8: column 16m + 8e + r of the product is dimension 16m + 2r + e, so that a lane has four
-     * neighbours of every 16. */
+    // FP8: column 16m + 8e + r of the product is dimension 16m + 2r + e, so that a lane has four
+    // neighbours of every 16.
     __device__ __forceinline__ void store_runs(int slot, int64_t at, float weight) const {
         at += lane % 4 * 4;
 #pragma unroll
@@ -341,4 +342,4 @@ struct row_state {
     }
 };
 
-#endif
+}  // namespace kv8

@@ -1,0 +1,69 @@
+// prefill_fp8_sm90.cu - the prefill kernels for Hopper that multiply codes, Q in e4m3: one per row
+// of prefill_fp8_kernels.inc.
+//
+// Grid and block as prefill_sm90.cuh's. Bound by exp2 (16 a cycle) as much as by the tensor cores
+// at head_dim 128, twice as much at 64: per 64 rows and tile of 128 keys 512 cycles against 512 or
+// 256.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "prefill_fp8_consumer.cuh"
+#include "prefill_fp8_producer.cuh"
+#include "prefill_sm90.cuh"
+
+namespace kv8 {
+
+// The column of ones behind every stage of V, and the columns of zeros behind that.
+template <class SHAPE>
+__device__ __forceinline__ void store_ones(uint32_t shared) {
+    const uint32_t one = SHAPE::CODE == E5M2 ? 0x3C3C3C3C : 0x38383838;
+    for (int i = threadIdx.x; i < SHAPE::V_STAGES * 64; i += 128 * (SHAPE::NUM_CONSUMERS + 1)) {
+        const uint32_t word = i % 64 < TILE_KEYS / 16 ? one : 0;
+        store_shared(shared + SHAPE::V_AT + i / 64 * SHAPE::V_BYTES + SHAPE::HEAD_DIM * TILE_KEYS +
+                         16 * (i % 64),
+                     word, word, word, word);
+    }
+    fence_stores_before_wgmma();
+}
+
+template <class SHAPE>
+__device__ __forceinline__ void init_fp8_barriers(uint32_t shared) {
+    const int warps = 4 * SHAPE::NUM_CONSUMERS;
+    for (int i = 0; i < SHAPE::K_STAGES; i++) {
+        barrier_init(k_barrier<SHAPE>(shared, 0, i), 4);
+        barrier_init(k_barrier<SHAPE>(shared, 1, i), warps);
+    }
+    for (int i = 0; i < SHAPE::V_STAGES; i++) {
+        barrier_init(v_barrier<SHAPE>(shared, 0, i), 4);
+        barrier_init(v_barrier<SHAPE>(shared, 1, i), warps);
+    }
+    // Once an item, every lane hands over what it stored, or has read, itself.
+    barrier_init(shared + SHAPE::ROWS_BARRIER_AT, 128);
+    barrier_init(shared + SHAPE::Q_BARRIER_AT, 32 * warps);
+}
+
+template <class SHAPE>
+__device__ __forceinline__ void prefill_fp8_block(const kv8_prefill_args &a) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const uint32_t shared = smem_address(memory);
+    store_ones<SHAPE>(shared);
+    if (threadIdx.x == 0) {
+        init_fp8_barriers<SHAPE>(shared);
+        init_item_barriers<SHAPE>(shared);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    if (threadIdx.x / 128 == SHAPE::NUM_CONSUMERS)
+        produce_items<SHAPE, Fp8Producer<SHAPE>>(a, shared);
+    else
+        compute_items<SHAPE, Fp8Consumer<SHAPE>>(a, shared);
+}
+
+}  // namespace kv8
+
+#define KV8_PREFILL_FP8(CODE, NAME, HEAD_DIM, NUM_CONSUMERS, ...)                                  \
+    extern "C" __global__ void __launch_bounds__(128 * (NUM_CONSUMERS + 1), 1)                     \
+        kv8_prefill_e4m3_##NAME##_d##HEAD_DIM##__sm90(                                             \
+            const __grid_constant__ kv8_prefill_args a) {                                          \
+        kv8::prefill_fp8_block<kv8::Fp8Shape<kv8::CODE, HEAD_DIM, NUM_CONSUMERS, __VA_ARGS__>>(a); \
+    }
+#include "prefill_fp8_kernels.inc"

@@ -1,0 +1,74 @@
+// prefill_shape.cuh - the measures of a prefill kernel: its warpgroups, stages, registers and
+// shared memory, the rings its roles walk, the slots its items pass through.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "prefill_widen.cuh"
+
+namespace kv8 {
+
+enum {
+    TILE_KEYS = KV8_PREFILL_TILE_KEYS,
+    TILE_BYTES = TILE_KEYS * 128,  // of 64 columns
+    Q_BYTES = 64 * 128             // one warpgroup's rows of 64 columns
+};
+
+// One row of prefill_kernels.inc.
+template <Format CODE_, int HEAD_DIM_, int NUM_CONSUMERS_, int NUM_STAGES_, int NUM_AHEAD_,
+          int CONSUMER_REGISTERS_, int PRODUCER_REGISTERS_>
+struct Sm90Shape {
+    static constexpr Format CODE = CODE_;
+    static constexpr int HEAD_DIM = HEAD_DIM_, NUM_CONSUMERS = NUM_CONSUMERS_;
+    static constexpr bool FP8 = false;  // products of 8-bit codes: prefill_fp8_shape.cuh
+    static constexpr int NUM_STAGES = NUM_STAGES_;
+    static constexpr int NUM_AHEAD = NUM_AHEAD_;  // tiles whose codes are under way
+    static constexpr int CONSUMER_REGISTERS = CONSUMER_REGISTERS_,
+                         PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
+    static constexpr int LOADS =
+        PRODUCER_REGISTERS < 64 ? 2 : 4;  // 16 bytes of codes that a thread holds while widening
+    // Of a warp at K's barriers: with int8 every lane hands over, its key's scale or its reads.
+    static constexpr int K_ARRIVALS = CODE == INT8 ? 32 : 1;
+    static constexpr int COLUMNS = HEAD_DIM / 64;  // tiles of 64 columns in a row
+    static constexpr int THREADS = 128 * (NUM_CONSUMERS + 1);
+    static constexpr int Q_AT = 0;
+    static constexpr int K_AT = Q_AT + NUM_CONSUMERS * COLUMNS * Q_BYTES;
+    static constexpr int V_AT = K_AT + NUM_STAGES * COLUMNS * TILE_BYTES;
+    // Codes as they lie in pages: per producer warp, NUM_AHEAD + 1 tiles of K then V.
+    static constexpr int RAW_AT = V_AT + NUM_STAGES * COLUMNS * TILE_BYTES;
+    static constexpr int RAW_TILE_BYTES = is_wide(CODE) ? 0 : 2 * COLUMNS * RAW_CHUNK_BYTES;
+    // int8: K's scales of a stage's keys, f16.
+    static constexpr int K_SCALES_AT = RAW_AT + 4 * (NUM_AHEAD + 1) * RAW_TILE_BYTES;
+    static constexpr int BARRIERS_AT =
+        K_SCALES_AT + (CODE == INT8 ? NUM_STAGES * TILE_KEYS * 2 : 0);
+    // Barriers: K full, K empty, V full, V empty per stage; item full, empty.
+    static constexpr int ITEM_BARRIERS_AT = BARRIERS_AT + 8 * 4 * NUM_STAGES;
+    static constexpr int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS;
+    static constexpr int ROWS_AT =
+        ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * (int)sizeof(kv8_prefill_item);
+    static constexpr int SHARED_BYTES = ROWS_AT + NUM_CONSUMERS * 64 * 16;
+    static_assert(SHARED_BYTES == KV8_PREFILL_SM90_SHARED(size_of(CODE), CODE == INT8, HEAD_DIM,
+                                                          NUM_CONSUMERS, NUM_STAGES, NUM_AHEAD),
+                  "what the host asks for");
+};
+
+// A ring's place after n steps: stage and the parity of its round.
+template <int N>
+struct Ring {
+    static_assert((N & (N - 1)) == 0, "a power of two");
+    uint32_t steps;
+    __device__ Ring() : steps(0) {}
+    __device__ __forceinline__ uint32_t stage() const { return steps % N; }
+    __device__ __forceinline__ uint32_t parity() const { return steps / N % 2; }
+    __device__ __forceinline__ void next() { steps++; }
+};
+
+static_assert(sizeof(kv8_prefill_item) == KV8_PREFILL_ITEM_BYTES, "64 bytes");
+// The slots that items pass through.
+template <class SHAPE>
+__device__ __forceinline__ const kv8_prefill_item *item_slot(int slot) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    return (const kv8_prefill_item *)(memory + SHAPE::ITEMS_AT) + slot;
+}
+
+}  // namespace kv8
