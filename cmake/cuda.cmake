@@ -131,6 +131,8 @@ function(kv8_cuda_source file)
   if(NOT ARG_ARCHS OR ARG_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "kv8_cuda_source(${file}): ARCHS arch... [MAY_SPILL kernel:bytes...]")
   endif()
+  string(REPLACE ";" "," archs "${ARG_ARCHS}") # for tests/driver, which needs no nvcc
+  set_property(GLOBAL APPEND PROPERTY KV8_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/${file}:${archs})
   if(NOT KV8_NVCC_RUNS)
     return()
   endif()
