@@ -74,7 +74,6 @@ static void count_attention(int32_t rows, int32_t keys) {
     spec.page_size = PAGE;
     spec.window_left = -1;
     spec.causal = 1;
-    spec.sink_logit = sink;
     spec.isa = KV8_ISA_AVX2;
     spec.max_batch = 1;
     spec.max_total_q = rows;
@@ -91,14 +90,21 @@ static void count_attention(int32_t rows, int32_t keys) {
     work.args.o = o;
     work.args.q_stride_head = work.args.o_stride_head = DIM;
     work.args.q_stride_row = work.args.o_stride_row = QO_HEADS * DIM;
-    work.args.k = (kv8_paged){.data = codes,
-                              .stride_page = PAGE * KV_HEADS * DIM,
-                              .stride_slot = KV_HEADS * DIM,
-                              .stride_head = DIM};
-    work.args.v = work.args.k;
-    work.args.v.data = codes + (size_t)MAX_KEYS * KV_HEADS * DIM;
-    work.args.pages = (kv8_page_table){
-        .block_table = pages, .block_table_stride = keys / PAGE, .seq_lens = &keys};
+    kv8_paged k = KV8_PAGED_INIT;
+    k.data = codes;
+    k.stride_page = PAGE * KV_HEADS * DIM;
+    k.stride_slot = KV_HEADS * DIM;
+    k.stride_head = DIM;
+    kv8_paged v = k;
+    v.data = codes + (size_t)MAX_KEYS * KV_HEADS * DIM;
+    kv8_page_table table = KV8_PAGE_TABLE_INIT;
+    table.block_table = pages;
+    table.block_table_stride = keys / PAGE;
+    table.seq_lens = &keys;
+    work.args.k = &k;
+    work.args.v = &v;
+    work.args.pages = &table;
+    work.args.sink_logit = sink;
     counted_run(run_attention, &work);
     kv8_attention_plan_destroy(work.plan);
     free(work.workspace);

@@ -188,7 +188,15 @@ static pool make_pool(const build *b, const options *o) {
     return p;
 }
 
-static kv8_attention_args make_args(const options *o, const pool *p, int32_t context) {
+/* Args and what they point to. */
+typedef struct inputs {
+    kv8_attention_args args;
+    kv8_paged k, v;
+    kv8_page_table pages;
+    float sink[MAX_HEADS];
+} inputs;
+
+static void make_inputs(inputs *in, const options *o, const pool *p, int32_t context) {
     static int32_t qo_indptr[MAX_BATCH + 1], page_indptr[MAX_BATCH + 1], last_page_len[MAX_BATCH];
     const int32_t pages = (context + PAGE - 1) / PAGE;
     for (int32_t i = 0; i <= o->batch; i++) {
@@ -201,37 +209,42 @@ static kv8_attention_args make_args(const options *o, const pool *p, int32_t con
     kv8_bf16 *const q = malloc(num * sizeof *q);
     for (size_t i = 0; i < num; i++)
         q[i].bits = (uint16_t)(draw() % 2 << 15 | (0x3f00 + draw() % 256));
-    kv8_attention_args a = KV8_ATTENTION_ARGS_INIT;
-    a.batch = o->batch;
-    a.qo_indptr = qo_indptr;
-    a.q = q;
-    a.q_stride_head = a.o_stride_head = o->head_dim;
-    a.q_stride_row = a.o_stride_row = (int64_t)o->num_qo_heads * o->head_dim;
-    a.o = malloc(num * sizeof(kv8_bf16));
+    kv8_attention_args *const a = &in->args;
+    *a = (kv8_attention_args)KV8_ATTENTION_ARGS_INIT;
+    a->batch = o->batch;
+    a->qo_indptr = qo_indptr;
+    a->q = q;
+    a->q_stride_head = a->o_stride_head = o->head_dim;
+    a->q_stride_row = a->o_stride_row = (int64_t)o->num_qo_heads * o->head_dim;
+    a->o = malloc(num * sizeof(kv8_bf16));
+    for (int32_t h = 0; h < o->num_qo_heads; h++) in->sink[h] = 0.5f;
+    a->sink_logit = in->sink;
+    a->k = &in->k;
+    a->v = &in->v;
+    a->pages = &in->pages;
     const int64_t row = (int64_t)o->num_kv_heads * o->head_dim;
     const int64_t size = p->code_bytes / (PAGE * row), step = p->plane_bytes * (o->apart ? 1 : 2);
     const int64_t v_at = p->plane_bytes * (o->apart ? p->num_pages : 1);
-    a.k = (kv8_paged){.data = p->memory,
-                      .stride_page = step / size,
-                      .stride_slot = row,
-                      .stride_head = o->head_dim};
+    in->k = (kv8_paged)KV8_PAGED_INIT;
+    in->k.data = p->memory;
+    in->k.stride_page = step / size;
+    in->k.stride_slot = row;
+    in->k.stride_head = o->head_dim;
     if (p->dtype == KV8_INT8) {
-        a.k.row_scale = (const void *)(p->memory + p->code_bytes);
-        a.k.row_scale_stride_page = step / (int64_t)sizeof(kv8_f16);
-        a.k.row_scale_stride_slot = o->num_kv_heads;
-        a.k.row_scale_stride_head = 1;
+        in->k.row_scale = (const void *)(p->memory + p->code_bytes);
+        in->k.row_scale_stride_page = step / (int64_t)sizeof(kv8_f16);
+        in->k.row_scale_stride_slot = o->num_kv_heads;
+        in->k.row_scale_stride_head = 1;
     }
-    a.v = a.k;
-    a.v.data = p->memory + v_at;
-    if (p->dtype == KV8_INT8) a.v.row_scale = a.k.row_scale + v_at / (int64_t)sizeof(kv8_f16);
-    a.pages.page_indptr = page_indptr;
-    a.pages.last_page_len = last_page_len;
-    return a;
+    in->v = in->k;
+    in->v.data = p->memory + v_at;
+    if (p->dtype == KV8_INT8) in->v.row_scale = in->k.row_scale + v_at / (int64_t)sizeof(kv8_f16);
+    in->pages = (kv8_page_table)KV8_PAGE_TABLE_INIT;
+    in->pages.page_indptr = page_indptr;
+    in->pages.last_page_len = last_page_len;
 }
 
 static void open_plan(build *b, const options *o, const pool *p, int32_t context) {
-    static float sink[MAX_HEADS];
-    for (int32_t h = 0; h < o->num_qo_heads; h++) sink[h] = 0.5f;
     kv8_attention_spec s = KV8_ATTENTION_SPEC_INIT;
     s.num_qo_heads = o->num_qo_heads;
     s.num_kv_heads = o->num_kv_heads;
@@ -241,7 +254,6 @@ static void open_plan(build *b, const options *o, const pool *p, int32_t context
     s.page_size = PAGE;
     s.window_left = o->window;
     s.causal = 1;
-    s.sink_logit = sink;
     s.batch_invariant = b->invariant;
     s.max_batch = o->batch;
     s.max_total_q = o->batch * o->qo_len;
@@ -288,7 +300,9 @@ static void time_context(build *builds, int num_builds, const options *o, const 
                 context, o->batch);
         exit(1);
     }
-    kv8_attention_args a = make_args(o, p, context);
+    static inputs in;
+    make_inputs(&in, o, p, context);
+    kv8_attention_args *const a = &in.args;
     for (int i = 0; i < num_builds; i++) open_plan(&builds[i], o, p, context);
     /* The first run of a turn wakes the build's threads and is not counted. */
     const int turn = (int64_t)context * o->batch * o->qo_len < 32768 ? 12 : 4;
@@ -298,27 +312,27 @@ static void time_context(build *builds, int num_builds, const options *o, const 
         for (int n = 0; n < num_builds; n++) {
             build *const b = &builds[(n + round) % num_builds];
             for (int k = 0; k < turn; k++) {
-                a.pages.page_indices = p->order + at++ % sets * pages;
+                in.pages.page_indices = p->order + at++ % sets * pages;
                 const double begin = now_us();
-                check(b, b->kv8_attention_run(b->plan, &a, b->workspace));
+                check(b, b->kv8_attention_run(b->plan, a, b->workspace));
                 if (k > 0) b->samples[b->num++] = now_us() - begin;
             }
         }
     }
-    a.pages.page_indices = p->order;
+    in.pages.page_indices = p->order;
     for (int i = 0; i < num_builds; i++) {
         build *const b = &builds[i];
-        check(b, b->kv8_attention_run(b->plan, &a, b->workspace));
-        const size_t num = (size_t)(a.qo_indptr[o->batch] * a.o_stride_row);
-        const float d = difference(&a, num, i == 0);
+        check(b, b->kv8_attention_run(b->plan, a, b->workspace));
+        const size_t num = (size_t)(a->qo_indptr[o->batch] * a->o_stride_row);
+        const float d = difference(a, num, i == 0);
         qsort(b->samples, (size_t)b->num, sizeof *b->samples, ascending);
         printf("%-10d %8d %10.1f %10.1f %10.1f %9.1e  %s\n", context, b->num, b->samples[0],
                b->samples[b->num / 4], b->samples[b->num / 2], (double)d, b->name);
         b->kv8_attention_plan_destroy(b->plan);
     }
     fflush(stdout);
-    free((void *)(uintptr_t)a.q);
-    free(a.o);
+    free((void *)(uintptr_t)a->q);
+    free(a->o);
 }
 
 int main(int argc, char **argv) {

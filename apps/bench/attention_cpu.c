@@ -62,6 +62,8 @@ typedef struct bench_run {
     int32_t *qo_indptr, *page_indptr, *page_indices, *last_page_len;
     int64_t pages_per_set;
     int32_t num_sets;
+    kv8_paged k, v;
+    kv8_page_table pages;
     kv8_attention_args args;
 } bench_run;
 
@@ -122,9 +124,14 @@ static kv8_status make_tables(bench_run *r, const bench_args *args, const bench_
         status = kv8_cache_page_table(
             cache->cache, 0, cache->seqs + (int64_t)set * row->batch, row->batch, r->page_indptr,
             r->page_indices + set * r->pages_per_set, r->pages_per_set, r->last_page_len);
-    r->args.pages.page_indptr = r->page_indptr;
-    r->args.pages.last_page_len = r->last_page_len;
-    if (status == KV8_OK) status = kv8_cache_layer_kv(cache->cache, 0, &r->args.k, &r->args.v);
+    r->pages = (kv8_page_table)KV8_PAGE_TABLE_INIT;
+    r->pages.page_indptr = r->page_indptr;
+    r->pages.last_page_len = r->last_page_len;
+    r->k = r->v = (kv8_paged)KV8_PAGED_INIT;
+    if (status == KV8_OK) status = kv8_cache_layer_kv(cache->cache, 0, &r->k, &r->v);
+    r->args.k = &r->k;
+    r->args.v = &r->v;
+    r->args.pages = &r->pages;
     return status;
 }
 
@@ -139,7 +146,7 @@ static kv8_status make_plan(bench_run *r, const bench_args *args, const bench_ro
     spec.page_size = args->page_size;
     spec.window_left = args->window;
     spec.causal = 1;
-    spec.sink_logit = args->no_sink ? NULL : r->sink;
+    r->args.sink_logit = args->no_sink ? NULL : r->sink;
     spec.batch_invariant = args->batch_invariant;
     spec.isa = row->isa;
     spec.math = row->asked_math;
@@ -166,8 +173,10 @@ static bool isa_from_name(const char *name, kv8_isa *isa_out) {
  * first word of the plan's description. */
 static int name_kernel(const bench_run *r, bench_row *row) {
     char text[512];
+    kv8_page_table pages = r->pages;
     kv8_attention_args args = r->args;
-    args.pages.page_indices = r->page_indices;
+    pages.page_indices = r->page_indices;
+    args.pages = &pages;
     const kv8_status status = kv8_attention_describe(r->plan, &args, text, sizeof text);
     if (status != KV8_OK) return cli_fail_status(status);
     snprintf(row->kernel, sizeof row->kernel, "%.*s", (int)strcspn(text, ", "), text);
@@ -180,7 +189,7 @@ static int name_kernel(const bench_run *r, bench_row *row) {
 }
 
 static kv8_status run_set(bench_run *r, int32_t set) {
-    r->args.pages.page_indices = r->page_indices + set * r->pages_per_set;
+    r->pages.page_indices = r->page_indices + set * r->pages_per_set;
     return kv8_attention_run(r->plan, &r->args, r->workspace);
 }
 

@@ -48,6 +48,8 @@ typedef struct device_run {
     const int32_t *page_indices; /* of all sets */
     kv8_attention_device_plan *plan;
     void *workspace;
+    kv8_paged k, v;
+    kv8_page_table pages;
     kv8_attention_args args;
 } device_run;
 
@@ -120,7 +122,10 @@ static kv8_status make_pages(device_run *r, const bench_device *b, const device_
     uint8_t *const piece = malloc(PIECE_BYTES);
     if (piece == NULL) return KV8_ERR_NO_MEMORY;
     kv8_status status = KV8_OK;
-    kv8_paged *const both[2] = {&r->args.k, &r->args.v};
+    kv8_paged *const both[2] = {&r->k, &r->v};
+    r->k = r->v = (kv8_paged)KV8_PAGED_INIT;
+    r->args.k = &r->k;
+    r->args.v = &r->v;
     for (int i = 0; status == KV8_OK && i < 2; i++) {
         status = random_codes(row->kv, PIECE_BYTES / (size_t)size, 2 + (uint64_t)i, piece);
         if (status == KV8_OK)
@@ -187,8 +192,10 @@ static kv8_status make_tables(device_run *r, const bench_device *b, const device
     free(ids);
     free(lists);
     r->page_indices = to[0];
-    r->args.pages.page_indptr = to[1];
-    r->args.pages.last_page_len = to[2];
+    r->pages = (kv8_page_table)KV8_PAGE_TABLE_INIT;
+    r->args.pages = &r->pages;
+    r->pages.page_indptr = to[1];
+    r->pages.last_page_len = to[2];
     r->args.qo_indptr = to[3];
     return status;
 }
@@ -218,10 +225,14 @@ static kv8_status make_queries(device_run *r, const bench_device *b, const devic
 }
 
 enum { MAX_SINKS = 1024 };
-/* sinks [MAX_SINKS] is borrowed. */
-static kv8_attention_spec make_spec(const bench_device *b, const device_row *row, float *sinks) {
-    const bench_device_args *const a = b->args;
+/* Fills sinks [MAX_SINKS]; false where the run has none. */
+static bool make_sinks(const bench_device_args *a, float *sinks) {
     for (int32_t h = 0; h < MAX_SINKS; h++) sinks[h] = 0.5f;
+    return !a->no_sink && a->num_qo_heads <= MAX_SINKS;
+}
+
+static kv8_attention_spec make_spec(const bench_device *b, const device_row *row) {
+    const bench_device_args *const a = b->args;
     kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
     spec.num_qo_heads = a->num_qo_heads;
     spec.num_kv_heads = a->num_kv_heads;
@@ -231,7 +242,6 @@ static kv8_attention_spec make_spec(const bench_device *b, const device_row *row
     spec.page_size = a->page_size;
     spec.window_left = a->window;
     spec.causal = 1;
-    spec.sink_logit = a->no_sink || a->num_qo_heads > MAX_SINKS ? NULL : sinks;
     spec.batch_invariant = a->batch_invariant;
     spec.max_batch = row->batch;
     spec.max_total_q = row->batch * row->qo_len;
@@ -241,8 +251,12 @@ static kv8_attention_spec make_spec(const bench_device *b, const device_row *row
 
 static kv8_status make_plan(device_run *r, const bench_device *b, device_row *row) {
     float sinks[MAX_SINKS];
-    const kv8_attention_spec spec = make_spec(b, row, sinks);
+    const void *to = NULL;
+    const kv8_attention_spec spec = make_spec(b, row);
     kv8_status status = kv8_attention_device_plan_create(&r->plan, r->device, &spec, NULL);
+    if (status == KV8_OK && make_sinks(b->args, sinks))
+        status = upload(r, b->stream, sinks, sizeof sinks, &to);
+    r->args.sink_logit = to;
     if (status == KV8_OK)
         status = take_memory(r, kv8_attention_device_workspace_size(r->plan), &r->workspace);
     if (status == KV8_OK)
@@ -286,6 +300,8 @@ static kv8_status download_pages(kv8_stream *stream, const kv8_paged *from, kv8_
 typedef struct sample {
     kv8_attention_spec spec;
     kv8_attention_args args;
+    kv8_paged k, v;
+    kv8_page_table pages;
     int32_t qo_indptr[2], kv_len;
     float q_scale;
 } sample;
@@ -331,7 +347,11 @@ static kv8_status check(device_run *r, const bench_device *b, device_row *row) {
     const int32_t keys = request_keys(b, row, 0), qo_len = row->qo_len;
     const int32_t num_pages = (keys + a->page_size - 1) / a->page_size;
     float sinks[MAX_SINKS];
-    sample s = {.spec = make_spec(b, row, sinks), .args = r->args, .q_scale = 1};
+    sample s = {.spec = make_spec(b, row), .args = r->args, .k = r->k, .v = r->v, .q_scale = 1};
+    s.args.sink_logit = make_sinks(a, sinks) ? sinks : NULL;
+    s.args.k = &s.k;
+    s.args.v = &s.v;
+    s.args.pages = &s.pages;
     s.spec.o_dtype = a->q == KV8_E4M3 ? KV8_F32 : a->q;
     s.spec.num_qo_heads /= a->num_kv_heads;
     s.spec.num_kv_heads = 1;
@@ -339,17 +359,15 @@ static kv8_status check(device_run *r, const bench_device *b, device_row *row) {
     int32_t *const ids = malloc((size_t)num_pages * sizeof *ids);
     host_pages k = {0}, v = {0};
     double sums[2] = {0, 0};
-    r->args.pages.page_indices = r->page_indices;
+    r->pages.page_indices = r->page_indices;
     kv8_status status = ids == NULL ? KV8_ERR_NO_MEMORY : KV8_OK;
     if (status == KV8_OK)
         status = kv8_attention_device_run(r->plan, b->stream, &r->args, r->workspace);
     if (status == KV8_OK)
         status = kv8_stream_copy(b->stream, ids, r->page_indices, (size_t)num_pages * sizeof *ids);
     if (status == KV8_OK) status = kv8_stream_synchronize(b->stream);
-    if (status == KV8_OK)
-        status = download_pages(b->stream, &r->args.k, row->kv, ids, num_pages, &k);
-    if (status == KV8_OK)
-        status = download_pages(b->stream, &r->args.v, row->kv, ids, num_pages, &v);
+    if (status == KV8_OK) status = download_pages(b->stream, &r->k, row->kv, ids, num_pages, &k);
+    if (status == KV8_OK) status = download_pages(b->stream, &r->v, row->kv, ids, num_pages, &v);
     for (int32_t i = 0; status == KV8_OK && i < num_pages; i++) ids[i] = i;
     for (int32_t i = 0; status == KV8_OK && i < SAMPLES && i < qo_len; i++) {
         const int32_t query = (int32_t)((int64_t)(qo_len - 1) * i / (SAMPLES - 1));
@@ -357,14 +375,16 @@ static kv8_status check(device_run *r, const bench_device *b, device_row *row) {
         s.kv_len = keys - qo_len + query + 1;
         s.args.qo_indptr = s.qo_indptr;
         s.args.q_scale = a->q == KV8_E4M3 ? &s.q_scale : NULL;
-        s.args.pages = (kv8_page_table){
-            .block_table = ids, .block_table_stride = num_pages, .seq_lens = &s.kv_len};
+        s.pages = (kv8_page_table)KV8_PAGE_TABLE_INIT;
+        s.pages.block_table = ids;
+        s.pages.block_table_stride = num_pages;
+        s.pages.seq_lens = &s.kv_len;
         const int64_t size = (int64_t)kv8_dtype_size(row->kv);
-        s.args.k.data = k.data + kv_head * s.args.k.stride_head * size;
-        s.args.v.data = v.data + kv_head * s.args.v.stride_head * size;
+        s.k.data = k.data + kv_head * s.k.stride_head * size;
+        s.v.data = v.data + kv_head * s.v.stride_head * size;
         if (row->kv == KV8_INT8) {
-            s.args.k.row_scale = k.scales + kv_head * s.args.k.row_scale_stride_head;
-            s.args.v.row_scale = v.scales + kv_head * s.args.v.row_scale_stride_head;
+            s.k.row_scale = k.scales + kv_head * s.k.row_scale_stride_head;
+            s.v.row_scale = v.scales + kv_head * s.v.row_scale_stride_head;
         }
         status = check_row(r, b, &s, query, kv_head, sums);
     }
@@ -384,7 +404,7 @@ static kv8_status capture(device_run *r, const bench_device *b, int32_t num_runs
     kv8_status status = kv8_stream_capture_begin(b->stream);
     if (status != KV8_OK) return status;
     for (int32_t i = 0; status == KV8_OK && i < num_runs; i++) {
-        r->args.pages.page_indices = r->page_indices + i % r->num_sets * r->pages_per_set;
+        r->pages.page_indices = r->page_indices + i % r->num_sets * r->pages_per_set;
         status = kv8_attention_device_run(r->plan, b->stream, &r->args, r->workspace);
     }
     const kv8_status ended = kv8_stream_capture_end(b->stream, graph_out);

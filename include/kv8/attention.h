@@ -1,4 +1,4 @@
-/* kv8/attention.h - attention over a paged KV cache: plan, describe, run, merge; rope; the oracle.
+/* kv8/attention.h - attention over a paged KV cache: plan, describe, run, merge; the oracle.
  *
  *   s_j = cap(sm_scale * sum_d q_d * k_jd * k_scale)        visible keys j only
  *   m   = max(max_j s_j, sink)
@@ -6,29 +6,32 @@
  *   lse = ln sum_j exp(s_j)                                 natural log, without the sink
  *
  * Query row r of a request sits at position kv_len - qo_len + r. With `causal` it sees keys up to
- * its own position; with window_left = w >= 0 none before position - w. No visible key: o = 0 and
- * lse = -inf. A combination that no kernel computes is refused with KV8_ERR_UNSUPPORTED; nothing
- * is ever dropped or replaced. Bytes in slots nobody may see never reach a result.
+ * its own position; with window_left = w >= 0 none before position - w, with window_right = w >= 0
+ * none after position + w. No visible key: o = 0 and lse = -inf. A combination that no kernel
+ * computes is refused with KV8_ERR_UNSUPPORTED; nothing is ever dropped or replaced. Bytes in slots
+ * nobody may see never reach a result.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_ATTENTION_H
 #define KV8_ATTENTION_H
 
 #include <kv8/cache.h>
+#include <kv8/rope.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* What the two products multiply. bf16 holds bf16, e4m3, e4m3fnuz, e5m2 and int8 exactly, so with
- * Q, K and V of these only P is rounded. */
+ * Q of bf16 and K and V of these only P is rounded. */
 typedef enum kv8_attention_math {
     KV8_MATH_AUTO = 0, /* bf16 where Q, K and V enter exactly and it is the faster, else f32 */
     KV8_MATH_F32,      /* f32 x f32, fused multiply-add */
     KV8_MATH_BF16      /* pairs of bf16, products summed in f32; P is rounded to bf16 */
 } kv8_attention_math;
 
-/* What stays the same from run to run. */
+/* What stays the same from run to run. One plan serves all layers of a shape: what is a layer's own
+ * (scales, sinks, pages) comes with the run. */
 typedef struct kv8_attention_spec {
     size_t struct_size;
     int32_t num_qo_heads, num_kv_heads; /* the first a multiple of the second */
@@ -36,82 +39,105 @@ typedef struct kv8_attention_spec {
     int32_t v_head_dim;                 /* 0 = head_dim */
     kv8_dtype q_dtype;                  /* F32, BF16, F16, or E4M3 with args.q_scale */
     kv8_dtype k_dtype, v_dtype;         /* any; they choose apart */
-    kv8_dtype o_dtype;                  /* F32, BF16, F16; NONE = q_dtype, or F32 for E4M3 Q */
-    int32_t page_size;
-    float sm_scale;          /* 0 = 1/sqrt(head_dim) */
-    int32_t window_left;     /* -1 = all */
-    float logits_soft_cap;   /* 0 = off; s := cap * tanh(s / cap), before masking */
-    int32_t causal;          /* 0 or 1 */
-    int32_t has_mask;        /* args.mask_bits is given to every run */
-    const float *sink_logit; /* [num_qo_heads], natural-log space; NULL = none. Copied; a NaN is
-                              * KV8_ERR_INVALID. -inf = absent for that head, +inf = output 0. */
+    kv8_dtype o_dtype;                  /* F32, BF16, F16, E4M3, E4M3FNUZ, E5M2; NONE = q_dtype, or
+                                         * F32 for E4M3 Q */
+    int32_t page_size;                  /* 0 = no pages: kv8_page_table.kv_indptr */
+    int32_t causal;                     /* 0 or 1 */
+    int32_t window_left, window_right;  /* -1 = all; causal allows no window_right > 0 */
+    int32_t has_mask;                   /* args.mask_bits is given to every run */
+    int32_t has_key_range;              /* args.key_begin and key_end are */
     int32_t batch_invariant; /* a request's output bits do not depend on the batch or on threads;
                               * keys that requests share are then read by each of them */
     kv8_isa isa;
+    kv8_attention_math math; /* asked for and not possible here: KV8_ERR_UNSUPPORTED */
     /* Bounds of every run. */
     int32_t max_batch;
     int32_t max_total_q;
     int32_t max_kv_len;
-    kv8_attention_math math; /* asked for and not possible here: KV8_ERR_UNSUPPORTED */
 } kv8_attention_spec;
-#define KV8_ATTENTION_SPEC_INIT KV8_SIZED(kv8_attention_spec)
+#ifdef __cplusplus
+static inline kv8_attention_spec kv8_attention_spec_init() {
+    kv8_attention_spec spec = KV8_SIZED(kv8_attention_spec);
+    spec.window_left = spec.window_right = -1;
+    return spec;
+}
+#define KV8_ATTENTION_SPEC_INIT kv8_attention_spec_init()
+#else
+#define KV8_ATTENTION_SPEC_INIT \
+    { .struct_size = sizeof(kv8_attention_spec), .window_left = -1, .window_right = -1 }
+#endif
 
 /* One run. Pointers are host memory; strides in elements. */
 typedef struct kv8_attention_args {
     size_t struct_size;
-    int32_t batch;
     const int32_t *qo_indptr; /* [batch+1], from 0; qo_len may be 0 */
-    const void *q;            /* [total_q, num_qo_heads, head_dim], last dimension contiguous */
+    const int32_t *qo_lens;   /* [batch] rows in use, the request's first; NULL = all. The others'
+                               * o and lse are left alone. */
+    int32_t batch;
+    int32_t lse_base2; /* 1 = lse to base 2 */
+    const void *q;     /* [total_q, num_qo_heads, head_dim], last dimension contiguous */
     int64_t q_stride_row, q_stride_head;
     const float *q_scale; /* E4M3 Q only: real q = code * scale, scale at
                            * q_scale[b*stride_batch + row*stride_row + kv_head*stride_kv_head +
                            * (qo_head % group_size)*stride_group]; unused strides 0 */
     int64_t q_scale_stride_batch, q_scale_stride_row, q_scale_stride_kv_head, q_scale_stride_group;
-    kv8_paged k, v;
-    kv8_page_table pages;
+    const kv8_paged *k, *v;
+    const kv8_page_table *pages;
     const float *k_scale; /* k_scale[b*stride_batch + kv_head*stride_head]; NULL = 1 */
     int64_t k_scale_stride_batch, k_scale_stride_head;
     const float *v_scale;
     int64_t v_scale_stride_batch, v_scale_stride_head;
+    float sm_scale;             /* 0 = 1/sqrt(head_dim) */
+    float logits_soft_cap;      /* 0 = off; s := cap * tanh(s / cap), before masking */
+    const float *sink_logit;    /* [num_qo_heads], natural-log space; NULL = none. -inf = absent for
+                                 * that head, +inf = output 0; a NaN is KV8_ERR_INVALID. */
     const uint8_t *mask_bits;   /* bit r*kv_len + j of request b's field: 1 = row r may see key j,
                                  * besides causal and window; least significant bit first */
     const int64_t *mask_indptr; /* [batch+1] byte offset of each request's field */
-    void *o;                    /* [total_q, num_qo_heads, v_head_dim], last dim contiguous */
+    const int32_t *key_begin, *key_end; /* [total_q]: a row may see keys [begin, end) alone, besides
+                                         * causal, window and mask; beyond kv_len there are none */
+    void *o; /* [total_q, num_qo_heads, v_head_dim], last dim contiguous */
     int64_t o_stride_row, o_stride_head;
-    float *lse; /* [total_q, num_qo_heads] contiguous; NULL = not wanted */
+    const float *o_scale; /* one; o of 8 bits only: real o = code * scale; NULL = 1 */
+    float *lse;           /* NULL = not wanted */
+    int64_t lse_stride_row, lse_stride_head; /* both 0 = [total_q, num_qo_heads] contiguous */
+    uint32_t *bad_pages; /* GPU: visible pages at or beyond num_pages are added to it */
 } kv8_attention_args;
 #define KV8_ATTENTION_ARGS_INIT KV8_SIZED(kv8_attention_args)
 
 typedef struct kv8_attention_plan kv8_attention_plan;
 
-/* Picks one kernel and the split of the keys from spec and machine. `threads` (NULL = the calling
- * thread) is borrowed and must outlive the plan. *out is NULL on failure. */
-KV8_API kv8_status kv8_attention_plan_create(kv8_attention_plan **out,
-                                             const kv8_attention_spec *spec, kv8_threads *threads,
-                                             const kv8_allocator *allocator);
+/* Picks one kernel from spec and machine. `threads` (NULL = the calling thread) is borrowed and
+ * must outlive the plan. *out is NULL on failure. */
+KV8_API KV8_NODISCARD kv8_status kv8_attention_plan_create(kv8_attention_plan **out,
+                                                           const kv8_attention_spec *spec,
+                                                           kv8_threads *threads,
+                                                           const kv8_allocator *allocator);
 KV8_API void kv8_attention_plan_destroy(kv8_attention_plan *plan);
 /* Bytes of scratch that run needs, aligned to 64. */
 KV8_API size_t kv8_attention_workspace_size(const kv8_attention_plan *plan);
 /* Kernel name, splits, shared keys, bytes to move, floor time: one line of text for a run with
  * these page tables and lengths (args' data pointers may be NULL). Writes at most size bytes with
  * the terminating 0. */
-KV8_API kv8_status kv8_attention_describe(const kv8_attention_plan *plan,
-                                          const kv8_attention_args *args, char *text, size_t size);
+KV8_API KV8_NODISCARD kv8_status kv8_attention_describe(const kv8_attention_plan *plan,
+                                                        const kv8_attention_args *args, char *text,
+                                                        size_t size);
 /* Computes. Allocates nothing. Requests whose page tables begin with the same pages (forks) are
  * computed together over them where that pays, anywhere in the batch; describe says so. Not with
  * batch_invariant or a mask. Lengths beyond the plan's bounds, a table entry of KV8_NO_PAGE that
  * a query can see and inconsistent arguments are KV8_ERR_INVALID before anything is written. */
-KV8_API kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention_args *args,
-                                     void *workspace);
+KV8_API KV8_NODISCARD kv8_status kv8_attention_run(const kv8_attention_plan *plan,
+                                                   const kv8_attention_args *args, void *workspace);
 
 /* Oracle: the same inputs in f64, slow and obvious. o_out [total_q, num_qo_heads, v_head_dim],
  * lse_out [total_q, num_qo_heads] (may be NULL). */
-KV8_API kv8_status kv8_attention_reference(const kv8_attention_spec *spec,
-                                           const kv8_attention_args *args, double *o_out,
-                                           double *lse_out);
+KV8_API KV8_NODISCARD kv8_status kv8_attention_reference(const kv8_attention_spec *spec,
+                                                         const kv8_attention_args *args,
+                                                         double *o_out, double *lse_out);
 
 /* Exact merge of two partial results over disjoint keys, neither carrying a sink; n rows of dim
- * values. The result replaces a. */
+ * values. The result replaces a. An lse of -inf, or of +inf as some libraries have it, says that
+ * there were no keys. */
 KV8_API void kv8_attention_merge(float *o_a, float *lse_a, const float *o_b, const float *lse_b,
                                  size_t n, size_t dim);
 /* Lets the sink join the denominator, once, after the last merge: o *= 1/(1 + exp(sink - lse)).
@@ -119,51 +145,23 @@ KV8_API void kv8_attention_merge(float *o_a, float *lse_a, const float *o_b, con
 KV8_API void kv8_attention_apply_sink(float *o, const float *lse, const float *sink_logit, size_t n,
                                       size_t dim);
 
-/* --- rotary position embedding --- */
-
-typedef enum kv8_rope_kind { KV8_ROPE_DEFAULT = 0, KV8_ROPE_YARN } kv8_rope_kind;
-
-typedef struct kv8_rope_options {
-    size_t struct_size;
-    kv8_rope_kind kind;
-    int32_t head_dim; /* even; pairs are (i, i + head_dim/2), the half-split form */
-    double theta;
-    /* YaRN (Peng et al. 2023): */
-    double factor, beta_fast, beta_slow;
-    int32_t truncate; /* round the correction bounds to whole dimensions */
-    int32_t original_max_position;
-    double attention_factor; /* 0 = 0.1*ln(factor) + 1; multiplies both cos and sin */
-} kv8_rope_options;
-#define KV8_ROPE_OPTIONS_INIT KV8_SIZED(kv8_rope_options)
-
-typedef struct kv8_rope kv8_rope;
-KV8_API kv8_status kv8_rope_create(kv8_rope **out, const kv8_rope_options *options);
-KV8_API void kv8_rope_destroy(kv8_rope *rope);
-/* Inverse frequencies, [head_dim/2] floats, borrowed, and the factor on cos and sin. */
-KV8_API const float *kv8_rope_inv_freq(const kv8_rope *rope, float *factor_out);
-/* cos_sin_out[n, head_dim]: head_dim/2 cosines then head_dim/2 sines of each position, both times
- * the attention factor. The angle is the f32 product position * inv_freq. */
-KV8_API void kv8_rope_angles(const kv8_rope *rope, const int32_t *positions, size_t n,
-                             float *cos_sin_out);
-/* Rotates x [n, num_heads, head_dim] in place (strides in elements); f32. */
-KV8_API void kv8_rope_apply(const kv8_rope *rope, const float *cos_sin, size_t n, float *x,
-                            int32_t num_heads, int64_t stride_row, int64_t stride_head);
-
 /* Fused rotate + quantise + append: like kv8_cache_append, but K arrives unrotated in f32 and
  * every row carries its cos_sin (kv8_rope_angles). The bytes equal rotate-then-append. */
-KV8_API kv8_status kv8_attention_append_rope(kv8_cache *cache, int32_t layer,
-                                             const kv8_append *append, const kv8_rope *rope,
-                                             const float *cos_sin);
+KV8_API KV8_NODISCARD kv8_status kv8_attention_append_rope(kv8_cache *cache, int32_t layer,
+                                                           const kv8_append *append,
+                                                           const kv8_rope *rope,
+                                                           const float *cos_sin);
 
 /* The same on a GPU: a plan of its own kind (k_head_dim even; destroy as any), run with cos_sin
  * [rows, k_head_dim] in device memory. K may be f32, bf16 or f16 and is rotated in f32. The bytes
  * equal the CPU's; a NaN that comes out of the rotation may have another sign. */
-KV8_API kv8_status kv8_attention_append_rope_plan_create(kv8_append_plan **out, kv8_device *device,
-                                                         const kv8_append_spec *spec);
-KV8_API kv8_status kv8_attention_append_rope_plan_run(const kv8_append_plan *plan,
-                                                      kv8_stream *stream,
-                                                      const kv8_append_args *args,
-                                                      const float *cos_sin);
+KV8_API KV8_NODISCARD kv8_status kv8_attention_append_rope_plan_create(kv8_append_plan **out,
+                                                                       kv8_device *device,
+                                                                       const kv8_append_spec *spec);
+KV8_API KV8_NODISCARD kv8_status kv8_attention_append_rope_plan_run(const kv8_append_plan *plan,
+                                                                    kv8_stream *stream,
+                                                                    const kv8_append_args *args,
+                                                                    const float *cos_sin);
 
 #ifdef __cplusplus
 }

@@ -37,29 +37,28 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
  * batch_invariant. What it does not take goes to a prefill kernel, and what neither takes to a
  * general kernel: as right, and about a hundred times slower.
  */
-KV8_API kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out,
-                                                    kv8_device *device,
-                                                    const kv8_attention_spec *spec,
-                                                    const kv8_allocator *allocator);
+KV8_API KV8_NODISCARD kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out,
+                                                                  kv8_device *device,
+                                                                  const kv8_attention_spec *spec,
+                                                                  const kv8_allocator *allocator);
 KV8_API void kv8_attention_device_plan_destroy(kv8_attention_device_plan *plan);
 /* Bytes of device memory that run needs, aligned to 256. One workspace serves one run at a time. */
 KV8_API size_t kv8_attention_device_workspace_size(const kv8_attention_device_plan *plan);
-/* Once per workspace, before its first run: sink logits, and counters to zero. Waits for the copy;
- * not for capture. */
-KV8_API kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *plan,
-                                                       kv8_stream *stream, void *workspace);
+/* Once per workspace, before its first run: counters to zero. Waits; not for capture. */
+KV8_API KV8_NODISCARD kv8_status kv8_attention_device_workspace_init(
+    const kv8_attention_device_plan *plan, kv8_stream *stream, void *workspace);
 /* Kernel name, blocks, how its work is cut, workspace: one line, of a run with these args, of which
  * batch, k and v are looked at; NULL: of as many requests as the plan takes, in pages as kv8_cache
  * lays them out. Writes at most size bytes with the terminating 0. */
-KV8_API kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
-                                                 const kv8_attention_args *args, char *text,
-                                                 size_t size);
+KV8_API KV8_NODISCARD kv8_status kv8_attention_device_describe(
+    const kv8_attention_device_plan *plan, const kv8_attention_args *args, char *text, size_t size);
 /* One launch, two of prefill; allocates nothing, synchronises nothing, can be captured. The tensor
  * core kernels read 16 bytes at a time: where K's or V's data or byte strides are not multiples of
  * 16, the general kernel runs. */
-KV8_API kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan,
-                                            kv8_stream *stream, const kv8_attention_args *args,
-                                            void *workspace);
+KV8_API KV8_NODISCARD kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan,
+                                                          kv8_stream *stream,
+                                                          const kv8_attention_args *args,
+                                                          void *workspace);
 
 #ifdef __cplusplus
 }

@@ -62,32 +62,36 @@ typedef struct kv8_cache_options {
 
 /* Validates every option, then allocates everything the cache will ever use for pages. *out is
  * NULL on failure. */
-KV8_API kv8_status kv8_cache_create(kv8_cache **out, const kv8_cache_options *options);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_create(kv8_cache **out,
+                                                  const kv8_cache_options *options);
 KV8_API void kv8_cache_destroy(kv8_cache *cache);
 
 /* --- sequences --- */
 
 /* An empty sequence. KV8_ERR_FULL at max_seqs. */
-KV8_API kv8_status kv8_cache_seq_create(kv8_cache *cache, kv8_seq *seq_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_seq_create(kv8_cache *cache, kv8_seq *seq_out);
 /* A second sequence with the same tokens: all pages are shared, none copied until written. */
-KV8_API kv8_status kv8_cache_seq_fork(kv8_cache *cache, kv8_seq parent, kv8_seq *seq_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_seq_fork(kv8_cache *cache, kv8_seq parent,
+                                                    kv8_seq *seq_out);
 /* Gives the pages back. Published pages stay findable until their room is needed. */
-KV8_API kv8_status kv8_cache_seq_destroy(kv8_cache *cache, kv8_seq seq);
-KV8_API kv8_status kv8_cache_seq_length(const kv8_cache *cache, kv8_seq seq, int32_t *length_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_seq_destroy(kv8_cache *cache, kv8_seq seq);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_seq_length(const kv8_cache *cache, kv8_seq seq,
+                                                      int32_t *length_out);
 /* Own scales for one sequence and layer, instead of the layer's: arrays of num_kv_heads, NULL =
  * leave. Only while the sequence is empty; forks inherit them. */
-KV8_API kv8_status kv8_cache_seq_set_scales(kv8_cache *cache, kv8_seq seq, int32_t layer,
-                                            const float *k_scale, const float *v_scale);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_seq_set_scales(kv8_cache *cache, kv8_seq seq,
+                                                          int32_t layer, const float *k_scale,
+                                                          const float *v_scale);
 
 /* Makes room for num_tokens more tokens in every group: frees pages that no later query can see
  * (window groups), copies a shared tail page, takes new pages. token_ids (may be NULL) are kept
  * for the prefix index and snapshots; a sequence extended once without ids is never published.
  * KV8_ERR_FULL (pool) or KV8_ERR_INVALID (max_seq_len): nothing is changed. */
-KV8_API kv8_status kv8_cache_extend(kv8_cache *cache, kv8_seq seq, int32_t num_tokens,
-                                    const int32_t *token_ids);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_extend(kv8_cache *cache, kv8_seq seq, int32_t num_tokens,
+                                                  const int32_t *token_ids);
 /* Drops tokens from the end. Going back past what a window group still holds (more than
  * window_slack tokens) is KV8_ERR_INVALID. */
-KV8_API kv8_status kv8_cache_truncate(kv8_cache *cache, kv8_seq seq, int32_t length);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_truncate(kv8_cache *cache, kv8_seq seq, int32_t length);
 
 /* --- writing --- */
 
@@ -108,64 +112,78 @@ typedef struct kv8_append {
     const void *v;
     int64_t v_stride_row, v_stride_head;
 } kv8_append;
-KV8_API kv8_status kv8_cache_append(kv8_cache *cache, int32_t layer, const kv8_append *append);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_append(kv8_cache *cache, int32_t layer,
+                                                  const kv8_append *append);
 
 typedef struct kv8_cache_counters {
     uint64_t k_clips, k_nans, v_clips, v_nans; /* elements since create or reset */
 } kv8_cache_counters;
-KV8_API kv8_status kv8_cache_get_counters(const kv8_cache *cache, int32_t layer, int32_t kv_head,
-                                          kv8_cache_counters *counters_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_get_counters(const kv8_cache *cache, int32_t layer,
+                                                        int32_t kv_head,
+                                                        kv8_cache_counters *counters_out);
 KV8_API void kv8_cache_reset_counters(kv8_cache *cache);
 
 /* --- reading --- */
 
 /* One tensor (K or V of a layer) of a paged pool. Element (page, slot, kv_head, d) is at
  * data[page*stride_page + slot*stride_slot + kv_head*stride_head + d] elements. row_scale is NULL
- * unless the dtype is INT8; its strides count f16 elements. */
+ * unless the dtype is INT8; its strides count f16 elements. Attention reads through it; an append
+ * writes through `data` and `row_scale`, so what they point to must then be writable. */
 typedef struct kv8_paged {
+    size_t struct_size;
     const void *data;
     int64_t stride_page, stride_slot, stride_head;
     const kv8_f16 *row_scale;
     int64_t row_scale_stride_page, row_scale_stride_slot, row_scale_stride_head;
+    int64_t num_pages; /* page ids are below it; 0 = not known, and nothing is checked */
 } kv8_paged;
+#define KV8_PAGED_INIT KV8_SIZED(kv8_paged)
 
-/* Page tables of a batch, host memory. CSR: request b owns page_indices[page_indptr[b]
+/* Where the keys of a batch lie, host memory. CSR: request b owns page_indices[page_indptr[b]
  * ..page_indptr[b+1]-1] and kv_len = (pages-1)*page_size + last_page_len[b] (0 when it has no
- * pages). Dense: block_table[b*block_table_stride + i] and seq_lens[b]. Exactly one form is set:
- * page_indptr or block_table is NULL. */
+ * pages). Dense: block_table[b*block_table_stride + i] and seq_lens[b]. Ragged, without pages: key
+ * j of request b is slot kv_indptr[b] + j, and kv_len is seq_lens[b], or without seq_lens
+ * kv_indptr[b+1] - kv_indptr[b]. Exactly one of page_indptr, block_table and kv_indptr is set. */
 typedef struct kv8_page_table {
+    size_t struct_size;
     const int32_t *page_indptr, *page_indices, *last_page_len;
     const int32_t *block_table;
     int64_t block_table_stride;
     const int32_t *seq_lens;
+    const int32_t *kv_indptr; /* [batch+1] */
 } kv8_page_table;
+#define KV8_PAGE_TABLE_INIT KV8_SIZED(kv8_page_table)
 
-/* Borrowed views, valid until destroy. */
-KV8_API kv8_status kv8_cache_layer_kv(const kv8_cache *cache, int32_t layer, kv8_paged *k_out,
-                                      kv8_paged *v_out);
+/* Borrowed views, valid until destroy. *k_out and *v_out begin as KV8_PAGED_INIT. */
+KV8_API KV8_NODISCARD kv8_status kv8_cache_layer_kv(const kv8_cache *cache, int32_t layer,
+                                                    kv8_paged *k_out, kv8_paged *v_out);
 
 /* Writes the layer's page tables of num_seqs sequences: indptr_out[num_seqs+1],
  * last_page_len_out[num_seqs], indices_out[capacity]. Layers of one group give the same tables.
  * Entries behind the window are KV8_NO_PAGE. KV8_ERR_FULL names the capacity that is needed. */
-KV8_API kv8_status kv8_cache_page_table(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
-                                        int32_t num_seqs, int32_t *indptr_out, int32_t *indices_out,
-                                        int64_t capacity, int32_t *last_page_len_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_page_table(const kv8_cache *cache, int32_t layer,
+                                                      const kv8_seq *seqs, int32_t num_seqs,
+                                                      int32_t *indptr_out, int32_t *indices_out,
+                                                      int64_t capacity, int32_t *last_page_len_out);
 /* The same in dense form: block_table_out[num_seqs, stride] (unused entries KV8_NO_PAGE) and
  * seq_lens_out[num_seqs]. */
-KV8_API kv8_status kv8_cache_block_table(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
-                                         int32_t num_seqs, int32_t *block_table_out, int64_t stride,
-                                         int32_t *seq_lens_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_block_table(const kv8_cache *cache, int32_t layer,
+                                                       const kv8_seq *seqs, int32_t num_seqs,
+                                                       int32_t *block_table_out, int64_t stride,
+                                                       int32_t *seq_lens_out);
 /* Scales of each sequence: k_scale_out, v_scale_out [num_seqs, num_kv_heads]. */
-KV8_API kv8_status kv8_cache_scales(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
-                                    int32_t num_seqs, float *k_scale_out, float *v_scale_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_scales(const kv8_cache *cache, int32_t layer,
+                                                  const kv8_seq *seqs, int32_t num_seqs,
+                                                  float *k_scale_out, float *v_scale_out);
 /* Layers a and b share page tables. */
 KV8_API int kv8_cache_same_group(const kv8_cache *cache, int32_t layer_a, int32_t layer_b);
 
 /* Reads stored values back (code * scale) for tokens [begin, begin+num_tokens): k_out
  * [num_tokens, num_kv_heads, k_head_dim], v_out likewise; either may be NULL. Tokens behind the
  * window are KV8_ERR_NOT_FOUND. */
-KV8_API kv8_status kv8_cache_read(const kv8_cache *cache, int32_t layer, kv8_seq seq, int32_t begin,
-                                  int32_t num_tokens, float *k_out, float *v_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_read(const kv8_cache *cache, int32_t layer, kv8_seq seq,
+                                                int32_t begin, int32_t num_tokens, float *k_out,
+                                                float *v_out);
 
 /* --- writing on a GPU --- */
 
@@ -207,26 +225,27 @@ typedef struct kv8_append_args {
 #define KV8_APPEND_ARGS_INIT KV8_SIZED(kv8_append_args)
 
 /* *out is NULL on failure. KV8_ERR_UNSUPPORTED in a build without kernels for this GPU. */
-KV8_API kv8_status kv8_append_plan_create(kv8_append_plan **out, kv8_device *device,
-                                          const kv8_append_spec *spec);
+KV8_API KV8_NODISCARD kv8_status kv8_append_plan_create(kv8_append_plan **out, kv8_device *device,
+                                                        const kv8_append_spec *spec);
 KV8_API void kv8_append_plan_destroy(kv8_append_plan *plan);
 /* Rows 16-byte aligned and head_dim a multiple of 16 up to 512 run at the memory's speed; others
  * are stored one element at a time. */
-KV8_API kv8_status kv8_append_plan_run(const kv8_append_plan *plan, kv8_stream *stream,
-                                       const kv8_append_args *args);
+KV8_API KV8_NODISCARD kv8_status kv8_append_plan_run(const kv8_append_plan *plan,
+                                                     kv8_stream *stream,
+                                                     const kv8_append_args *args);
 
 /* --- sharing prefixes --- */
 
 /* Makes the full pages of a sequence findable by their token ids. Call after every layer has been
  * appended. Does nothing for a sequence without ids or with scales of its own. */
-KV8_API kv8_status kv8_cache_publish(kv8_cache *cache, kv8_seq seq);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_publish(kv8_cache *cache, kv8_seq seq);
 /* Creates a sequence holding the longest published prefix of token_ids (whole pages, at most
  * num_tokens - 1 tokens so that something is left to compute); *matched_out may be 0. Every token
  * of a match is compared, not only its hash. A window group holds only what the next query sees,
  * so truncate cannot go back behind the match. */
-KV8_API kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids,
-                                          int32_t num_tokens, kv8_seq *seq_out,
-                                          int32_t *matched_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids,
+                                                        int32_t num_tokens, kv8_seq *seq_out,
+                                                        int32_t *matched_out);
 
 /* --- accounting --- */
 
@@ -246,11 +265,13 @@ KV8_API void kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_
 /* Writes one sequence (shapes, dtypes, scales, token ids, rows, checksum) to `path`: into a
  * temporary file beside it, synced, then renamed; on failure nothing is left behind. Rows are
  * stored token by token: the cache that loads may have another page size and layout. */
-KV8_API kv8_status kv8_cache_save(const kv8_cache *cache, kv8_seq seq, const char *path);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_save(const kv8_cache *cache, kv8_seq seq,
+                                                const char *path);
 /* Restores into a new sequence. Torn, foreign and altered files are KV8_ERR_CORRUPT with the
  * reason; heads, dims, dtypes or windows other than the cache's, or a length beyond max_seq_len,
  * KV8_ERR_INVALID; too few pages or sequences KV8_ERR_FULL. Nothing is then taken. */
-KV8_API kv8_status kv8_cache_load(kv8_cache *cache, const char *path, kv8_seq *seq_out);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_load(kv8_cache *cache, const char *path,
+                                                kv8_seq *seq_out);
 
 #ifdef __cplusplus
 }

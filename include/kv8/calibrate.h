@@ -26,8 +26,8 @@ typedef struct kv8_rank_heads {
     int32_t owns; /* 0 for the second and later copies */
 } kv8_rank_heads;
 /* KV8_ERR_INVALID when neither count divides the other, or rank is not below num_ranks. */
-KV8_API kv8_status kv8_rank_heads_get(int32_t num_heads, int32_t num_ranks, int32_t rank,
-                                      kv8_rank_heads *heads_out);
+KV8_API KV8_NODISCARD kv8_status kv8_rank_heads_get(int32_t num_heads, int32_t num_ranks,
+                                                    int32_t rank, kv8_rank_heads *heads_out);
 
 /* --- observing --- */
 
@@ -62,7 +62,8 @@ typedef struct kv8_observer_options {
 #define KV8_OBSERVER_OPTIONS_INIT KV8_SIZED(kv8_observer_options)
 
 /* A new observer is stopped. *out is NULL on failure. */
-KV8_API kv8_status kv8_observer_create(kv8_observer **out, const kv8_observer_options *options);
+KV8_API KV8_NODISCARD kv8_status kv8_observer_create(kv8_observer **out,
+                                                     const kv8_observer_options *options);
 KV8_API void kv8_observer_destroy(kv8_observer *observer);
 /* What is added while it is stopped is left out. What was counted stays. */
 KV8_API void kv8_observer_start(kv8_observer *observer);
@@ -84,11 +85,12 @@ typedef struct kv8_observe_args {
 } kv8_observe_args;
 #define KV8_OBSERVE_ARGS_INIT KV8_SIZED(kv8_observe_args)
 
-KV8_API kv8_status kv8_observer_add(kv8_observer *observer, int32_t layer,
-                                    const kv8_observe_args *args);
+KV8_API KV8_NODISCARD kv8_status kv8_observer_add(kv8_observer *observer, int32_t layer,
+                                                  const kv8_observe_args *args);
 
 /* Adds what `from` counted; both have the same layers, heads and dims. */
-KV8_API kv8_status kv8_observer_merge(kv8_observer *observer, const kv8_observer *from);
+KV8_API KV8_NODISCARD kv8_status kv8_observer_merge(kv8_observer *observer,
+                                                    const kv8_observer *from);
 /* All that an observer holds, for a reduction over ranks: the sum of every element of one array,
  * the maximum of every element of the other (none is NaN). Borrowed. */
 KV8_API uint64_t *kv8_observer_sums(kv8_observer *observer, size_t *num_out);
@@ -110,8 +112,9 @@ typedef struct kv8_observed_head {
     const uint64_t *histogram;         /* [KV8_OBSERVE_BINS] */
 } kv8_observed_head;
 #define KV8_OBSERVED_HEAD_INIT KV8_SIZED(kv8_observed_head)
-KV8_API kv8_status kv8_observer_get(const kv8_observer *observer, kv8_observed_tensor tensor,
-                                    int32_t layer, int32_t head, kv8_observed_head *head_out);
+KV8_API KV8_NODISCARD kv8_status kv8_observer_get(const kv8_observer *observer,
+                                                  kv8_observed_tensor tensor, int32_t layer,
+                                                  int32_t head, kv8_observed_head *head_out);
 
 /* --- fitting --- */
 
@@ -161,9 +164,10 @@ typedef struct kv8_fit {
 #define KV8_FIT_INIT KV8_SIZED(kv8_fit)
 
 /* Fits head `head` of a layer, or all heads of it together (head = -1, per tensor). */
-KV8_API kv8_status kv8_observer_fit(const kv8_observer *observer, kv8_observed_tensor tensor,
-                                    int32_t layer, int32_t head, const kv8_fit_options *options,
-                                    kv8_fit *fit_out);
+KV8_API KV8_NODISCARD kv8_status kv8_observer_fit(const kv8_observer *observer,
+                                                  kv8_observed_tensor tensor, int32_t layer,
+                                                  int32_t head, const kv8_fit_options *options,
+                                                  kv8_fit *fit_out);
 
 #ifdef __cplusplus
 }

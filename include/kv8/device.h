@@ -37,9 +37,9 @@ typedef struct kv8_device_info {
 } kv8_device_info;
 
 /* GPUs the driver shows; 0 and KV8_ERR_NOT_FOUND where there is no driver or none of them. */
-KV8_API kv8_status kv8_device_count(int32_t *count_out);
+KV8_API KV8_NODISCARD kv8_status kv8_device_count(int32_t *count_out);
 /* *out is NULL on failure. KV8_ERR_INVALID when device_idx is not below the count. */
-KV8_API kv8_status kv8_device_open(kv8_device **out, int32_t device_idx);
+KV8_API KV8_NODISCARD kv8_status kv8_device_open(kv8_device **out, int32_t device_idx);
 KV8_API void kv8_device_close(kv8_device *device);
 /* Borrowed until close. */
 KV8_API const kv8_device_info *kv8_device_get_info(const kv8_device *device);
@@ -51,8 +51,8 @@ typedef struct kv8_device_ceilings {
     double read_gb_s; /* a plain streaming read of `bytes`, 1e9 bytes per second */
     double copy_gb_s; /* the driver's copy within the device: bytes read and bytes written */
 } kv8_device_ceilings;
-KV8_API kv8_status kv8_device_measure_ceilings(kv8_device *device, size_t bytes,
-                                               kv8_device_ceilings *ceilings_out);
+KV8_API KV8_NODISCARD kv8_status kv8_device_measure_ceilings(kv8_device *device, size_t bytes,
+                                                             kv8_device_ceilings *ceilings_out);
 
 /* --- kernels in this build --- */
 
@@ -74,40 +74,45 @@ KV8_API const char *kv8_device_images_note(void);
 
 /* Device memory, aligned to 256 bytes, not cleared. *ptr_out is NULL on failure; zero bytes are
  * KV8_ERR_INVALID. NULL may be freed; freeing waits for work that may use the memory. */
-KV8_API kv8_status kv8_device_alloc(kv8_device *device, size_t bytes, void **ptr_out);
+KV8_API KV8_NODISCARD kv8_status kv8_device_alloc(kv8_device *device, size_t bytes, void **ptr_out);
 KV8_API void kv8_device_free(kv8_device *device, void *ptr);
 /* The same of page-locked host memory: copies from and to it do not hold up the caller, and the
  * device may read and write it at the same address. */
-KV8_API kv8_status kv8_device_alloc_host(kv8_device *device, size_t bytes, void **ptr_out);
+KV8_API KV8_NODISCARD kv8_status kv8_device_alloc_host(kv8_device *device, size_t bytes,
+                                                       void **ptr_out);
 KV8_API void kv8_device_free_host(kv8_device *device, void *ptr);
 
 /* --- streams --- */
 
 typedef struct kv8_stream kv8_stream;
 
-KV8_API kv8_status kv8_stream_create(kv8_stream **out, kv8_device *device);
+KV8_API KV8_NODISCARD kv8_status kv8_stream_create(kv8_stream **out, kv8_device *device);
 /* A stream made elsewhere (a CUstream or cudaStream_t of this device; NULL is the default
  * stream), borrowed: destroy leaves it alone. */
-KV8_API kv8_status kv8_stream_wrap(kv8_stream **out, kv8_device *device, void *cu_stream);
+KV8_API KV8_NODISCARD kv8_status kv8_stream_wrap(kv8_stream **out, kv8_device *device,
+                                                 void *cu_stream);
 KV8_API void kv8_stream_destroy(kv8_stream *stream);
 /* Between host and device memory in any direction. From or to ordinary host memory the call may
  * wait; the host must leave both ends alone until the stream has come past the copy. */
-KV8_API kv8_status kv8_stream_copy(kv8_stream *stream, void *to, const void *from, size_t bytes);
-KV8_API kv8_status kv8_stream_fill(kv8_stream *stream, void *to, uint8_t byte, size_t bytes);
+KV8_API KV8_NODISCARD kv8_status kv8_stream_copy(kv8_stream *stream, void *to, const void *from,
+                                                 size_t bytes);
+KV8_API KV8_NODISCARD kv8_status kv8_stream_fill(kv8_stream *stream, void *to, uint8_t byte,
+                                                 size_t bytes);
 /* Waits until all work of the stream is done. */
-KV8_API kv8_status kv8_stream_synchronize(kv8_stream *stream);
+KV8_API KV8_NODISCARD kv8_status kv8_stream_synchronize(kv8_stream *stream);
 
 /* --- events: moments of a stream --- */
 
 typedef struct kv8_event kv8_event;
 
-KV8_API kv8_status kv8_event_create(kv8_event **out, kv8_device *device);
+KV8_API KV8_NODISCARD kv8_status kv8_event_create(kv8_event **out, kv8_device *device);
 KV8_API void kv8_event_destroy(kv8_event *event);
-KV8_API kv8_status kv8_event_record(kv8_event *event, kv8_stream *stream);
+KV8_API KV8_NODISCARD kv8_status kv8_event_record(kv8_event *event, kv8_stream *stream);
 /* Work given to the stream from here on waits for the event. */
-KV8_API kv8_status kv8_stream_wait(kv8_stream *stream, kv8_event *event);
+KV8_API KV8_NODISCARD kv8_status kv8_stream_wait(kv8_stream *stream, kv8_event *event);
 /* Between two recorded events; waits for the later one. */
-KV8_API kv8_status kv8_event_elapsed(kv8_event *begin, kv8_event *end, double *seconds_out);
+KV8_API KV8_NODISCARD kv8_status kv8_event_elapsed(kv8_event *begin, kv8_event *end,
+                                                   double *seconds_out);
 
 /* --- graphs: work recorded once, replayed at the cost of one launch --- */
 
@@ -115,10 +120,10 @@ typedef struct kv8_graph kv8_graph;
 
 /* From here to capture_end, work given to the stream by this thread is recorded and not run. The
  * default stream cannot be captured. */
-KV8_API kv8_status kv8_stream_capture_begin(kv8_stream *stream);
+KV8_API KV8_NODISCARD kv8_status kv8_stream_capture_begin(kv8_stream *stream);
 /* Ends the recording, also after a failed call within it. *out is NULL on failure. */
-KV8_API kv8_status kv8_stream_capture_end(kv8_stream *stream, kv8_graph **out);
-KV8_API kv8_status kv8_graph_launch(kv8_graph *graph, kv8_stream *stream);
+KV8_API KV8_NODISCARD kv8_status kv8_stream_capture_end(kv8_stream *stream, kv8_graph **out);
+KV8_API KV8_NODISCARD kv8_status kv8_graph_launch(kv8_graph *graph, kv8_stream *stream);
 KV8_API void kv8_graph_destroy(kv8_graph *graph);
 
 #ifdef __cplusplus

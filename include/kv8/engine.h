@@ -19,11 +19,13 @@ typedef struct kv8_kv_setting {
 
 /* Parses "e4m3" (all layers), "e4m3@full" or "e4m3@sliding" (the other kind stays bf16),
  * "k=int8,v=e4m3" (and "k=int8,v=e4m3@full"). */
-KV8_API kv8_status kv8_kv_setting_parse(const char *text, kv8_kv_setting *setting_out);
+KV8_API KV8_NODISCARD kv8_status kv8_kv_setting_parse(const char *text,
+                                                      kv8_kv_setting *setting_out);
 /* Splits a list: "bf16,e4m3,k=int8,v=e4m3@full" has three settings. More than capacity, none, or
  * an empty one is KV8_ERR_INVALID. */
-KV8_API kv8_status kv8_kv_setting_parse_list(const char *text, kv8_kv_setting *settings_out,
-                                             int32_t capacity, int32_t *num_out);
+KV8_API KV8_NODISCARD kv8_status kv8_kv_setting_parse_list(const char *text,
+                                                           kv8_kv_setting *settings_out,
+                                                           int32_t capacity, int32_t *num_out);
 
 typedef struct kv8_kv_cache_options {
     size_t struct_size;
@@ -36,13 +38,13 @@ typedef struct kv8_kv_cache_options {
     const float *const *k_scale;
     const float *const *v_scale;
 } kv8_kv_cache_options;
-#define KV8_KV_CACHE_OPTIONS_INIT \
-    { sizeof(kv8_kv_cache_options) }
+#define KV8_KV_CACHE_OPTIONS_INIT KV8_SIZED(kv8_kv_cache_options)
 
 /* A cache for this model that stores as the setting says. *out is NULL on failure. */
-KV8_API kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
-                                               const kv8_kv_setting *setting,
-                                               const kv8_kv_cache_options *options);
+KV8_API KV8_NODISCARD kv8_status kv8_kv_setting_cache_create(kv8_cache **out,
+                                                             const kv8_model *model,
+                                                             const kv8_kv_setting *setting,
+                                                             const kv8_kv_cache_options *options);
 
 /* Draws from softmax(logits / temperature); temperature 0 is argmax (lowest id on ties).
  * *rng_state is any 64-bit seed, advanced by the call. */

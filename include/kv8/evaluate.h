@@ -24,14 +24,14 @@ typedef struct kv8_score_options {
     kv8_progress progress;
     void *progress_cookie;
 } kv8_score_options;
-#define KV8_SCORE_OPTIONS_INIT \
-    { sizeof(kv8_score_options) }
+#define KV8_SCORE_OPTIONS_INIT KV8_SIZED(kv8_score_options)
 
 /* Natural-log loss of token t+1 given tokens 0..t: nll_out[num_tokens-1], num_tokens >= 2. Ids and
  * length are checked before the first step. */
-KV8_API kv8_status kv8_evaluate_score(kv8_model *model, const kv8_kv_setting *setting,
-                                      const int32_t *token_ids, int32_t num_tokens,
-                                      const kv8_score_options *options, float *nll_out);
+KV8_API KV8_NODISCARD kv8_status kv8_evaluate_score(kv8_model *model, const kv8_kv_setting *setting,
+                                                    const int32_t *token_ids, int32_t num_tokens,
+                                                    const kv8_score_options *options,
+                                                    float *nll_out);
 
 typedef struct kv8_compare_options {
     size_t struct_size;
@@ -66,9 +66,11 @@ typedef struct kv8_compare_row {
 
 /* Runs every setting beside f32 KV on the same tokens. rows_out[num_settings+1]: row 0 is f32.
  * Windows run in lock step, chunk by chunk, so that memory holds the logits of one chunk only. */
-KV8_API kv8_status kv8_evaluate_compare(kv8_model *model, const kv8_kv_setting *settings,
-                                        int32_t num_settings, const kv8_compare_options *options,
-                                        kv8_compare_row *rows_out);
+KV8_API KV8_NODISCARD kv8_status kv8_evaluate_compare(kv8_model *model,
+                                                      const kv8_kv_setting *settings,
+                                                      int32_t num_settings,
+                                                      const kv8_compare_options *options,
+                                                      kv8_compare_row *rows_out);
 
 #ifdef __cplusplus
 }

@@ -56,7 +56,7 @@ typedef enum kv8_dtype {
 /* "f32", "bf16", "f16", "e4m3", "e4m3fnuz", "e5m2", "int8"; "none" for anything else. */
 KV8_API const char *kv8_dtype_name(kv8_dtype dtype);
 /* The dtype of that name; KV8_ERR_INVALID names the known ones. */
-KV8_API kv8_status kv8_dtype_from_name(const char *name, kv8_dtype *dtype_out);
+KV8_API KV8_NODISCARD kv8_status kv8_dtype_from_name(const char *name, kv8_dtype *dtype_out);
 /* Bytes per element: 4, 2 or 1; 0 for NONE. */
 KV8_API size_t kv8_dtype_size(kv8_dtype dtype);
 /* Largest finite value: 3.40e38, 3.39e38, 65504, 448, 240, 57344, 127; 0 for NONE. */
@@ -84,8 +84,8 @@ KV8_API kv8_e8m0 kv8_e8m0_from_f32_up(float value);
  * element's; n >= 0 elements; source and destination must not overlap. KV8_INT8 converts codes as
  * plain integers. `isa` picks the rung; every rung gives the same bits. KV8_ERR_INVALID for a bad
  * dtype. */
-KV8_API kv8_status kv8_widen(kv8_isa isa, kv8_dtype dtype, const void *codes, size_t n,
-                             float *values_out);
+KV8_API KV8_NODISCARD kv8_status kv8_widen(kv8_isa isa, kv8_dtype dtype, const void *codes,
+                                           size_t n, float *values_out);
 
 typedef struct kv8_narrow_counts {
     uint64_t clips; /* |value / scale| > max: saturated (infinities included) */
@@ -95,25 +95,28 @@ typedef struct kv8_narrow_counts {
 /* codes_out[i] = sat_rne(values[i] / scale), for every dtype but INT8: f16 and bf16 saturate here
  * too. scale must be finite and > 0; the quotient is rounded to f32 first, on every rung. Adds to
  * *counts when that is not NULL. */
-KV8_API kv8_status kv8_narrow(kv8_isa isa, kv8_dtype dtype, const float *values, size_t n,
-                              float scale, void *codes_out, kv8_narrow_counts *counts);
+KV8_API KV8_NODISCARD kv8_status kv8_narrow(kv8_isa isa, kv8_dtype dtype, const float *values,
+                                            size_t n, float scale, void *codes_out,
+                                            kv8_narrow_counts *counts);
 
 /* int8 with its own scale: scale = absmax / 127 over the finite values, rounded up to f16 (at
  * least f16's smallest subnormal, 0 when every value is 0), code = rne(value / scale). Infinities
  * and values that the largest f16 scale cannot hold saturate at +-127 and count as clips; a NaN
  * makes the scale NaN, and with it the whole row (codes 0), and alone counts. */
-KV8_API kv8_status kv8_narrow_int8(kv8_isa isa, const float *values, size_t n, int8_t *codes_out,
-                                   kv8_f16 *scale_out, kv8_narrow_counts *counts);
+KV8_API KV8_NODISCARD kv8_status kv8_narrow_int8(kv8_isa isa, const float *values, size_t n,
+                                                 int8_t *codes_out, kv8_f16 *scale_out,
+                                                 kv8_narrow_counts *counts);
 
 /* MXFP4: blocks of 32 e2m1 values in 16 bytes, element 2b in the low nibble of byte b, 2b+1 in the
  * high one, and one e8m0 scale per block. value = e2m1 * 2^(scale - 127). */
 enum { KV8_MXFP4_BLOCK = 32, KV8_MXFP4_BLOCK_BYTES = 16 };
-KV8_API kv8_status kv8_mxfp4_widen(kv8_isa isa, const uint8_t *blocks, const kv8_e8m0 *scales,
-                                   size_t num_blocks, float *values_out);
+KV8_API KV8_NODISCARD kv8_status kv8_mxfp4_widen(kv8_isa isa, const uint8_t *blocks,
+                                                 const kv8_e8m0 *scales, size_t num_blocks,
+                                                 float *values_out);
 /* scale = smallest power of two >= absmax / 6 (no clipping); an all-zero block gets scale byte 0.
  * A block holding NaN or infinity is KV8_ERR_INVALID naming its index. */
-KV8_API kv8_status kv8_mxfp4_narrow(const float *values, size_t num_blocks, uint8_t *blocks_out,
-                                    kv8_e8m0 *scales_out);
+KV8_API KV8_NODISCARD kv8_status kv8_mxfp4_narrow(const float *values, size_t num_blocks,
+                                                  uint8_t *blocks_out, kv8_e8m0 *scales_out);
 
 #ifdef __cplusplus
 }

@@ -50,9 +50,11 @@ typedef struct kv8_harmony_options {
  * "commentary" unless it says otherwise. Analysis before the last final answer is dropped, as the
  * format asks. *ids_out is malloc'ed (kv8_free), written on success only. A tokenizer without the
  * control tokens is KV8_ERR_UNSUPPORTED naming the first it lacks. */
-KV8_API kv8_status kv8_harmony_render(const kv8_tokenizer *tokenizer, const kv8_message *messages,
-                                      size_t num_messages, const kv8_harmony_options *options,
-                                      int32_t **ids_out, size_t *num_out);
+KV8_API KV8_NODISCARD kv8_status kv8_harmony_render(const kv8_tokenizer *tokenizer,
+                                                    const kv8_message *messages,
+                                                    size_t num_messages,
+                                                    const kv8_harmony_options *options,
+                                                    int32_t **ids_out, size_t *num_out);
 
 /* Streaming parser of the model's output, starting inside an assistant header. Lenient: unknown
  * channels and malformed headers never fail, they end up as content. A message opens with
@@ -60,8 +62,8 @@ KV8_API kv8_status kv8_harmony_render(const kv8_tokenizer *tokenizer, const kv8_
  * inside a content ends it; other control tokens there are passed over. Memory grows with what
  * was fed, nothing else. The tokenizer must outlive the parser. */
 typedef struct kv8_harmony_parser kv8_harmony_parser;
-KV8_API kv8_status kv8_harmony_parser_create(kv8_harmony_parser **out,
-                                             const kv8_tokenizer *tokenizer);
+KV8_API KV8_NODISCARD kv8_status kv8_harmony_parser_create(kv8_harmony_parser **out,
+                                                           const kv8_tokenizer *tokenizer);
 KV8_API void kv8_harmony_parser_destroy(kv8_harmony_parser *parser);
 
 typedef struct kv8_harmony_event {
@@ -74,11 +76,11 @@ typedef struct kv8_harmony_event {
 } kv8_harmony_event;
 /* Feeds one id (>= 0); *event_out borrows from the parser until the next call. After a stop the
  * parser is back at the beginning of an assistant message. */
-KV8_API kv8_status kv8_harmony_parser_push(kv8_harmony_parser *parser, int32_t id,
-                                           kv8_harmony_event *event_out);
+KV8_API KV8_NODISCARD kv8_status kv8_harmony_parser_push(kv8_harmony_parser *parser, int32_t id,
+                                                         kv8_harmony_event *event_out);
 /* Ends the stream: flushes text held back, closes the open message. */
-KV8_API kv8_status kv8_harmony_parser_finish(kv8_harmony_parser *parser,
-                                             kv8_harmony_event *event_out);
+KV8_API KV8_NODISCARD kv8_status kv8_harmony_parser_finish(kv8_harmony_parser *parser,
+                                                           kv8_harmony_event *event_out);
 /* The open message counts. */
 KV8_API size_t kv8_harmony_parser_num_messages(const kv8_harmony_parser *parser);
 /* Borrowed until destroy or the next push; NULL when there is no such message. */

@@ -13,6 +13,7 @@
 #include <kv8/formats.h>
 #include <kv8/machine.h>
 #include <kv8/pages.h>
+#include <kv8/rope.h>
 #include <kv8/status.h>
 
 #endif

@@ -31,13 +31,13 @@ KV8_API const char *kv8_isa_name(kv8_isa isa);
 /* The highest rung of this machine, lowered by the environment variable KV8_ISA when that names a
  * rung. Fails with KV8_ERR_INVALID when KV8_ISA names no rung and KV8_ERR_UNSUPPORTED when it
  * names one this machine or build lacks. */
-KV8_API kv8_status kv8_machine_isa(kv8_isa *isa_out);
+KV8_API KV8_NODISCARD kv8_status kv8_machine_isa(kv8_isa *isa_out);
 
 /* 1 when both this machine and this build have the rung; 0 otherwise. */
 KV8_API int kv8_machine_has_isa(kv8_isa isa);
 
 /* Resolves an option: BEST becomes kv8_machine_isa(); any other rung must be present. */
-KV8_API kv8_status kv8_machine_resolve_isa(kv8_isa wanted, kv8_isa *isa_out);
+KV8_API KV8_NODISCARD kv8_status kv8_machine_resolve_isa(kv8_isa wanted, kv8_isa *isa_out);
 
 /* Number of processors this process may run on (its affinity mask), at least 1. */
 KV8_API int32_t kv8_machine_num_cpus(void);
@@ -48,7 +48,7 @@ typedef struct kv8_threads kv8_threads;
 
 /* num_threads >= 1 counts the calling thread; 0 means kv8_machine_num_cpus(). *out is NULL on
  * failure. */
-KV8_API kv8_status kv8_threads_create(kv8_threads **out, int32_t num_threads);
+KV8_API KV8_NODISCARD kv8_status kv8_threads_create(kv8_threads **out, int32_t num_threads);
 KV8_API void kv8_threads_destroy(kv8_threads *threads);
 KV8_API int32_t kv8_threads_count(const kv8_threads *threads);
 
@@ -60,8 +60,8 @@ typedef struct kv8_ceilings {
     double f32_gmac_s;  /* fused multiply-adds in f32 */
     double bf16_gmac_s; /* bf16 products summed in f32; 0 when the rung has no such instruction */
 } kv8_ceilings;
-KV8_API kv8_status kv8_machine_measure_ceilings(kv8_threads *threads, kv8_isa isa,
-                                                kv8_ceilings *ceilings_out);
+KV8_API KV8_NODISCARD kv8_status kv8_machine_measure_ceilings(kv8_threads *threads, kv8_isa isa,
+                                                              kv8_ceilings *ceilings_out);
 
 #ifdef __cplusplus
 }

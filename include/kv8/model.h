@@ -30,8 +30,8 @@ typedef struct kv8_model_options {
  * the model is open ends the process by SIGBUS when a lost page is touched. Expert weights stay
  * packed. Every tensor is checked for name, dtype, shape and
  * bounds here. *out is NULL on failure; the message names file, key or tensor, value and limit. */
-KV8_API kv8_status kv8_model_open(kv8_model **out, const char *directory,
-                                  const kv8_model_options *options);
+KV8_API KV8_NODISCARD kv8_status kv8_model_open(kv8_model **out, const char *directory,
+                                                const kv8_model_options *options);
 KV8_API void kv8_model_close(kv8_model *model);
 
 typedef enum kv8_layer_kind { KV8_LAYER_FULL = 0, KV8_LAYER_SLIDING } kv8_layer_kind;
@@ -87,13 +87,14 @@ typedef struct kv8_step {
  * KV8_ERR_INVALID for ids or lengths out of range, naming value and limit. Allocates only in the
  * first step on a cache whose dtypes or page size differ from the last one's. Publishes nothing:
  * a caller that wants its prefixes found calls kv8_cache_publish once the step's tokens stay. */
-KV8_API kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
+KV8_API KV8_NODISCARD kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache,
+                                                const kv8_step *step);
 
 /* Every later step counts its K (after rope), V and, where the observer has Q, Q (after rope) into
  * `observer` while that is on; NULL ends it. Borrowed: it must outlive the model or be taken away.
  * An observer of other layers, heads or dims is KV8_ERR_INVALID. A step that fails may have been
  * counted in part. */
-KV8_API kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer);
+KV8_API KV8_NODISCARD kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer);
 /* An observer of this model's shape on its threads: fills those fields of the options. */
 KV8_API void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *options_out);
 

@@ -19,8 +19,8 @@ typedef struct kv8_scale_file kv8_scale_file;
 /* Parses and checks a scale file against the model it is meant for: every scale finite and > 0,
  * shapes as the header says, num_layers and num_kv_heads (per_head) equal to the model's. *out is
  * NULL on failure; the message names file, key, value and limit. */
-KV8_API kv8_status kv8_scale_file_open(kv8_scale_file **out, const char *path, int32_t num_layers,
-                                       int32_t num_kv_heads);
+KV8_API KV8_NODISCARD kv8_status kv8_scale_file_open(kv8_scale_file **out, const char *path,
+                                                     int32_t num_layers, int32_t num_kv_heads);
 KV8_API void kv8_scale_file_close(kv8_scale_file *file);
 /* Borrowed arrays of num_kv_heads scales of one layer (per-tensor files repeat one value). */
 KV8_API const float *kv8_scale_file_k(const kv8_scale_file *file, int32_t layer);

@@ -1,8 +1,13 @@
-/* kv8/status.h - status codes, messages and the allocator every kv8 object accepts.
+/* kv8/status.h - status codes and messages, the rule by which structs grow, host memory.
  *
  * Every kv8 call that can fail returns kv8_status. On failure the calling thread's message
  * (kv8_status_message) holds one line naming the cause, the offending value and the limit; results
  * passed by pointer are untouched, or NULL for `create` and `open`, as each function says.
+ *
+ * A struct that may grow begins with struct_size, which its KV8_..._INIT sets. One that a caller
+ * fills may be shorter than the library's, as an older header declares it: the rest is 0, which
+ * means "off". It may be longer if the rest is 0. One that a call fills is filled up to its own
+ * struct_size. An array of such structs steps by the struct_size of its first.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_STATUS_H
@@ -19,10 +24,15 @@
 #define KV8_NODISCARD
 #endif
 
-/* How an options struct begins, `kv8_x_options o = KV8_X_OPTIONS_INIT;`: its size, the rest 0. */
+/* How a growing struct begins, `kv8_x_options o = KV8_X_OPTIONS_INIT;`: its size, the rest 0. */
 #ifdef __cplusplus
-#define KV8_SIZED(type) \
-    { sizeof(type) }
+template <typename type>
+inline type kv8_sized() {
+    type value = type();
+    value.struct_size = sizeof value;
+    return value;
+}
+#define KV8_SIZED(type) kv8_sized<type>()
 #else
 #define KV8_SIZED(type) \
     { .struct_size = sizeof(type) }
@@ -41,7 +51,8 @@ typedef enum kv8_status {
     KV8_ERR_NOT_FOUND,   /* a file, tensor, key, sequence or GPU does not exist */
     KV8_ERR_IO,          /* the operating system refused a read or write */
     KV8_ERR_CORRUPT,     /* a file is torn, truncated or not what it claims to be */
-    KV8_ERR_DEVICE       /* the GPU or its driver refused or failed; the message quotes it */
+    KV8_ERR_DEVICE,      /* the GPU or its driver refused or failed; the message quotes it */
+    KV8_ERR_CANCELLED    /* a callback of the caller's asked to stop */
 } kv8_status;
 
 /* Short fixed name of a status ("invalid argument"). Never NULL. */
@@ -60,6 +71,9 @@ typedef struct kv8_allocator {
     void (*release)(void *cookie, void *ptr, size_t size);
     void *cookie;
 } kv8_allocator;
+
+/* Releases what a call gave as malloc'ed. NULL is fine. */
+KV8_API void kv8_free(void *ptr);
 
 /* Library version, "major.minor.patch". */
 KV8_API const char *kv8_version(void);

@@ -17,10 +17,10 @@ typedef struct kv8_tokenizer kv8_tokenizer;
  * "a b" strings and `ignore_merges` honoured, added special tokens. Anything else is
  * KV8_ERR_UNSUPPORTED naming the key. *out is NULL on failure. Immutable afterwards: any number
  * of threads may encode and decode. */
-KV8_API kv8_status kv8_tokenizer_open(kv8_tokenizer **out, const char *path);
+KV8_API KV8_NODISCARD kv8_status kv8_tokenizer_open(kv8_tokenizer **out, const char *path);
 /* The same from the file's bytes in memory; messages begin with `name`. */
-KV8_API kv8_status kv8_tokenizer_parse(kv8_tokenizer **out, const char *json, size_t length,
-                                       const char *name);
+KV8_API KV8_NODISCARD kv8_status kv8_tokenizer_parse(kv8_tokenizer **out, const char *json,
+                                                     size_t length, const char *name);
 KV8_API void kv8_tokenizer_close(kv8_tokenizer *tokenizer);
 
 /* One more than the largest id. */
@@ -34,10 +34,10 @@ typedef enum kv8_special {
 /* Encodes UTF-8 text (length < 2^31). *ids_out (malloc'ed, caller frees with kv8_free; never NULL)
  * and *num_out are written on success only. Invalid UTF-8 is KV8_ERR_INVALID naming the byte
  * offset. The bytes of the ids' tokens, put together, are the text again. */
-KV8_API kv8_status kv8_tokenizer_encode(const kv8_tokenizer *tokenizer, const char *text,
-                                        size_t length, kv8_special special, int32_t **ids_out,
-                                        size_t *num_out);
-KV8_API void kv8_free(void *ptr);
+KV8_API KV8_NODISCARD kv8_status kv8_tokenizer_encode(const kv8_tokenizer *tokenizer,
+                                                      const char *text, size_t length,
+                                                      kv8_special special, int32_t **ids_out,
+                                                      size_t *num_out);
 
 /* The bytes of one token: borrowed, length in *length_out; not always whole UTF-8. NULL for an id
  * without a token. */

@@ -9,7 +9,7 @@
 kv8_status kv8_attention_append_rope_plan_create(kv8_append_plan **out, kv8_device *device,
                                                  const kv8_append_spec *spec) {
     *out = NULL;
-    KV8_CHECK_OPTIONS(spec, kv8_append_spec);
+    KV8_TAKE_STRUCT(kv8_append_spec, spec);
     if (spec->k_head_dim % 2 != 0)
         return kv8_fail(KV8_ERR_INVALID, "append_rope: k_head_dim is %d, must be even",
                         spec->k_head_dim);

@@ -65,11 +65,10 @@ typedef struct decode_way {
 } decode_way;
 
 struct kv8_attention_device_plan {
-    kv8_attention_spec spec; /* resolved: v_head_dim, o_dtype, sm_scale */
+    kv8_attention_spec spec; /* resolved: v_head_dim, o_dtype, window_right */
     kv8_device *device;
     const kv8_allocator *allocator;
     kv8_allocator allocator_copy;
-    float *sink_logit;
     decode_way rows;  /* takes every run; without it the general kernel does */
     decode_way pages; /* beside it: runs over pages whose tokens lie one after another */
     bool prefills;    /* the prefill kernels take every run, and there is neither */
@@ -212,7 +211,7 @@ static kv8_status prepare_single(kv8_attention_device_plan *plan) {
     const kv8_attention_spec *const spec = &plan->spec;
     const int64_t row = row_bytes(spec);
     if (plan->rows.choice == NULL || !plan->rows.choice->whole_granules || spec->has_mask ||
-        spec->logits_soft_cap != 0 || spec->max_kv_len > MAX_HEAD_BYTES / row)
+        spec->max_kv_len > MAX_HEAD_BYTES / row)
         return KV8_OK;
     const decode_choice *found = NULL;
     for (size_t i = 0; i < sizeof singles / sizeof singles[0] && found == NULL; i++)
@@ -262,7 +261,7 @@ static void take_larger(size_t *most, size_t bytes) {
 }
 static void lay_out_workspace(kv8_attention_device_plan *plan) {
     const kv8_attention_spec *const spec = &plan->spec;
-    size_t end = kv8_round_up((size_t)spec->num_qo_heads * sizeof(float), DEVICE_ALIGNMENT);
+    size_t end = 0;
     /* What either kernel needs; a launch leaves nothing there but counters of 0. */
     size_t sums = 0, partials = 0;
     const decode_way *const ways[] = {&plan->rows, &plan->pages};
@@ -295,7 +294,9 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
                                             const kv8_allocator *allocator) {
     *out = NULL;
     if (device == NULL) return kv8_fail(KV8_ERR_INVALID, "device is NULL");
+    KV8_TAKE_STRUCT(kv8_attention_spec, spec);
     KV8_TRY(kv8_attention_check_spec(spec));
+    KV8_TRY(kv8_attention_check_extras(spec));
     if (spec->isa != KV8_ISA_BEST)
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "isa is %s, which names a CPU's kernels; a GPU's plan takes the default",
@@ -312,8 +313,8 @@ kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8
         plan->allocator = &plan->allocator_copy;
     }
     plan->device = device;
+    plan->spec = kv8_attention_resolve_spec(spec);
     kv8_status status = KV8_OK;
-    KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
     KV8_TRY_GOTO(kv8_kernel_get(&plan->any, device, any_name, sizeof(kv8_kernel_args), 0));
     KV8_TRY_GOTO(prepare(plan));
     KV8_TRY_GOTO(prepare_single(plan));
@@ -329,8 +330,6 @@ void kv8_attention_device_plan_destroy(kv8_attention_device_plan *plan) {
     if (plan == NULL) return;
     const kv8_allocator allocator = plan->allocator_copy;
     const kv8_allocator *const from = plan->allocator == NULL ? NULL : &allocator;
-    if (plan->sink_logit != NULL)
-        kv8_release(from, plan->sink_logit, (size_t)plan->spec.num_qo_heads, sizeof(float));
     kv8_release(from, plan, 1, sizeof *plan);
 }
 
@@ -349,9 +348,6 @@ kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *
     if (plan == NULL || stream == NULL)
         return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "stream");
     KV8_TRY(check_workspace(workspace));
-    if (plan->sink_logit != NULL)
-        KV8_TRY(kv8_stream_copy(stream, workspace, plan->sink_logit,
-                                (size_t)plan->spec.num_qo_heads * sizeof(float)));
     if (plan->arrivals_bytes > 0)
         KV8_TRY(kv8_stream_fill(stream, (uint8_t *)workspace + plan->arrivals_at, 0,
                                 plan->arrivals_bytes));
@@ -364,23 +360,14 @@ static kv8_status check_pointers(const kv8_attention_spec *spec, const kv8_atten
     const struct {
         const char *name;
         const void *pointer;
-    } needed[] = {{"qo_indptr", args->qo_indptr},
-                  {"q", args->q},
-                  {"o", args->o},
-                  {"k.data", args->k.data},
-                  {"v.data", args->v.data}};
+    } needed[] = {{"qo_indptr", args->qo_indptr}, {"q", args->q}, {"o", args->o}};
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
         if (needed[i].pointer == NULL)
             return kv8_fail(KV8_ERR_INVALID, "%s is NULL", needed[i].name);
     }
-    const kv8_page_table *const table = &args->pages;
-    if ((table->page_indptr == NULL) == (table->block_table == NULL))
-        return kv8_fail(KV8_ERR_INVALID, "exactly one of page_indptr and block_table must be set");
-    if (table->page_indptr != NULL && (table->last_page_len == NULL || table->page_indices == NULL))
-        return kv8_fail(KV8_ERR_INVALID, "page_indptr is set and %s is NULL",
-                        table->last_page_len == NULL ? "last_page_len" : "page_indices");
-    if (table->block_table != NULL && table->seq_lens == NULL)
-        return kv8_fail(KV8_ERR_INVALID, "block_table is set and seq_lens is NULL");
+    KV8_TRY(kv8_attention_check_form(spec, args->pages));
+    if (args->pages->page_indptr != NULL && args->pages->page_indices == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "page_indptr is set and page_indices is NULL");
     return kv8_attention_check_data(spec, args);
 }
 
@@ -388,8 +375,9 @@ static kv8_status check_run(const kv8_attention_device_plan *plan, const kv8_str
                             const kv8_attention_args *args, const void *workspace) {
     if (plan == NULL || stream == NULL)
         return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "stream");
-    KV8_CHECK_OPTIONS(args, kv8_attention_args);
     const kv8_attention_spec *const spec = &plan->spec;
+    KV8_TRY(kv8_attention_check_extra_args(args));
+    KV8_TRY(kv8_attention_check_scalars(args));
     if (args->batch < 0 || args->batch > spec->max_batch)
         return kv8_fail(KV8_ERR_INVALID, "batch is %d, must be 0 to %d", args->batch,
                         spec->max_batch);
@@ -456,21 +444,21 @@ static kv8_kernel_args device_args(const kv8_attention_device_plan *plan,
         .o_stride_head = args->o_stride_head,
         .lse = args->lse,
         .qo_indptr = args->qo_indptr,
-        .k = device_pages(&args->k, spec->k_dtype),
-        .v = device_pages(&args->v, spec->v_dtype),
-        .page_indptr = args->pages.page_indptr,
-        .page_indices = args->pages.page_indices,
-        .last_page_len = args->pages.last_page_len,
-        .block_table = args->pages.block_table,
-        .block_table_stride = args->pages.block_table_stride,
-        .seq_lens = args->pages.seq_lens,
+        .k = device_pages(args->k, spec->k_dtype),
+        .v = device_pages(args->v, spec->v_dtype),
+        .page_indptr = args->pages->page_indptr,
+        .page_indices = args->pages->page_indices,
+        .last_page_len = args->pages->last_page_len,
+        .block_table = args->pages->block_table,
+        .block_table_stride = args->pages->block_table_stride,
+        .seq_lens = args->pages->seq_lens,
         .k_scale = args->k_scale,
         .v_scale = args->v_scale,
         .k_scale_stride_batch = args->k_scale_stride_batch,
         .k_scale_stride_head = args->k_scale_stride_head,
         .v_scale_stride_batch = args->v_scale_stride_batch,
         .v_scale_stride_head = args->v_scale_stride_head,
-        .sink_logit = plan->sink_logit == NULL ? NULL : workspace,
+        .sink_logit = args->sink_logit,
         .mask_bits = args->mask_bits,
         .mask_indptr = args->mask_indptr,
         .q_scale = args->q_scale,
@@ -496,8 +484,8 @@ static kv8_kernel_args device_args(const kv8_attention_device_plan *plan,
         .window_left = spec->window_left,
         .by_group = divisor(spec->num_qo_heads / spec->num_kv_heads),
         .by_page = divisor(spec->page_size),
-        .score_scale = spec->sm_scale * log2_e,
-        .soft_cap = spec->logits_soft_cap * log2_e,
+        .score_scale = (float)kv8_args_sm_scale(spec, args) * log2_e,
+        .soft_cap = args->logits_soft_cap * log2_e,
     };
 }
 
@@ -527,11 +515,11 @@ static bool has_whole_pages(const kv8_attention_spec *spec, const kv8_kernel_pag
 /* The kernel of a run. */
 typedef enum run_kind { BY_PREFILL, BY_SINGLE, BY_PAGES, BY_ROWS, BY_ANY } run_kind;
 
-static run_kind choose_run(const kv8_attention_device_plan *plan, int32_t batch,
+static run_kind choose_run(const kv8_attention_device_plan *plan, int32_t batch, bool capped,
                            const kv8_kernel_pages *k, const kv8_kernel_pages *v) {
     if (!fits_copies(k) || !fits_copies(v)) return BY_ANY;
     if (plan->prefills) return BY_PREFILL;
-    if (plan->single != NULL && batch == 1) return BY_SINGLE;
+    if (plan->single != NULL && batch == 1 && !capped) return BY_SINGLE;
     if (plan->pages.choice != NULL && batch >= LEAST_BATCH_OF_PAGES &&
         has_whole_pages(&plan->spec, k) && has_whole_pages(&plan->spec, v))
         return BY_PAGES;
@@ -547,7 +535,7 @@ static kv8_kernel_pages usual_pages(const kv8_attention_spec *spec, kv8_dtype dt
 }
 
 kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
-                                         const kv8_attention_args *args, char *text, size_t size) {
+                                         const kv8_attention_args *given, char *text, size_t size) {
     if (plan == NULL || (text == NULL && size > 0))
         return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "text");
     const kv8_attention_spec *const spec = &plan->spec;
@@ -555,11 +543,18 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
     kv8_kernel_pages k = usual_pages(spec, spec->k_dtype, spec->head_dim);
     kv8_kernel_pages v = usual_pages(spec, spec->v_dtype, spec->v_head_dim);
     int32_t batch = spec->max_batch;
-    if (args != NULL) {
-        k = device_pages(&args->k, spec->k_dtype), v = device_pages(&args->v, spec->v_dtype);
+    bool capped = false;
+    kv8_attention_inputs inputs;
+    if (given != NULL) {
+        KV8_TRY(kv8_attention_read_args(&inputs, given));
+        const kv8_attention_args *const args = &inputs.args;
+        if (args->k == NULL || args->v == NULL)
+            return kv8_fail(KV8_ERR_INVALID, "%s is NULL", args->k == NULL ? "k" : "v");
+        k = device_pages(args->k, spec->k_dtype), v = device_pages(args->v, spec->v_dtype);
         batch = args->batch;
+        capped = args->logits_soft_cap > 0;
     }
-    const run_kind kind = choose_run(plan, batch, &k, &v);
+    const run_kind kind = choose_run(plan, batch, capped, &k, &v);
     const decode_way *const way = kind == BY_PAGES ? &plan->pages : &plan->rows;
     switch (kind) {
         case BY_PREFILL:
@@ -602,13 +597,16 @@ static kv8_status run_pages(const kv8_attention_device_plan *plan, kv8_stream *s
 }
 
 kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
-                                    const kv8_attention_args *args, void *workspace) {
+                                    const kv8_attention_args *given, void *workspace) {
+    kv8_attention_inputs inputs;
+    KV8_TRY(kv8_attention_read_args(&inputs, given));
+    const kv8_attention_args *const args = &inputs.args;
     KV8_TRY(check_run(plan, stream, args, workspace));
     if (args->batch == 0) return KV8_OK;
     const kv8_kernel_args a = device_args(plan, args, workspace);
-    switch (choose_run(plan, args->batch, &a.k, &a.v)) {
+    switch (choose_run(plan, args->batch, a.soft_cap > 0, &a.k, &a.v)) {
         case BY_PREFILL:
-            return kv8_prefill_run(&plan->prefill, stream, args, a.sink_logit,
+            return kv8_prefill_run(&plan->prefill, stream, args,
                                    (uint8_t *)workspace + plan->prefill_at);
         case BY_SINGLE: {
             const kv8_launch launch = single_launch(plan);

@@ -39,7 +39,7 @@ static int32_t whole_pages(const search *s, int32_t request) {
     const kv8_attention_spec *const spec = &s->plan->spec;
     const int32_t qo_len = qo_len_of(s, request);
     if (qo_len == 0 || (int64_t)qo_len * s->plan->group_size > s->plan->member_rows) return 0;
-    const int32_t kv_len = kv8_request_kv_len(&s->args->pages, spec->page_size, request);
+    const int32_t kv_len = kv8_request_kv_len(s->args->pages, spec->page_size, request);
     if (kv8_row_keys(spec, qo_len, kv_len, qo_len - 1).begin > 0) return 0;
     return kv8_row_keys(spec, qo_len, kv_len, 0).end / spec->page_size;
 }
@@ -48,7 +48,7 @@ static int32_t whole_pages(const search *s, int32_t request) {
 static int32_t page_of(const search *s, int32_t place, int32_t at) {
     const int32_t request = s->cascade->places[place].request;
     if (at >= s->cascade->members[request].whole_pages) return -1;
-    return kv8_request_pages(&s->args->pages, request)[at];
+    return kv8_request_pages(s->args->pages, request)[at];
 }
 
 /* Places [begin, end) in the order of their entries `at` (Shell 1959, gaps by Knuth). */
@@ -71,10 +71,10 @@ static void sort_places(const search *s, int32_t begin, int32_t end, int32_t at)
 static int32_t common_pages(const search *s, int32_t begin, int32_t end, int32_t known) {
     const kv8_attention_place *const places = s->cascade->places;
     const kv8_attention_member *const members = s->cascade->members;
-    const int32_t *const first = kv8_request_pages(&s->args->pages, places[begin].request);
+    const int32_t *const first = kv8_request_pages(s->args->pages, places[begin].request);
     int32_t common = members[places[begin].request].whole_pages;
     for (int32_t i = begin + 1; i < end; i++) {
-        const int32_t *const pages = kv8_request_pages(&s->args->pages, places[i].request);
+        const int32_t *const pages = kv8_request_pages(s->args->pages, places[i].request);
         const int32_t whole = members[places[i].request].whole_pages;
         if (whole < common) common = whole;
         const size_t left = (size_t)(common - known) * sizeof *pages;

@@ -16,6 +16,10 @@ static bool is_dtype(kv8_dtype dtype) {
     return (int)dtype > KV8_DTYPE_NONE && dtype < KV8_DTYPE_COUNT;
 }
 
+static bool is_fp8(kv8_dtype dtype) {
+    return dtype == KV8_E4M3 || dtype == KV8_E4M3FNUZ || dtype == KV8_E5M2;
+}
+
 static kv8_status check_dtypes(const kv8_attention_spec *spec) {
     if (!is_dtype(spec->q_dtype) || !is_dtype(spec->k_dtype) || !is_dtype(spec->v_dtype))
         return kv8_fail(
@@ -29,9 +33,10 @@ static kv8_status check_dtypes(const kv8_attention_spec *spec) {
     if (o != KV8_DTYPE_NONE && !is_dtype(o))
         return kv8_fail(KV8_ERR_INVALID, "o_dtype is %d, must be 0 to %d", (int)o,
                         (int)KV8_DTYPE_COUNT - 1);
-    if (o != KV8_DTYPE_NONE && o != KV8_F32 && o != KV8_BF16 && o != KV8_F16)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "o_dtype is %s; supported: f32, bf16, f16",
-                        kv8_dtype_name(o));
+    if (o == KV8_INT8)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "o_dtype is int8; supported: f32, bf16, f16, e4m3, "
+                        "e4m3fnuz, e5m2");
     return KV8_OK;
 }
 
@@ -54,29 +59,23 @@ static kv8_status check_heads(const kv8_attention_spec *spec) {
     return check_head_dim("v_head_dim", spec->v_head_dim, 0);
 }
 
-static kv8_status check_sinks(const kv8_attention_spec *spec) {
-    if (spec->sink_logit == NULL) return KV8_OK;
-    for (int32_t h = 0; h < spec->num_qo_heads; h++) {
-        if (isnan(spec->sink_logit[h]))
-            return kv8_fail(KV8_ERR_INVALID, "sink_logit[%d] is NaN, must be a number or infinite",
-                            h);
-    }
+static kv8_status check_windows(const kv8_attention_spec *spec) {
+    KV8_TRY(check_range("causal", spec->causal, 0, 1));
+    KV8_TRY(check_range("window_left", spec->window_left, -1, INT32_MAX));
+    KV8_TRY(check_range("window_right", spec->window_right, -1, INT32_MAX));
+    if (spec->causal && spec->window_right > 0)
+        return kv8_fail(KV8_ERR_INVALID, "window_right is %d and causal 1, which allows -1 and 0",
+                        spec->window_right);
     return KV8_OK;
 }
 
 kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec) {
-    KV8_CHECK_OPTIONS(spec, kv8_attention_spec);
     KV8_TRY(check_heads(spec));
     KV8_TRY(check_dtypes(spec));
-    KV8_TRY(check_range("page_size", spec->page_size, 1, INT32_MAX));
-    if (!isfinite(spec->sm_scale))
-        return kv8_fail(KV8_ERR_INVALID, "sm_scale is %g, must be finite", (double)spec->sm_scale);
-    KV8_TRY(check_range("window_left", spec->window_left, -1, INT32_MAX));
-    if (!(spec->logits_soft_cap >= 0) || isinf(spec->logits_soft_cap))
-        return kv8_fail(KV8_ERR_INVALID, "logits_soft_cap is %g, must be 0 (off) or finite and > 0",
-                        (double)spec->logits_soft_cap);
-    KV8_TRY(check_range("causal", spec->causal, 0, 1));
+    KV8_TRY(check_range("page_size", spec->page_size, 0, INT32_MAX));
+    KV8_TRY(check_windows(spec));
     KV8_TRY(check_range("has_mask", spec->has_mask, 0, 1));
+    KV8_TRY(check_range("has_key_range", spec->has_key_range, 0, 1));
     KV8_TRY(check_range("batch_invariant", spec->batch_invariant, 0, 1));
     KV8_TRY(check_range("math", (int32_t)spec->math, KV8_MATH_AUTO, KV8_MATH_BF16));
     KV8_TRY(check_range("max_batch", spec->max_batch, 1, INT32_MAX - 1));
@@ -87,7 +86,70 @@ kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec) {
                         "max_total_q %d times num_qo_heads %d is %lld, must be at most %d",
                         spec->max_total_q, spec->num_qo_heads,
                         (long long)spec->max_total_q * spec->num_qo_heads, INT32_MAX);
-    return check_sinks(spec);
+    return KV8_OK;
+}
+
+kv8_status kv8_attention_check_extras(const kv8_attention_spec *spec) {
+    if (spec->window_right >= 0 && !spec->causal)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "window_right is %d; supported: -1",
+                        spec->window_right);
+    if (spec->has_key_range)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "has_key_range is 1; supported: 0");
+    if (spec->page_size == 0)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "page_size is 0; supported: 1 and more");
+    if (is_fp8(spec->o_dtype))
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "o_dtype is %s; supported: f32, bf16, f16",
+                        kv8_dtype_name(spec->o_dtype));
+    return KV8_OK;
+}
+
+kv8_status kv8_attention_check_extra_args(const kv8_attention_args *args) {
+    const bool lse_differs = args->lse_base2 || args->lse_stride_row || args->lse_stride_head;
+    const char *const name = args->qo_lens != NULL                       ? "qo_lens"
+                             : lse_differs                               ? "lse's base or stride"
+                             : args->bad_pages != NULL                   ? "bad_pages"
+                             : args->k != NULL && args->k->num_pages > 0 ? "k.num_pages"
+                             : args->v != NULL && args->v->num_pages > 0 ? "v.num_pages"
+                                                                         : NULL;
+    if (name == NULL) return KV8_OK;
+    return kv8_fail(KV8_ERR_UNSUPPORTED, "%s is set; supported: only unset", name);
+}
+
+/* --- args --- */
+
+kv8_status kv8_attention_read_args(kv8_attention_inputs *out, const kv8_attention_args *given) {
+    KV8_READ_STRUCT(kv8_attention_args, &out->args, given);
+    if (out->args.k != NULL) {
+        KV8_READ_STRUCT(kv8_paged, &out->k, out->args.k);
+        out->args.k = &out->k;
+    }
+    if (out->args.v != NULL) {
+        KV8_READ_STRUCT(kv8_paged, &out->v, out->args.v);
+        out->args.v = &out->v;
+    }
+    if (out->args.pages != NULL) {
+        KV8_READ_STRUCT(kv8_page_table, &out->pages, out->args.pages);
+        out->args.pages = &out->pages;
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_attention_check_scalars(const kv8_attention_args *args) {
+    if (!isfinite(args->sm_scale))
+        return kv8_fail(KV8_ERR_INVALID, "sm_scale is %g, must be finite", (double)args->sm_scale);
+    if (!(args->logits_soft_cap >= 0) || isinf(args->logits_soft_cap))
+        return kv8_fail(KV8_ERR_INVALID, "logits_soft_cap is %g, must be 0 (off) or finite and > 0",
+                        (double)args->logits_soft_cap);
+    return check_range("lse_base2", args->lse_base2, 0, 1);
+}
+
+static kv8_status check_sinks(const kv8_attention_spec *spec, const float *sink_logit) {
+    for (int32_t h = 0; sink_logit != NULL && h < spec->num_qo_heads; h++) {
+        if (isnan(sink_logit[h]))
+            return kv8_fail(KV8_ERR_INVALID, "sink_logit[%d] is NaN, must be a number or infinite",
+                            h);
+    }
+    return KV8_OK;
 }
 
 static kv8_status check_queries(const kv8_attention_spec *spec, const kv8_attention_args *args) {
@@ -143,14 +205,26 @@ static kv8_status check_length(const kv8_attention_spec *spec, const kv8_page_ta
     return KV8_OK;
 }
 
-static kv8_status check_table(const kv8_attention_spec *spec, const kv8_attention_args *args) {
-    const kv8_page_table *const table = &args->pages;
-    if ((table->page_indptr == NULL) == (table->block_table == NULL))
-        return kv8_fail(KV8_ERR_INVALID, "exactly one of page_indptr and block_table must be set");
+kv8_status kv8_attention_check_form(const kv8_attention_spec *spec, const kv8_page_table *table) {
+    if (table == NULL) return kv8_fail(KV8_ERR_INVALID, "pages is NULL");
+    const int forms =
+        (table->page_indptr != NULL) + (table->block_table != NULL) + (table->kv_indptr != NULL);
+    if (forms != 1)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "%d of page_indptr, block_table and kv_indptr are set, must be one", forms);
+    if ((table->kv_indptr != NULL) != (spec->page_size == 0))
+        return kv8_fail(KV8_ERR_INVALID, "kv_indptr is %s and page_size %d; 0 alone has one",
+                        table->kv_indptr == NULL ? "NULL" : "set", spec->page_size);
     if (table->page_indptr != NULL && table->last_page_len == NULL)
         return kv8_fail(KV8_ERR_INVALID, "page_indptr is set and last_page_len is NULL");
     if (table->block_table != NULL && table->seq_lens == NULL)
         return kv8_fail(KV8_ERR_INVALID, "block_table is set and seq_lens is NULL");
+    return KV8_OK;
+}
+
+static kv8_status check_table(const kv8_attention_spec *spec, const kv8_attention_args *args) {
+    const kv8_page_table *const table = args->pages;
+    KV8_TRY(kv8_attention_check_form(spec, table));
     for (int32_t b = 0; b < args->batch; b++) KV8_TRY(check_length(spec, table, b));
     if (table->page_indptr != NULL && table->page_indices == NULL &&
         table->page_indptr[args->batch] > table->page_indptr[0])
@@ -176,11 +250,11 @@ static bool mask_shows(const kv8_attention_spec *spec, const kv8_attention_args 
 static kv8_status check_pages(const kv8_attention_spec *spec, const kv8_attention_args *args,
                               int32_t b) {
     const int32_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
-    const int32_t kv_len = kv8_request_kv_len(&args->pages, spec->page_size, b);
+    const int32_t kv_len = kv8_request_kv_len(args->pages, spec->page_size, b);
     if (qo_len == 0) return KV8_OK;
     const kv8_key_range seen = kv8_rows_keys(spec, qo_len, kv_len, 0, qo_len - 1);
     if (seen.begin >= seen.end) return KV8_OK;
-    const int32_t *const pages = kv8_request_pages(&args->pages, b);
+    const int32_t *const pages = kv8_request_pages(args->pages, b);
     const int32_t size = spec->page_size;
     for (int32_t i = seen.begin / size; i <= (seen.end - 1) / size; i++) {
         if (pages[i] >= 0) continue;
@@ -197,24 +271,27 @@ static kv8_status check_pages(const kv8_attention_spec *spec, const kv8_attentio
 kv8_status kv8_attention_check_data(const kv8_attention_spec *spec,
                                     const kv8_attention_args *args) {
     if (args->q == NULL) return kv8_fail(KV8_ERR_INVALID, "q is NULL");
-    if (args->k.data == NULL || args->v.data == NULL)
-        return kv8_fail(KV8_ERR_INVALID, "%s.data is NULL", args->k.data == NULL ? "k" : "v");
+    if (args->k == NULL || args->v == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", args->k == NULL ? "k" : "v");
+    if (args->k->data == NULL || args->v->data == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s.data is NULL", args->k->data == NULL ? "k" : "v");
     if ((spec->q_dtype == KV8_E4M3) != (args->q_scale != NULL))
         return kv8_fail(KV8_ERR_INVALID, "q_dtype is %s and q_scale is %s; e4m3 alone has one",
                         kv8_dtype_name(spec->q_dtype), args->q_scale == NULL ? "NULL" : "set");
-    if ((spec->k_dtype == KV8_INT8) != (args->k.row_scale != NULL))
+    if ((spec->k_dtype == KV8_INT8) != (args->k->row_scale != NULL))
         return kv8_fail(KV8_ERR_INVALID, "k_dtype is %s and k.row_scale is %s; int8 alone has one",
-                        kv8_dtype_name(spec->k_dtype), args->k.row_scale == NULL ? "NULL" : "set");
-    if ((spec->v_dtype == KV8_INT8) != (args->v.row_scale != NULL))
+                        kv8_dtype_name(spec->k_dtype), args->k->row_scale == NULL ? "NULL" : "set");
+    if ((spec->v_dtype == KV8_INT8) != (args->v->row_scale != NULL))
         return kv8_fail(KV8_ERR_INVALID, "v_dtype is %s and v.row_scale is %s; int8 alone has one",
-                        kv8_dtype_name(spec->v_dtype), args->v.row_scale == NULL ? "NULL" : "set");
+                        kv8_dtype_name(spec->v_dtype), args->v->row_scale == NULL ? "NULL" : "set");
     return KV8_OK;
 }
 
 kv8_status kv8_attention_check_args(const kv8_attention_spec *spec, const kv8_attention_args *args,
                                     bool with_data) {
-    KV8_CHECK_OPTIONS(args, kv8_attention_args);
     KV8_TRY(check_queries(spec, args));
+    KV8_TRY(kv8_attention_check_scalars(args));
+    KV8_TRY(check_sinks(spec, args->sink_logit));
     if (args->batch == 0) return KV8_OK;
     KV8_TRY(check_table(spec, args));
     const bool masked = args->mask_bits != NULL && args->mask_indptr != NULL;

@@ -63,7 +63,7 @@ static cost cost_of(const kv8_attention_plan *plan, const kv8_attention_args *ar
     cost c = {0, 0};
     for (int32_t b = 0; b < args->batch; b++) {
         const int32_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
-        const int32_t kv_len = kv8_request_kv_len(&args->pages, spec->page_size, b);
+        const int32_t kv_len = kv8_request_kv_len(args->pages, spec->page_size, b);
         if (qo_len == 0) continue;
         const kv8_key_range seen = kv8_rows_keys(spec, qo_len, kv_len, 0, qo_len - 1);
         const int32_t shared = cascade->num_shares > 0 ? cascade->members[b].num_keys : 0;
@@ -94,11 +94,15 @@ static void cascade_text(const kv8_attention_args *args, const kv8_attention_cas
                    num_keys);
 }
 
-kv8_status kv8_attention_describe(const kv8_attention_plan *plan, const kv8_attention_args *args,
+kv8_status kv8_attention_describe(const kv8_attention_plan *plan, const kv8_attention_args *given,
                                   char *text, size_t size) {
     if (plan == NULL || text == NULL || size == 0)
         return kv8_fail(KV8_ERR_INVALID, "plan is %p, text %p of %zu bytes", (const void *)plan,
                         (void *)text, size);
+    kv8_attention_inputs inputs;
+    KV8_TRY(kv8_attention_read_args(&inputs, given));
+    const kv8_attention_args *const args = &inputs.args;
+    KV8_TRY(kv8_attention_check_extra_args(args));
     KV8_TRY(kv8_attention_check_args(&plan->spec, args, false));
     double gb_s = 0;
     KV8_TRY(measure_read(plan, &gb_s));

@@ -79,7 +79,7 @@ void kv8_attention_finish_row(const kv8_attention_plan *plan, const kv8_attentio
                               ? 1.0f
                               : args->v_scale[request * args->v_scale_stride_batch +
                                               kv_head * args->v_scale_stride_head];
-    const float sink = spec->sink_logit == NULL ? -INFINITY : spec->sink_logit[head];
+    const float sink = args->sink_logit == NULL ? -INFINITY : args->sink_logit[head];
     const row_total t = total_of(partials, num, sink);
     const int64_t out = q_row * args->o_stride_row + head * args->o_stride_head;
     const int32_t dim = spec->v_head_dim;

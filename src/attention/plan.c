@@ -115,7 +115,9 @@ static kv8_status lay_out_workspace(kv8_attention_plan *plan) {
 kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attention_spec *spec,
                                      kv8_threads *threads, const kv8_allocator *allocator) {
     *out = NULL;
+    KV8_TAKE_STRUCT(kv8_attention_spec, spec);
     KV8_TRY(kv8_attention_check_spec(spec));
+    KV8_TRY(kv8_attention_check_extras(spec));
     void *memory = NULL;
     KV8_TRY(kv8_alloc(allocator, 1, sizeof(kv8_attention_plan), "attention plan", &memory));
     kv8_attention_plan *const plan = memory;
@@ -125,8 +127,8 @@ kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attenti
     }
     plan->threads = threads;
     plan->num_threads = threads == NULL ? 1 : kv8_threads_count(threads);
+    plan->spec = kv8_attention_resolve_spec(spec);
     kv8_status status = KV8_OK;
-    KV8_TRY_GOTO(kv8_attention_own_spec(&plan->spec, &plan->sink_logit, spec, plan->allocator));
     KV8_TRY_GOTO(kv8_machine_resolve_isa(spec->isa, &plan->spec.isa));
     KV8_TRY_GOTO(choose(&plan->choice, &plan->spec));
     /* Enough to hide the widening of a tile even from AMX (256 rows: a tenth slower), few enough
@@ -152,8 +154,6 @@ void kv8_attention_plan_destroy(kv8_attention_plan *plan) {
     if (plan == NULL) return;
     const kv8_allocator allocator = plan->allocator_copy;
     const kv8_allocator *const from = plan->allocator == NULL ? NULL : &allocator;
-    if (plan->sink_logit != NULL)
-        kv8_release(from, plan->sink_logit, (size_t)plan->spec.num_qo_heads, sizeof(float));
     kv8_release(from, plan, 1, sizeof *plan);
 }
 

@@ -79,12 +79,11 @@ typedef struct kv8_attention_scratch {
 } kv8_attention_scratch;
 
 struct kv8_attention_plan {
-    kv8_attention_spec spec; /* resolved: isa, v_head_dim, o_dtype, sm_scale; sink_logit is ours */
+    kv8_attention_spec spec; /* resolved: isa, v_head_dim, o_dtype, window_right */
     kv8_attention_choice choice;
     kv8_threads *threads;
     const kv8_allocator *allocator;
     kv8_allocator allocator_copy;
-    float *sink_logit;
     int32_t num_threads;
     int32_t group_size;
     int32_t block_rows;          /* most packed rows of an item over all its heads: whole groups */

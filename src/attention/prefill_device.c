@@ -134,12 +134,12 @@ kv8_status kv8_prefill_plan_make(kv8_prefill_plan *plan_out, kv8_device *device,
                                  const kv8_attention_spec *spec, kv8_prefill_path path) {
     /* Pieces of split rows that may be under way: a few for every block. */
     enum { SLOTS_PER_BLOCK = 4, SCHEDULE_THREADS = 1024 };
+    KV8_TAKE_STRUCT(kv8_attention_spec, spec);
     KV8_TRY(kv8_attention_check_spec(spec));
+    KV8_TRY(kv8_attention_check_extras(spec));
     kv8_prefill_kernel chosen;
     KV8_TRY(choose(device, spec, path, &chosen));
-    kv8_prefill_plan plan = {.max_batch = spec->max_batch,
-                             .has_sink = spec->sink_logit != NULL,
-                             .has_mask = spec->has_mask != 0};
+    kv8_prefill_plan plan = {.max_batch = spec->max_batch, .has_mask = spec->has_mask != 0};
     KV8_TRY(kv8_kernel_get(&plan.schedule, device, "kv8_prefill_schedule__sm80",
                            sizeof(kv8_prefill_args), 0));
     KV8_TRY(kv8_kernel_get(&plan.main, device, chosen.name, sizeof(kv8_prefill_args),
@@ -155,9 +155,6 @@ kv8_status kv8_prefill_plan_make(kv8_prefill_plan *plan_out, kv8_device *device,
     plan.main_launch = (kv8_launch){.grid = {(uint32_t)num_blocks},
                                     .block = {(uint32_t)chosen.num_threads},
                                     .dynamic_bytes = chosen.shared_bytes};
-    const double log2_e = 1.4426950408889634;
-    const double sm_scale =
-        spec->sm_scale != 0 ? (double)spec->sm_scale : 1 / sqrt((double)spec->head_dim);
     plan.args = (kv8_prefill_args){
         .num_qo_heads = spec->num_qo_heads,
         .num_kv_heads = spec->num_kv_heads,
@@ -175,8 +172,6 @@ kv8_status kv8_prefill_plan_make(kv8_prefill_plan *plan_out, kv8_device *device,
         .num_blocks = num_blocks,
         .max_tiles = (int32_t)kv8_ceil_div(spec->max_kv_len, KV8_PREFILL_TILE_KEYS),
         .max_slots = spec->batch_invariant ? 0 : SLOTS_PER_BLOCK * num_blocks,
-        .score_scale = (float)(sm_scale * log2_e),
-        .soft_cap = (float)((double)spec->logits_soft_cap * log2_e),
     };
     kv8_prefill_magic((uint32_t)plan.args.group_size, &plan.args.group_magic,
                       &plan.args.group_shift);
@@ -233,8 +228,13 @@ static kv8_status fill_pages(kv8_prefill_pages *out, const char *name, const kv8
 }
 
 static kv8_status check_pointers(const kv8_prefill_plan *plan, const kv8_attention_args *args,
-                                 const float *sink_logit, const void *workspace) {
-    const kv8_page_table *const pages = &args->pages;
+                                 const void *workspace) {
+    const kv8_page_table *const pages = args->pages;
+    if (pages == NULL || args->k == NULL || args->v == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "prefill: %s is NULL",
+                        pages == NULL     ? "pages"
+                        : args->k == NULL ? "k"
+                                          : "v");
     if (args->batch < 0 || args->batch > plan->max_batch)
         return kv8_fail(KV8_ERR_INVALID, "prefill: batch is %d, must be 0 to %d", args->batch,
                         plan->max_batch);
@@ -252,14 +252,11 @@ static kv8_status check_pointers(const kv8_prefill_plan *plan, const kv8_attenti
         : fp8 && args->q_scale == NULL                                             ? "q_scale"
         : args->o == NULL                                                          ? "o"
         : workspace == NULL                                                        ? "workspace"
-        : plan->has_sink && sink_logit == NULL                                     ? "sink_logit"
         : plan->has_mask && (args->mask_bits == NULL || args->mask_indptr == NULL) ? "mask"
                                                                                    : NULL;
     if (missing != NULL) return kv8_fail(KV8_ERR_INVALID, "prefill: %s is NULL", missing);
     if (!fp8 && args->q_scale != NULL)
         return kv8_fail(KV8_ERR_INVALID, "prefill: q_scale is set; e4m3 Q alone has one");
-    if (!plan->has_sink && sink_logit != NULL)
-        return kv8_fail(KV8_ERR_INVALID, "prefill: sink_logit is set, the plan has none");
     if (!aligned(workspace, 256))
         return kv8_fail(KV8_ERR_INVALID, "prefill: workspace is %p, must be a multiple of 256",
                         workspace);
@@ -280,6 +277,12 @@ static void fill_rows(kv8_prefill_args *a, const kv8_attention_args *args) {
     a->o_stride_head = args->o_stride_head;
     a->o_aligned = aligned(args->o, (size_t)(of_o * o_size)) && args->o_stride_row % of_o == 0 &&
                    args->o_stride_head % of_o == 0;
+    const double log2_e = 1.4426950408889634;
+    const double sm_scale =
+        args->sm_scale != 0 ? (double)args->sm_scale : 1 / sqrt((double)a->head_dim);
+    a->score_scale = (float)(sm_scale * log2_e);
+    a->soft_cap = (float)((double)args->logits_soft_cap * log2_e);
+    a->sink_logit = args->sink_logit;
     a->q_scale = args->q_scale;
     a->q_scale_stride_batch = args->q_scale_stride_batch;
     a->q_scale_stride_row = args->q_scale_stride_row;
@@ -287,12 +290,12 @@ static void fill_rows(kv8_prefill_args *a, const kv8_attention_args *args) {
     a->q_scale_stride_group = args->q_scale_stride_group;
     a->lse = args->lse;
     a->qo_indptr = args->qo_indptr;
-    a->page_indptr = args->pages.page_indptr;
-    a->page_indices = args->pages.page_indices;
-    a->last_page_len = args->pages.last_page_len;
-    a->block_table = args->pages.block_table;
-    a->block_table_stride = args->pages.block_table_stride;
-    a->seq_lens = args->pages.seq_lens;
+    a->page_indptr = args->pages->page_indptr;
+    a->page_indices = args->pages->page_indices;
+    a->last_page_len = args->pages->last_page_len;
+    a->block_table = args->pages->block_table;
+    a->block_table_stride = args->pages->block_table_stride;
+    a->seq_lens = args->pages->seq_lens;
     a->k_scale = args->k_scale;
     a->k_scale_stride_batch = args->k_scale_stride_batch;
     a->k_scale_stride_head = args->k_scale_stride_head;
@@ -305,16 +308,16 @@ static void fill_rows(kv8_prefill_args *a, const kv8_attention_args *args) {
 }
 
 kv8_status kv8_prefill_run(const kv8_prefill_plan *plan, kv8_stream *stream,
-                           const kv8_attention_args *args, const float *sink_logit,
-                           void *workspace) {
-    KV8_CHECK_OPTIONS(args, kv8_attention_args);
+                           const kv8_attention_args *given, void *workspace) {
+    kv8_attention_inputs inputs;
+    KV8_TRY(kv8_attention_read_args(&inputs, given));
+    const kv8_attention_args *const args = &inputs.args;
     if (args->batch == 0) return KV8_OK;
-    KV8_TRY(check_pointers(plan, args, sink_logit, workspace));
+    KV8_TRY(check_pointers(plan, args, workspace));
     kv8_prefill_args a = plan->args;
-    KV8_TRY(fill_pages(&a.k, "k", &args->k, (kv8_dtype)a.k_dtype));
-    KV8_TRY(fill_pages(&a.v, "v", &args->v, (kv8_dtype)a.v_dtype));
+    KV8_TRY(fill_pages(&a.k, "k", args->k, (kv8_dtype)a.k_dtype));
+    KV8_TRY(fill_pages(&a.v, "v", args->v, (kv8_dtype)a.v_dtype));
     fill_rows(&a, args);
-    a.sink_logit = sink_logit;
     uint8_t *const base = workspace;
     a.queue = (void *)base;
     a.items = (void *)(base + plan->items_at);

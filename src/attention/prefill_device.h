@@ -41,7 +41,7 @@ typedef struct kv8_prefill_plan {
     /* Byte offsets into the workspace. */
     size_t items_at, blocks_at, indptr_at, arrivals_at, sums_at, partials_at, workspace_size;
     int32_t max_batch;
-    bool has_sink, has_mask;
+    bool has_mask;
 } kv8_prefill_plan;
 
 /* Whether kv8_prefill_plan_make would find a kernel for a checked spec on this device. */
@@ -54,11 +54,10 @@ kv8_status kv8_prefill_plan_make(kv8_prefill_plan *plan_out, kv8_device *device,
 
 /* As kv8_attention_run, but every pointer of args (index arrays and table too) is device memory,
  * and nothing of it is read here: lengths may differ between replays of a captured graph, within
- * the spec's bounds. sink_logit: the spec's, in device memory; NULL where it has none. workspace:
+ * the spec's bounds. workspace:
  * workspace_size bytes of device memory aligned to 256, no contents expected or kept. Two kernels
  * on the stream. */
 kv8_status kv8_prefill_run(const kv8_prefill_plan *plan, kv8_stream *stream,
-                           const kv8_attention_args *args, const float *sink_logit,
-                           void *workspace);
+                           const kv8_attention_args *args, void *workspace);
 
 #endif

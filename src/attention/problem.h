@@ -7,21 +7,39 @@
 #ifndef KV8_ATTENTION_PROBLEM_H
 #define KV8_ATTENTION_PROBLEM_H
 
+#include <math.h>
+
 #include "formats_impl.h"
 
 #include <kv8/attention.h>
 
 enum { KV8_MAX_HEAD_DIM = 576 };
 
-/* Every option of a spec, each refusal naming value and limit. Reads sink_logit. */
+/* A caller's args and the structs they point to, as copies of today's size: args.k, v and pages
+ * point here, or are NULL as the caller's. It must not move. */
+typedef struct kv8_attention_inputs {
+    kv8_attention_args args;
+    kv8_paged k, v;
+    kv8_page_table pages;
+} kv8_attention_inputs;
+kv8_status kv8_attention_read_args(kv8_attention_inputs *out, const kv8_attention_args *given);
+
+/* Every option of a spec of today's size, each refusal naming value and limit. */
 kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec);
 /* Lengths, page tables and visible page ids against the spec; data pointers too when `with_data`
- * (describe needs none). Reads only index arrays and mask bits. */
+ * (describe needs none). Reads only index arrays, sinks and mask bits. */
 kv8_status kv8_attention_check_args(const kv8_attention_spec *spec, const kv8_attention_args *args,
                                     bool with_data);
 
 /* Which data pointers are set, and no others: part of check_args. */
 kv8_status kv8_attention_check_data(const kv8_attention_spec *spec, const kv8_attention_args *args);
+/* sm_scale and logits_soft_cap, and which form the tables have: the same. Reads no array. */
+kv8_status kv8_attention_check_scalars(const kv8_attention_args *args);
+kv8_status kv8_attention_check_form(const kv8_attention_spec *spec, const kv8_page_table *table);
+
+/* KV8_ERR_UNSUPPORTED, by name, where a spec or args ask for what no kernel computes. */
+kv8_status kv8_attention_check_extras(const kv8_attention_spec *spec);
+kv8_status kv8_attention_check_extra_args(const kv8_attention_args *args);
 
 static inline int32_t kv8_spec_v_head_dim(const kv8_attention_spec *spec) {
     return spec->v_head_dim == 0 ? spec->head_dim : spec->v_head_dim;
@@ -44,10 +62,18 @@ static inline const int32_t *kv8_request_pages(const kv8_page_table *table, int3
     return table->page_indices == NULL ? NULL : table->page_indices + table->page_indptr[b];
 }
 
-/* A plan's own spec: defaults filled in, sink_logit a copy of num_qo_heads floats from `allocator`,
- * which sinks_out gives too, to be released with kv8_release (NULL without sinks). */
-kv8_status kv8_attention_own_spec(kv8_attention_spec *out, float **sinks_out,
-                                  const kv8_attention_spec *spec, const kv8_allocator *allocator);
+/* The spec with its defaults written out. */
+static inline kv8_attention_spec kv8_attention_resolve_spec(const kv8_attention_spec *spec) {
+    kv8_attention_spec resolved = *spec;
+    resolved.v_head_dim = kv8_spec_v_head_dim(spec);
+    resolved.o_dtype = kv8_spec_o_dtype(spec);
+    if (spec->causal) resolved.window_right = -1; /* it says nothing more */
+    return resolved;
+}
+static inline double kv8_args_sm_scale(const kv8_attention_spec *spec,
+                                       const kv8_attention_args *args) {
+    return args->sm_scale != 0 ? (double)args->sm_scale : 1 / sqrt((double)spec->head_dim);
+}
 
 /* The keys that causal and window leave to one query row: [begin, end), empty as begin == end. */
 typedef struct kv8_key_range {

@@ -67,15 +67,15 @@ static void load_keys(const scene *s) {
                               ? 1.0f
                               : args->v_scale[s->b * args->v_scale_stride_batch +
                                               s->kv_head * args->v_scale_stride_head];
-    const int32_t *const pages = kv8_request_pages(&args->pages, s->b);
+    const int32_t *const pages = kv8_request_pages(args->pages, s->b);
     for (int32_t key = 0; key < s->kv_len; key++) {
         bool seen = false;
         for (int32_t row = 0; row < s->qo_len && !seen; row++) seen = sees(s, row, key);
         if (!seen) continue;
         const int32_t page = pages[key / s->spec->page_size], slot = key % s->spec->page_size;
-        dequantise(s, &args->k, s->spec->k_dtype, k_scale, page, slot, s->spec->head_dim,
+        dequantise(s, args->k, s->spec->k_dtype, k_scale, page, slot, s->spec->head_dim,
                    s->k + (int64_t)key * s->spec->head_dim);
-        dequantise(s, &args->v, s->spec->v_dtype, v_scale, page, slot, s->v_head_dim,
+        dequantise(s, args->v, s->spec->v_dtype, v_scale, page, slot, s->v_head_dim,
                    s->v + (int64_t)key * s->v_head_dim);
     }
 }
@@ -94,11 +94,11 @@ static double attend_row(const scene *s, int32_t row, int32_t qo_head, double *o
     const int32_t q_row = s->args->qo_indptr[s->b] + row;
     const int64_t q_at = q_row * s->args->q_stride_row + qo_head * s->args->q_stride_head;
     const double scale =
-        (spec->sm_scale == 0 ? 1 / sqrt((double)spec->head_dim) : (double)spec->sm_scale) *
+        (s->args->sm_scale == 0 ? 1 / sqrt((double)spec->head_dim) : (double)s->args->sm_scale) *
         q_scale_of(s, q_row, qo_head % (spec->num_qo_heads / spec->num_kv_heads));
-    const double cap = (double)spec->logits_soft_cap;
+    const double cap = (double)s->args->logits_soft_cap;
     const double sink =
-        spec->sink_logit == NULL ? (double)-INFINITY : (double)spec->sink_logit[qo_head];
+        s->args->sink_logit == NULL ? (double)-INFINITY : (double)s->args->sink_logit[qo_head];
 
     double q[KV8_MAX_HEAD_DIM];
     for (int32_t d = 0; d < spec->head_dim; d++)
@@ -151,15 +151,21 @@ static void attend_head(const scene *s, double *o_out, double *lse_out) {
     }
 }
 
-kv8_status kv8_attention_reference(const kv8_attention_spec *spec, const kv8_attention_args *args,
+kv8_status kv8_attention_reference(const kv8_attention_spec *spec, const kv8_attention_args *given,
                                    double *o_out, double *lse_out) {
+    KV8_TAKE_STRUCT(kv8_attention_spec, spec);
     KV8_TRY(kv8_attention_check_spec(spec));
+    KV8_TRY(kv8_attention_check_extras(spec));
+    kv8_attention_inputs inputs;
+    KV8_TRY(kv8_attention_read_args(&inputs, given));
+    const kv8_attention_args *const args = &inputs.args;
+    KV8_TRY(kv8_attention_check_extra_args(args));
     KV8_TRY(kv8_attention_check_args(spec, args, true));
     const int32_t v_head_dim = kv8_spec_v_head_dim(spec);
     int32_t longest = 1;
     for (int32_t b = 0; b < args->batch; b++)
         longest =
-            (int32_t)kv8_max_i64(longest, kv8_request_kv_len(&args->pages, spec->page_size, b));
+            (int32_t)kv8_max_i64(longest, kv8_request_kv_len(args->pages, spec->page_size, b));
     const size_t row_size = (size_t)(spec->head_dim + v_head_dim + 1) * sizeof(double);
     void *memory = NULL;
     KV8_TRY(kv8_alloc(NULL, (size_t)longest, row_size, "the oracle's keys and values", &memory));
@@ -173,7 +179,7 @@ kv8_status kv8_attention_reference(const kv8_attention_spec *spec, const kv8_att
                              .b = b,
                              .kv_head = kv_head,
                              .qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b],
-                             .kv_len = kv8_request_kv_len(&args->pages, spec->page_size, b),
+                             .kv_len = kv8_request_kv_len(args->pages, spec->page_size, b),
                              .v_head_dim = v_head_dim,
                              .k = k,
                              .v = v,

@@ -55,16 +55,17 @@ static void load_q(const run *r, const kv8_attention_item *item, float *q) {
         if (plan->choice.math == KV8_MATH_BF16)
             memcpy(q, codes, head_dim * size);
         else
-            (void)kv8_widen(spec->isa, spec->q_dtype, codes, head_dim, q); /* checked by plan */
+            KV8_MUST(kv8_widen(spec->isa, spec->q_dtype, codes, head_dim, q));
     }
 }
 
 /* sm_scale * k_scale * q_scale of every row. */
 static void load_scales(const run *r, const kv8_attention_item *item, float *scale) {
     const kv8_attention_args *const a = r->args;
+    const float sm_scale = (float)kv8_args_sm_scale(&r->plan->spec, a);
     for (int32_t row = 0; row < item->num_heads * item->num_rows; row++) {
         const row_place p = place_of(r, item, row);
-        scale[row] = r->plan->spec.sm_scale;
+        scale[row] = sm_scale;
         if (a->k_scale != NULL)
             scale[row] *= a->k_scale[p.request * a->k_scale_stride_batch +
                                      p.kv_head * a->k_scale_stride_head];
@@ -160,7 +161,7 @@ static void run_item(const run *r, const kv8_attention_item *item, kv8_attention
     const kv8_attention_args *const args = r->args;
     const kv8_attention_scratch *const at = &plan->scratch;
     const int32_t qo_len = args->qo_indptr[item->request + 1] - args->qo_indptr[item->request];
-    const int32_t kv_len = kv8_request_kv_len(&args->pages, plan->spec.page_size, item->request);
+    const int32_t kv_len = kv8_request_kv_len(args->pages, plan->spec.page_size, item->request);
     int32_t *const seen_from = (int32_t *)(base + at->seen_from);
     int32_t *const seen_to = (int32_t *)(base + at->seen_to);
     load_sight(r, item, qo_len, kv_len, seen_from, seen_to);
@@ -177,14 +178,14 @@ static void run_item(const run *r, const kv8_attention_item *item, kv8_attention
         .args = args,
         .item = item,
         .turn = turn,
-        .pages = kv8_request_pages(&args->pages, item->request),
+        .pages = kv8_request_pages(args->pages, item->request),
         .group_size = plan->group_size,
         .qo_len = qo_len,
         .kv_len = kv_len,
         .k_size = k_size,
         .v_size = v_size,
-        .k_head = args->k.stride_head * k_size,
-        .v_head = args->v.stride_head * v_size,
+        .k_head = args->k->stride_head * k_size,
+        .v_head = args->v->stride_head * v_size,
         .depth = plan->depth,
         .q_row = plan->q_row,
         .v_row = plan->v_row,
@@ -228,9 +229,13 @@ static void run_items(void *cookie, size_t index, int32_t thread_idx) {
     }
 }
 
-kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention_args *args,
+kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention_args *given,
                              void *workspace) {
     if (plan == NULL) return kv8_fail(KV8_ERR_INVALID, "plan is NULL");
+    kv8_attention_inputs inputs;
+    KV8_TRY(kv8_attention_read_args(&inputs, given));
+    const kv8_attention_args *const args = &inputs.args;
+    KV8_TRY(kv8_attention_check_extra_args(args));
     KV8_TRY(kv8_attention_check_args(&plan->spec, args, true));
     if (args->batch == 0 || args->qo_indptr[args->batch] == 0) return KV8_OK;
     if (args->o == NULL) return kv8_fail(KV8_ERR_INVALID, "o is NULL");

@@ -77,7 +77,7 @@ static bool next_block(const work *w, block *it) {
         if (row >= packed) continue;
         it->row_begin = (int32_t)row;
         it->num_rows = (int32_t)kv8_min_i64(plan->block_rows, packed - row);
-        const int32_t kv_len = kv8_request_kv_len(&w->args->pages, plan->spec.page_size, b);
+        const int32_t kv_len = kv8_request_kv_len(w->args->pages, plan->spec.page_size, b);
         it->keys = kv8_rows_keys(&plan->spec, qo_len, kv_len, it->row_begin / plan->group_size,
                                  (it->row_begin + it->num_rows - 1) / plan->group_size);
         const int32_t own = own_keys(w, b);

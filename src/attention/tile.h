@@ -147,7 +147,7 @@ static inline void kv8_tile_scales(const kv8_paged *paged, const kv8_f16 *first,
 static inline void kv8_tile_addresses(const kv8_attention_job *job, int32_t begin, int32_t end,
                                       kv8_tile *tile) {
     const kv8_attention_spec *const spec = job->spec;
-    const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
+    const kv8_paged *const k = job->args->k, *const v = job->args->v;
     const int32_t kv_head = job->item->kv_head;
     const int64_t k_slot = k->stride_slot * job->k_size, v_slot = v->stride_slot * job->v_size;
     tile->begin = begin;
@@ -215,7 +215,7 @@ static inline const kv8_tile *kv8_tile_of_next_item(const kv8_attention_job *job
     if (item == NULL || item->num_heads != job->item->num_heads || job->spec->has_mask) return NULL;
     kv8_attention_job next = *job;
     next.item = item;
-    next.pages = kv8_request_pages(&job->args->pages, item->request);
+    next.pages = kv8_request_pages(job->args->pages, item->request);
     kv8_tile_addresses(&next, item->key_begin, kv8_tile_end(item->key_begin, item->key_end), tile);
     job->turn->asked = true;
     return tile;

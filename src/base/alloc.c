@@ -69,6 +69,10 @@ void kv8_release(const kv8_allocator *allocator, void *ptr, size_t count, size_t
     }
 }
 
+void kv8_free(void *ptr) {
+    free(ptr);
+}
+
 void kv8_heap_trim(void) {
 #ifdef __GLIBC__
     malloc_trim(0);

@@ -5,6 +5,7 @@
 #ifndef KV8_BASE_IMPL_H
 #define KV8_BASE_IMPL_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,16 +39,45 @@ KV8_SHARED kv8_status kv8_fail_within(kv8_status status, const char *format, ...
         status = (expr);                 \
         if (status != KV8_OK) goto fail; \
     } while (0)
-
-/* First line of every call that takes an options struct: NULL and short structs are refused. */
-#define KV8_CHECK_OPTIONS(options, type)                                                      \
-    do {                                                                                      \
-        if ((options) == NULL)                                                                \
-            return kv8_fail(KV8_ERR_INVALID, "%s: " #type " is NULL", __func__);              \
-        if ((options)->struct_size != sizeof(type))                                           \
-            return kv8_fail(KV8_ERR_INVALID, "%s: " #type ".struct_size is %zu, must be %zu", \
-                            __func__, (options)->struct_size, sizeof(type));                  \
+/* A call that cannot fail, because its arguments were checked. */
+#define KV8_MUST(expr)                   \
+    do {                                 \
+        const kv8_status must_ = (expr); \
+        assert(must_ == KV8_OK);         \
+        (void)must_;                     \
     } while (0)
+
+/* --- structs that grow: the rule of kv8/status.h --- */
+
+/* A struct's name and sizes: today's, and that of its first publication. */
+typedef struct kv8_struct_type {
+    const char *name;
+    size_t size, first_size;
+} kv8_struct_type;
+#define KV8_STRUCT(type) (&(const kv8_struct_type){#type, sizeof(type), type##_first_size})
+enum {
+#define X(type, first) type##_first_size = first,
+#include "struct_sizes.inc"
+#undef X
+};
+
+/* *out (today's size) from a caller's struct of any size: NULL, one shorter than the first
+ * published and one with more than today's fields set are refused. */
+KV8_SHARED kv8_status kv8_struct_read(void *out, const void *given, const kv8_struct_type *type,
+                                      const char *caller);
+/* Today's *value into a caller's struct, as far as that reaches; its struct_size stays. */
+kv8_status kv8_struct_write(void *given, const void *value, const kv8_struct_type *type,
+                            const char *caller);
+#define KV8_READ_STRUCT(type, out, given) \
+    KV8_TRY(kv8_struct_read(out, given, KV8_STRUCT(type), __func__))
+#define KV8_WRITE_STRUCT(type, given, value) \
+    KV8_TRY(kv8_struct_write(given, value, KV8_STRUCT(type), __func__))
+/* First line of a call that takes such a struct: points `given`, its parameter, at a local copy of
+ * today's size. */
+#define KV8_TAKE_STRUCT(type, given)              \
+    type given##_today;                           \
+    KV8_READ_STRUCT(type, &given##_today, given); \
+    (given) = &given##_today
 
 /* --- sizes --- */
 

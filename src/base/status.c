@@ -26,6 +26,7 @@ const char *kv8_status_name(kv8_status status) {
         case KV8_ERR_IO: return "input/output error";
         case KV8_ERR_CORRUPT: return "corrupt file";
         case KV8_ERR_DEVICE: return "device error";
+        case KV8_ERR_CANCELLED: return "cancelled";
     }
     return "unknown status";
 }

@@ -15,7 +15,6 @@ struct kv8_append_plan {
 /* --- plan --- */
 
 static kv8_status check_spec(const kv8_append_spec *spec) {
-    KV8_CHECK_OPTIONS(spec, kv8_append_spec);
     const kv8_dtype source = spec->src_dtype;
     if (source != KV8_F32 && source != KV8_BF16 && source != KV8_F16)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "append: src_dtype is %s, must be f32, bf16 or f16",
@@ -45,6 +44,7 @@ static kv8_status create(kv8_append_plan **out, kv8_device *device, const kv8_ap
                          bool rotates) {
     *out = NULL;
     if (device == NULL) return kv8_fail(KV8_ERR_INVALID, "append: device is NULL");
+    KV8_TAKE_STRUCT(kv8_append_spec, spec);
     KV8_TRY(check_spec(spec));
     void *memory;
     KV8_TRY(kv8_alloc(NULL, 1, sizeof(kv8_append_plan), "append plan", &memory));
@@ -86,7 +86,6 @@ static bool lacks_scales(const kv8_append_plan *plan, int kv, const kv8_paged *p
 }
 
 static kv8_status check_args(const kv8_append_plan *plan, const kv8_append_args *args) {
-    KV8_CHECK_OPTIONS(args, kv8_append_args);
     if (args->batch < 0 || args->max_rows < 0)
         return kv8_fail(KV8_ERR_INVALID, "append: batch is %d, max_rows %d, must be >= 0",
                         args->batch, args->max_rows);
@@ -204,6 +203,7 @@ kv8_status kv8_append_plan_run_rotating(const kv8_append_plan *plan, kv8_stream 
         return kv8_fail(KV8_ERR_INVALID, "append: the plan %s, and cos_sin is %s",
                         plan->rotates ? "rotates K" : "does not rotate K",
                         cos_sin == NULL ? "NULL" : "there");
+    KV8_TAKE_STRUCT(kv8_append_args, args);
     KV8_TRY(check_args(plan, args));
     if (args->batch == 0 || args->max_rows == 0) return KV8_OK;
     const kv8_append_spec *const spec = &plan->spec;

@@ -37,7 +37,6 @@ static kv8_status check_dtype(const char *name, int32_t layer, kv8_dtype dtype) 
 }
 
 static kv8_status check_options(const kv8_cache_options *o) {
-    KV8_CHECK_OPTIONS(o, kv8_cache_options);
     KV8_TRY(check_range("num_layers", o->num_layers, 1, INT32_MAX));
     KV8_TRY(check_range("num_kv_heads", o->num_kv_heads, 1, INT32_MAX));
     KV8_TRY(check_range("k_head_dim", o->k_head_dim, 1, KV8_MAX_HEAD_DIM));
@@ -182,6 +181,7 @@ static kv8_status create_layer(kv8_cache *cache, kv8_layer *layer) {
 kv8_status kv8_cache_create(kv8_cache **out, const kv8_cache_options *options) {
     if (out == NULL) return kv8_fail(KV8_ERR_INVALID, "cache: out is NULL");
     *out = NULL;
+    KV8_TAKE_STRUCT(kv8_cache_options, options);
     KV8_TRY(check_options(options));
     kv8_isa isa = KV8_ISA_BEST;
     KV8_TRY(kv8_machine_resolve_isa(options->isa, &isa));

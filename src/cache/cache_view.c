@@ -9,6 +9,7 @@
 static kv8_paged paged_view(const kv8_plane *plane) {
     const size_t element = kv8_dtype_size(kv8_plane_dtype(plane));
     kv8_paged view = {
+        .struct_size = sizeof view,
         .data = kv8_plane_row(plane, 0, 0, 0),
         .stride_page = (int64_t)(plane->page_bytes / element),
         .stride_slot = (int64_t)(plane->rows.slot_bytes / element),
@@ -27,8 +28,10 @@ static kv8_paged paged_view(const kv8_plane *plane) {
 kv8_status kv8_cache_layer_kv(const kv8_cache *cache, int32_t layer, kv8_paged *k_out,
                               kv8_paged *v_out) {
     KV8_TRY(kv8_cache_check_layer(cache, layer));
-    *k_out = paged_view(&cache->layers[layer].plane[KV8_K]);
-    *v_out = paged_view(&cache->layers[layer].plane[KV8_V]);
+    const kv8_paged k = paged_view(&cache->layers[layer].plane[KV8_K]);
+    const kv8_paged v = paged_view(&cache->layers[layer].plane[KV8_V]);
+    KV8_WRITE_STRUCT(kv8_paged, k_out, &k);
+    KV8_WRITE_STRUCT(kv8_paged, v_out, &v);
     return KV8_OK;
 }
 

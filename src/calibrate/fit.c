@@ -89,8 +89,8 @@ static void add_bin(cost *c, int32_t bin, double num, float absmax, kv8_dtype dt
     for (int32_t i = 0; i < STEPS; i++)
         values[i] = low + (high - low) * (((float)i + 0.5f) / STEPS);
     kv8_narrow_counts counts = {0};
-    (void)kv8_narrow(KV8_ISA_SCALAR, dtype, values, STEPS, scale, codes, &counts);
-    (void)kv8_widen(KV8_ISA_SCALAR, dtype, codes, STEPS, back); /* neither can fail: all checked */
+    KV8_MUST(kv8_narrow(KV8_ISA_SCALAR, dtype, values, STEPS, scale, codes, &counts));
+    KV8_MUST(kv8_widen(KV8_ISA_SCALAR, dtype, codes, STEPS, back));
     const double weight = num / STEPS;
     c->clips += weight * (double)counts.clips;
     for (int32_t i = 0; i < STEPS; i++) {
@@ -166,7 +166,6 @@ static float scale_for(float range, double margin, bool power_of_two, kv8_dtype 
 }
 
 static kv8_status check_fit(const kv8_fit_options *options, kv8_dtype dtype) {
-    KV8_CHECK_OPTIONS(options, kv8_fit_options);
     if (dtype != KV8_E4M3 && dtype != KV8_E4M3FNUZ && dtype != KV8_E5M2)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "fit: dtype is %s, must be e4m3, e4m3fnuz or e5m2",
                         kv8_dtype_name(dtype));
@@ -246,9 +245,8 @@ static void fill_costs(const sample *s, kv8_dtype dtype, kv8_fit *fit) {
 
 kv8_status kv8_observer_fit(const kv8_observer *observer, kv8_observed_tensor tensor, int32_t layer,
                             int32_t head, const kv8_fit_options *options, kv8_fit *fit_out) {
-    KV8_CHECK_OPTIONS(fit_out, kv8_fit);
-    const kv8_dtype dtype =
-        options == NULL || options->dtype == KV8_DTYPE_NONE ? KV8_E4M3 : options->dtype;
+    KV8_TAKE_STRUCT(kv8_fit_options, options);
+    const kv8_dtype dtype = options->dtype == KV8_DTYPE_NONE ? KV8_E4M3 : options->dtype;
     KV8_TRY(check_fit(options, dtype));
     sample s = {{0}};
     KV8_TRY(gather(&s, observer, tensor, layer, head));
@@ -272,6 +270,6 @@ kv8_status kv8_observer_fit(const kv8_observer *observer, kv8_observed_tensor te
         KV8_TRY(kv8_observer_get(observer, tensor, layer, head, &seen));
         name_channel(&seen, &fit);
     }
-    *fit_out = fit;
+    KV8_WRITE_STRUCT(kv8_fit, fit_out, &fit);
     return KV8_OK;
 }

@@ -115,7 +115,7 @@ static kv8_status place(kv8_observer *observer, kv8_observed_tensor tensor, int3
 kv8_status kv8_observer_create(kv8_observer **out, const kv8_observer_options *options) {
     if (out == NULL) return kv8_fail(KV8_ERR_INVALID, "kv8_observer_create: out is NULL");
     *out = NULL;
-    KV8_CHECK_OPTIONS(options, kv8_observer_options);
+    KV8_TAKE_STRUCT(kv8_observer_options, options);
     KV8_TRY(check_options(options));
     void *memory = NULL;
     KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_observer), "observer", &memory));
@@ -227,8 +227,8 @@ static void add_head(const add_job *job, kv8_observed_tensor tensor, int32_t hea
         const void *const at =
             from->data + (row * from->stride_row + head * from->stride_head) * size;
         if (job->dtype != KV8_F32)
-            (void)kv8_widen(job->observer->options.isa, job->dtype, at, (size_t)t->head_dim,
-                            widened); /* cannot fail: dtype and isa were checked */
+            KV8_MUST(kv8_widen(job->observer->options.isa, job->dtype, at, (size_t)t->head_dim,
+                               widened));
         count_row(job->dtype == KV8_F32 ? (const float *)at : widened, t->head_dim, sums, maxima);
     }
 }
@@ -250,7 +250,6 @@ static void add_task(void *cookie, size_t index, int32_t thread_idx) {
 
 static kv8_status check_add(const kv8_observer *observer, int32_t layer,
                             const kv8_observe_args *args) {
-    KV8_CHECK_OPTIONS(args, kv8_observe_args);
     if (layer < 0 || layer >= observer->options.num_layers)
         return kv8_fail(KV8_ERR_INVALID, "observer: layer %d, must be 0 to %d", layer,
                         observer->options.num_layers - 1);
@@ -266,6 +265,7 @@ static kv8_status check_add(const kv8_observer *observer, int32_t layer,
 }
 
 kv8_status kv8_observer_add(kv8_observer *observer, int32_t layer, const kv8_observe_args *args) {
+    KV8_TAKE_STRUCT(kv8_observe_args, args);
     KV8_TRY(check_add(observer, layer, args));
     if (!observer->on || args->num_rows == 0) return KV8_OK;
     add_job job = {.observer = observer,
@@ -326,7 +326,6 @@ void kv8_observer_get_options(const kv8_observer *observer, kv8_observer_options
 
 kv8_status kv8_observer_get(const kv8_observer *observer, kv8_observed_tensor tensor, int32_t layer,
                             int32_t head, kv8_observed_head *head_out) {
-    KV8_CHECK_OPTIONS(head_out, kv8_observed_head);
     if (tensor < KV8_OBSERVED_K || tensor >= KV8_OBSERVED_COUNT)
         return kv8_fail(KV8_ERR_INVALID, "observer: tensor %d is none of K, V, Q", (int)tensor);
     const observed *const t = &observer->tensors[tensor];
@@ -348,6 +347,6 @@ kv8_status kv8_observer_get(const kv8_observer *observer, kv8_observed_tensor te
     for (int32_t d = 0; d < t->head_dim; d++) {
         if (maxima[d] > seen.absmax) seen.absmax = maxima[d];
     }
-    *head_out = seen;
+    KV8_WRITE_STRUCT(kv8_observed_head, head_out, &seen);
     return KV8_OK;
 }

@@ -140,7 +140,7 @@ kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
                                        const kv8_kv_setting *setting,
                                        const kv8_kv_cache_options *options) {
     *out = NULL;
-    KV8_CHECK_OPTIONS(options, kv8_kv_cache_options);
+    KV8_TAKE_STRUCT(kv8_kv_cache_options, options);
     if (options->max_seq_len < 1)
         return kv8_fail(KV8_ERR_INVALID, "max_seq_len is %d, must be >= 1", options->max_seq_len);
     if (options->max_seqs < 0 || options->num_tokens < 0 || options->step_tokens < 0)

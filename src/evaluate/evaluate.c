@@ -142,7 +142,7 @@ static void row_task(void *cookie, size_t row, int32_t thread_idx) {
 kv8_status kv8_evaluate_score(kv8_model *model, const kv8_kv_setting *setting,
                               const int32_t *token_ids, int32_t num_tokens,
                               const kv8_score_options *options, float *nll_out) {
-    KV8_CHECK_OPTIONS(options, kv8_score_options);
+    KV8_TAKE_STRUCT(kv8_score_options, options);
     kv8_model_info info;
     kv8_model_get_info(model, &info);
     if (num_tokens < 2 || num_tokens > info.max_seq_len)
@@ -354,7 +354,7 @@ static kv8_status run_all(kv8_evaluation *evaluation) {
 kv8_status kv8_evaluate_compare(kv8_model *model, const kv8_kv_setting *settings,
                                 int32_t num_settings, const kv8_compare_options *options,
                                 kv8_compare_row *rows_out) {
-    KV8_CHECK_OPTIONS(options, kv8_compare_options);
+    KV8_TAKE_STRUCT(kv8_compare_options, options);
     if (num_settings < 0)
         return kv8_fail(KV8_ERR_INVALID, "%d settings, must not be < 0", num_settings);
     kv8_evaluation evaluation = {

@@ -191,7 +191,7 @@ kv8_status kv8_harmony_render(const kv8_tokenizer *tokenizer, const kv8_message 
                               int32_t **ids_out, size_t *num_out) {
     static const kv8_harmony_options defaults = KV8_HARMONY_OPTIONS_INIT;
     if (options == NULL) options = &defaults;
-    KV8_CHECK_OPTIONS(options, kv8_harmony_options);
+    KV8_TAKE_STRUCT(kv8_harmony_options, options);
     if (messages == NULL && num_messages > 0)
         return kv8_fail(KV8_ERR_INVALID, "messages is NULL, num_messages is %zu", num_messages);
     renderer self = {.tokenizer = tokenizer};

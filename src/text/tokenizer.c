@@ -13,10 +13,6 @@
 /* PCRE2 and the merge list count in 32 bits. */
 static const size_t MAX_TEXT = INT32_MAX;
 
-void kv8_free(void *ptr) {
-    free(ptr);
-}
-
 int32_t kv8_tokenizer_vocab_size(const kv8_tokenizer *tokenizer) {
     return tokenizer->bpe.num_ids;
 }

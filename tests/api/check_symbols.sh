@@ -15,6 +15,7 @@ declared() { # header
     echo "#include <kv8/$1>" | ${CC:-cc} -E -P -Iinclude -x c - |
         awk 'BEGIN { RS = ";" }
              index($0, "visibility(\"default\")") {
+                 gsub(/__attribute__\(\(warn_unused_result\)\)/, "")
                  sub(/.*visibility\("default"\)\)\)/, ""); sub(/\(.*/, "")
                  n = split($0, word, /[ \t\n*]+/); print word[n]
              }' | sort

@@ -127,6 +127,7 @@ static void open_cpu(const append_case *c, test_rng *rng) {
             if (t < total) assert_ok(kv8_cache_extend(cpu.cache, cpu.seqs[i], 1, NULL));
         }
     }
+    cpu.view[0] = cpu.view[1] = (kv8_paged)KV8_PAGED_INIT;
     assert_ok(kv8_cache_layer_kv(cpu.cache, 0, &cpu.view[0], &cpu.view[1]));
     cpu.pool_bytes = (size_t)(num_pages(c) * cpu.view[0].stride_page) * kv8_dtype_size(c->k);
     memset((void *)(uintptr_t)cpu.view[0].data, 0xa5, cpu.pool_bytes);

@@ -108,8 +108,11 @@ static void check_kernels_of_args(const kv8_attention_device_plan *plan, kv8_att
     char usual[128], outside[128], single[128];
     kernel_of(plan, &args, usual);
     assert_string_equal(usual, by_pages);
-    args.k.stride_head = args.v.stride_head = page_size * dim;
-    args.k.stride_slot = args.v.stride_slot = dim;
+    kv8_paged k = *args.k, v = *args.v;
+    k.stride_head = v.stride_head = page_size * dim;
+    k.stride_slot = v.stride_slot = dim;
+    args.k = &k;
+    args.v = &v;
     kernel_of(plan, &args, outside);
     assert_string_not_equal(outside, by_pages);
     assert_non_null(strstr(outside, "kv8_decode_f16_e4m3_d64_rows"));
@@ -141,7 +144,7 @@ static void check_graph(const gpu *g, bool whole_pages) {
     case_make(&in, &c);
     case_make(&other, &c2);
     assert_int_equal(in.num_buffers, other.num_buffers);
-    memcpy(other.sinks, in.sinks, sizeof in.sinks); /* the plan's */
+    memcpy(other.sinks, in.sinks, (size_t)in.num_qo_heads * sizeof *in.sinks);
     assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
     assert_ok(kv8_attention_reference(&other.spec, &other.args, other.ref_o, other.ref_lse));
     kv8_attention_device_plan *plan = NULL;
@@ -153,8 +156,7 @@ static void check_graph(const gpu *g, bool whole_pages) {
         assert_int_equal(strncmp(text, by_pages, sizeof by_pages - 1) == 0, whole_pages);
     const size_t rows = (size_t)(in.total_q * in.num_qo_heads), dim = (size_t)in.v_head_dim;
     const size_t o_bytes = rows * dim * sizeof(float), lse_bytes = rows * sizeof(float);
-    const device_inputs d =
-        device_inputs_make(g, &in, device_round(o_bytes) + device_round(lse_bytes));
+    device_inputs d = device_inputs_make(g, &in, device_round(o_bytes) + device_round(lse_bytes));
     kv8_attention_args args = device_case_args(&d);
     args.o = d.ends;
     args.o_stride_head = (int64_t)dim;
@@ -273,6 +275,9 @@ static void wrong_inputs_are_refused(void **state) {
 #define ARGS_REFUSED(change, words)                                                 \
     do {                                                                            \
         kv8_attention_args args = fine;                                             \
+        kv8_paged k = in.k, v = in.v;                                               \
+        kv8_page_table pages = in.pages;                                            \
+        args.k = &k, args.v = &v, args.pages = &pages;                              \
         void *workspace = memory;                                                   \
         change;                                                                     \
         assert_refused(kv8_attention_device_run(plan, g->stream, &args, workspace), \
@@ -282,11 +287,11 @@ static void wrong_inputs_are_refused(void **state) {
     ARGS_REFUSED(args.batch = 2, "batch is 2");
     ARGS_REFUSED(args.q = NULL, "q is NULL");
     ARGS_REFUSED(args.o = NULL, "o is NULL");
-    ARGS_REFUSED(args.v.data = NULL, "v.data is NULL");
-    ARGS_REFUSED(args.pages.page_indptr = NULL, "exactly one");
-    ARGS_REFUSED(args.pages.last_page_len = NULL, "last_page_len is NULL");
+    ARGS_REFUSED(v.data = NULL, "v.data is NULL");
+    ARGS_REFUSED(pages.page_indptr = NULL, "0 of page_indptr");
+    ARGS_REFUSED(pages.last_page_len = NULL, "last_page_len is NULL");
     ARGS_REFUSED(args.q_scale = memory, "e4m3 alone");
-    ARGS_REFUSED(args.k.row_scale = memory, "int8 alone");
+    ARGS_REFUSED(k.row_scale = memory, "int8 alone");
     ARGS_REFUSED(args.mask_bits = memory, "has_mask is 0");
     ARGS_REFUSED(workspace = (uint8_t *)memory + 8, "aligned to 256");
 #undef ARGS_REFUSED

@@ -17,7 +17,9 @@ static kv8_prefill_path path;
 typedef struct gpu_case {
     void *copies[24];
     kv8_attention_args args;
-    void *q, *o, *lse, *sinks, *workspace;
+    void *q, *o, *lse, *workspace;
+    kv8_paged k, v; /* on the device */
+    kv8_page_table pages;
     size_t o_bytes;
 } gpu_case;
 
@@ -64,14 +66,21 @@ static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_p
     }
     kv8_attention_args *const a = &c->args;
     *a = in->args;
+    c->k = in->k;
+    c->v = in->v;
+    c->pages = in->pages;
+    a->k = &c->k;
+    a->v = &c->v;
+    a->pages = &c->pages;
+    a->sink_logit = on_device(in, c, a->sink_logit);
     a->qo_indptr = on_device(in, c, a->qo_indptr);
     a->q = on_device(in, c, a->q);
     a->q_scale = on_device(in, c, a->q_scale);
-    a->k.data = on_device(in, c, a->k.data);
-    a->v.data = on_device(in, c, a->v.data);
-    a->k.row_scale = on_device(in, c, a->k.row_scale);
-    a->v.row_scale = on_device(in, c, a->v.row_scale);
-    kv8_page_table *const pages = &a->pages;
+    c->k.data = on_device(in, c, c->k.data);
+    c->v.data = on_device(in, c, c->v.data);
+    c->k.row_scale = on_device(in, c, c->k.row_scale);
+    c->v.row_scale = on_device(in, c, c->v.row_scale);
+    kv8_page_table *const pages = &c->pages;
     pages->page_indptr = on_device(in, c, pages->page_indptr);
     pages->page_indices = on_device(in, c, pages->page_indices);
     pages->last_page_len = on_device(in, c, pages->last_page_len);
@@ -87,8 +96,6 @@ static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_p
     c->o_bytes = (size_t)(in->total_q * a->o_stride_row) * kv8_dtype_size(in->spec.o_dtype);
     c->o = a->o = gpu_alloc(g, c->o_bytes + 1);
     a->lse = c->lse = gpu_alloc(g, (size_t)(in->total_q * in->num_qo_heads) * 4 + 4);
-    if (in->spec.sink_logit != NULL)
-        c->sinks = gpu_upload(g, in->sinks, (size_t)in->num_qo_heads * 4);
     c->workspace = gpu_alloc(g, plan->workspace_size);
 }
 
@@ -97,7 +104,6 @@ static void gpu_case_free(const gpu *g, const attention_inputs *in, gpu_case *c)
     kv8_device_free(g->device, c->q);
     kv8_device_free(g->device, c->o);
     kv8_device_free(g->device, c->lse);
-    kv8_device_free(g->device, c->sinks);
     kv8_device_free(g->device, c->workspace);
 }
 
@@ -166,7 +172,7 @@ static void run_once(const gpu *g, const attention_inputs *in, int32_t gap, floa
     gpu_case on_gpu;
     upload(g, in, &plan, gap, &on_gpu);
     poison(g, in, &plan, &on_gpu);
-    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.sinks, on_gpu.workspace));
+    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.workspace));
     fetch(g, in, &on_gpu, o_out, lse_out);
     gpu_case_free(g, in, &on_gpu);
 }
@@ -335,12 +341,12 @@ static void plant(attention_inputs *in, float (*value)(test_rng *, int32_t, int3
     union {
         const void *in;
         uint8_t *out;
-    } data[2] = {{.in = in->args.k.data}, {.in = in->args.v.data}};
+    } data[2] = {{.in = in->k.data}, {.in = in->v.data}};
     test_rng rng = {11};
     for (int32_t key = 0; key < c->kv_len[0]; key++) {
-        const int64_t page = in->args.pages.page_indices[key / c->page_size];
+        const int64_t page = in->pages.page_indices[key / c->page_size];
         for (int v = 0; v < 2; v++) {
-            const kv8_paged *const p = v ? &in->args.v : &in->args.k;
+            const kv8_paged *const p = v ? &in->v : &in->k;
             const int64_t at = page * p->stride_page + key % c->page_size * p->stride_slot;
             for (int32_t d = 0; d < c->head_dim; d++)
                 case_store(c->k_dtype, data[v].out, at + d, value(&rng, key, d, v));
@@ -467,7 +473,7 @@ static void a_graph_follows_the_lengths(void **state) {
     upload(g, &in, &plan, 0, &on_gpu);
     kv8_graph *graph = NULL;
     assert_ok(kv8_stream_capture_begin(g->stream));
-    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.sinks, on_gpu.workspace));
+    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.workspace));
     assert_ok(kv8_stream_capture_end(g->stream, &graph));
     const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
     float *const o = calloc(rows * (size_t)in.v_head_dim + 1, sizeof *o);
@@ -475,7 +481,7 @@ static void a_graph_follows_the_lengths(void **state) {
     union {
         const int32_t *in;
         int32_t *out;
-    } lens = {.in = in.args.pages.seq_lens};
+    } lens = {.in = in.pages.seq_lens};
     for (int step = 0; step < 3; step++) {
         lens.out[0] = 700 - 131 * step;
         lens.out[1] = 290 - 40 * step;
@@ -512,12 +518,11 @@ static void company_changes_no_bit(void **state) {
         union {
             const void *in;
             uint8_t *out;
-        } k = {.in = in.args.k.data}, v = {.in = in.args.v.data}, q = {.in = in.args.q};
+        } k = {.in = in.k.data}, v = {.in = in.v.data}, q = {.in = in.args.q};
         test_rng rng = {5};
         for (int32_t key = 0; key < c.kv_len[0]; key++) {
-            const int64_t page = in.args.pages.page_indices[key / c.page_size];
-            const int64_t at =
-                page * in.args.k.stride_page + key % c.page_size * in.args.k.stride_slot;
+            const int64_t page = in.pages.page_indices[key / c.page_size];
+            const int64_t at = page * in.k.stride_page + key % c.page_size * in.k.stride_slot;
             for (int64_t i = 0; i < c.num_kv_heads * c.head_dim; i++) {
                 case_store(KV8_E4M3, k.out, at + i, rng_normal(&rng));
                 case_store(KV8_E4M3, v.out, at + i, rng_normal(&rng));
@@ -531,7 +536,7 @@ static void company_changes_no_bit(void **state) {
         const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
         results[company] = calloc(rows * (size_t)in.v_head_dim, sizeof(float));
         float *const lse = calloc(rows, sizeof *lse);
-        assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.sinks, on_gpu.workspace));
+        assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.workspace));
         fetch(g, &in, &on_gpu, results[company], lse);
         free(lse);
         gpu_case_free(g, &in, &on_gpu);
@@ -579,24 +584,24 @@ static void wrong_inputs_are_refused(void **state) {
     assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec, path));
     gpu_case on_gpu;
     upload(g, &in, &plan, 0, &on_gpu);
-#define ARGS_REFUSED(change, status, part)                                                       \
-    do {                                                                                         \
-        kv8_attention_args args = on_gpu.args;                                                   \
-        args.change;                                                                             \
-        assert_refused(kv8_prefill_run(&plan, g->stream, &args, on_gpu.sinks, on_gpu.workspace), \
-                       status, part);                                                            \
+#define ARGS_REFUSED(change, status, part)                                                        \
+    do {                                                                                          \
+        kv8_attention_args args = on_gpu.args;                                                    \
+        kv8_paged k = on_gpu.k, v = on_gpu.v;                                                     \
+        kv8_page_table pages = on_gpu.pages;                                                      \
+        args.k = &k, args.v = &v, args.pages = &pages;                                            \
+        change;                                                                                   \
+        assert_refused(kv8_prefill_run(&plan, g->stream, &args, on_gpu.workspace), status, part); \
     } while (0)
-    ARGS_REFUSED(batch = 2, KV8_ERR_INVALID, "batch is 2");
-    ARGS_REFUSED(qo_indptr = NULL, KV8_ERR_INVALID, "qo_indptr is NULL");
+    ARGS_REFUSED(args.batch = 2, KV8_ERR_INVALID, "batch is 2");
+    ARGS_REFUSED(args.qo_indptr = NULL, KV8_ERR_INVALID, "qo_indptr is NULL");
     ARGS_REFUSED(pages.page_indptr = NULL, KV8_ERR_INVALID, "both NULL");
     ARGS_REFUSED(k.data = NULL, KV8_ERR_INVALID, "k.data is NULL");
-    ARGS_REFUSED(q_scale = in.sinks, KV8_ERR_INVALID, "q_scale is set");
+    ARGS_REFUSED(args.q_scale = in.sinks, KV8_ERR_INVALID, "q_scale is set");
     ARGS_REFUSED(v.stride_head += 3, KV8_ERR_UNSUPPORTED, "v strides");
     ARGS_REFUSED(k.stride_page *= -1, KV8_ERR_UNSUPPORTED, "k strides");
-    ARGS_REFUSED(k.data = (const uint8_t *)on_gpu.args.k.data + 1, KV8_ERR_UNSUPPORTED, "k.data");
+    ARGS_REFUSED(k.data = (const uint8_t *)on_gpu.k.data + 1, KV8_ERR_UNSUPPORTED, "k.data");
 #undef ARGS_REFUSED
-    assert_refused(kv8_prefill_run(&plan, g->stream, &on_gpu.args, NULL, on_gpu.workspace),
-                   KV8_ERR_INVALID, "sink_logit is NULL");
     gpu_case_free(g, &in, &on_gpu);
     case_free(&in);
 }

@@ -144,8 +144,11 @@ static const char *describe_layer(const kv8_cache *cache, int32_t layer, const k
     kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
     args.batch = BATCH;
     args.qo_indptr = qo_indptr;
-    args.pages =
-        (kv8_page_table){.page_indptr = indptr, .page_indices = pages, .last_page_len = last};
+    kv8_page_table table = KV8_PAGE_TABLE_INIT;
+    table.page_indptr = indptr;
+    table.page_indices = pages;
+    table.last_page_len = last;
+    args.pages = &table;
     assert_ok(
         kv8_attention_describe(model->attention.layers[layer].plan, &args, text, sizeof text));
     return text;

@@ -50,11 +50,14 @@ static void check_equal(const equal_case *c, kv8_threads *threads) {
     args.q = q;
     args.q_stride_head = args.o_stride_head = c->head_dim;
     args.q_stride_row = args.o_stride_row = c->group_size * c->head_dim;
-    args.k = (kv8_paged){.data = data, .stride_slot = c->head_dim, .row_scale_stride_slot = 1};
-    if (c->kv_dtype == KV8_INT8) args.k.row_scale = row_scale;
-    args.v = args.k;
-    args.pages = (kv8_page_table){
-        .block_table = pages, .block_table_stride = keys / PAGE, .seq_lens = &keys};
+    kv8_paged pool = KV8_PAGED_INIT;
+    pool.data = data;
+    pool.stride_slot = c->head_dim;
+    pool.row_scale_stride_slot = 1;
+    if (c->kv_dtype == KV8_INT8) pool.row_scale = row_scale;
+    const kv8_page_table table = case_dense_table(pages, keys / PAGE, &keys);
+    args.k = args.v = &pool;
+    args.pages = &table;
     args.o = o;
     args.lse = lse;
     for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);) {
@@ -173,11 +176,11 @@ static void wall_off_tensor(kv8_paged *paged, kv8_dtype dtype, const int32_t *pa
 static void check_walled(const attention_case *c, kv8_threads *threads) {
     static attention_inputs in;
     case_make(&in, c);
-    const int32_t num_pages = in.args.pages.page_indptr[c->batch];
-    const int32_t *const pages = in.args.pages.page_indices;
+    const int32_t num_pages = in.pages.page_indptr[c->batch];
+    const int32_t *const pages = in.pages.page_indices;
     walled_plane planes[4];
-    wall_off_tensor(&in.args.k, c->k_dtype, pages, num_pages, planes);
-    wall_off_tensor(&in.args.v, c->v_dtype, pages, num_pages, planes + 2);
+    wall_off_tensor(&in.k, c->k_dtype, pages, num_pages, planes);
+    wall_off_tensor(&in.v, c->v_dtype, pages, num_pages, planes + 2);
     /* Valid ids throughout: nothing but the walls tells which pages are out of sight. */
     int32_t *const ids = malloc((size_t)num_pages * sizeof *ids);
     int32_t hidden = 0;
@@ -186,7 +189,7 @@ static void check_walled(const attention_case *c, kv8_threads *threads) {
         hidden += !is_seen(pages[i]);
     }
     assert_true(hidden > num_pages / 2);
-    in.args.pages.page_indices = ids;
+    in.pages.page_indices = ids;
     assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
     const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
     float *const o = calloc(rows * (size_t)(in.v_head_dim + 1), sizeof *o);

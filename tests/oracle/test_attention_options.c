@@ -53,8 +53,10 @@ static void same_bits_alone(const attention_inputs *in, kv8_isa isa, kv8_threads
     args.qo_indptr = qo_indptr;
     args.q =
         (const uint8_t *)args.q + first * args.q_stride_row * (int64_t)kv8_dtype_size(spec.q_dtype);
-    args.pages.page_indptr += b;
-    args.pages.last_page_len += b;
+    kv8_page_table pages = *args.pages;
+    pages.page_indptr += b;
+    pages.last_page_len += b;
+    args.pages = &pages;
     if (args.k_scale != NULL) args.k_scale += b * args.k_scale_stride_batch;
     if (args.v_scale != NULL) args.v_scale += b * args.v_scale_stride_batch;
     const size_t rows = (size_t)(c->qo_len[b] * in->num_qo_heads);
@@ -198,11 +200,14 @@ static void equal_scores_over_ones_give_one(void **state) {
         args.batch = 1;
         args.qo_indptr = qo_indptr;
         args.q = q;
-        args.k = (kv8_paged){.data = data, .stride_slot = DIM, .row_scale_stride_slot = 1};
-        if (k == KV8_INT8) args.k.row_scale = row_scale;
-        args.v = args.k;
-        args.pages = (kv8_page_table){
-            .block_table = pages, .block_table_stride = KEYS / PAGE, .seq_lens = lens};
+        kv8_paged pool = KV8_PAGED_INIT;
+        pool.data = data;
+        pool.stride_slot = DIM;
+        pool.row_scale_stride_slot = 1;
+        if (k == KV8_INT8) pool.row_scale = row_scale;
+        const kv8_page_table table = case_dense_table(pages, KEYS / PAGE, lens);
+        args.k = args.v = &pool;
+        args.pages = &table;
         args.o = o;
         args.lse = &lse;
         for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);) {
@@ -248,22 +253,20 @@ static void parts_merge_to_the_whole(void **state) {
         static attention_inputs in;
         case_make(&in, &c);
         assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
-        const float *const sink_logit = in.spec.sink_logit;
-        in.spec.sink_logit = NULL;
+        const float *const sink_logit = in.args.sink_logit;
+        in.args.sink_logit = NULL;
         enum { ROWS = 3 * 4, DIM = 24 };
         float o[ROWS * DIM] = {0}, lse[ROWS], part_o[ROWS * DIM], part_lse[ROWS], sinks[ROWS];
         for (int i = 0; i < ROWS; i++) {
             lse[i] = -INFINITY;
             sinks[i] = sink_logit[i % 4];
         }
-        const kv8_page_table whole = in.args.pages;
+        const kv8_page_table whole = in.pages;
         test_rng rng = {round};
         for (int32_t page = 0; page < 19;) {
             const int32_t pages = rng_range(&rng, 0, 19 - page);
             const int32_t indptr[] = {0, pages}, last[] = {page + pages == 19 ? 6 : 8};
-            in.args.pages = (kv8_page_table){.page_indptr = indptr,
-                                             .page_indices = whole.page_indices + page,
-                                             .last_page_len = last};
+            in.pages = case_csr_table(indptr, whole.page_indices + page, last);
             for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);)
                 case_run(&in, isa, NULL, part_o, part_lse); /* the best rung's stays */
             kv8_attention_merge(o, lse, part_o, part_lse, ROWS, DIM);

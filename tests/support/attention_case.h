@@ -48,11 +48,13 @@ typedef struct attention_case {
 typedef struct attention_inputs {
     const attention_case *c;
     kv8_attention_spec spec; /* without isa */
-    kv8_attention_args args;
+    kv8_attention_args args; /* points to the next three and to sinks */
+    kv8_paged k, v;
+    kv8_page_table pages;
     int32_t total_q, num_qo_heads, v_head_dim;
     guarded buffers[24];
     int num_buffers;
-    float sinks[1024];
+    float *sinks; /* NULL or a buffer */
     double *ref_o, *ref_lse;
 } attention_inputs;
 
@@ -196,7 +198,7 @@ static inline void case_fill_row(const attention_case *c, test_rng *rng, kv8_dty
 
 static inline void case_make_pool(attention_inputs *in, int32_t num_pages) {
     const attention_case *const c = in->c;
-    kv8_paged *const k = &in->args.k, *const v = &in->args.v;
+    kv8_paged *const k = &in->k, *const v = &in->v;
     const int64_t k_page = case_strides(c, c->head_dim, k);
     const int64_t v_page = case_strides(c, in->v_head_dim, v);
     const size_t k_size = kv8_dtype_size(c->k_dtype), v_size = kv8_dtype_size(c->v_dtype);
@@ -219,6 +221,23 @@ static inline void case_make_pool(attention_inputs *in, int32_t num_pages) {
         v->row_scale = case_buffer(in, (size_t)(num_pages * v->row_scale_stride_page) * 2);
 }
 
+static inline kv8_page_table case_csr_table(const int32_t *indptr, const int32_t *indices,
+                                            const int32_t *last_page_len) {
+    kv8_page_table table = KV8_PAGE_TABLE_INIT;
+    table.page_indptr = indptr;
+    table.page_indices = indices;
+    table.last_page_len = last_page_len;
+    return table;
+}
+static inline kv8_page_table case_dense_table(const int32_t *block_table, int64_t stride,
+                                              const int32_t *seq_lens) {
+    kv8_page_table table = KV8_PAGE_TABLE_INIT;
+    table.block_table = block_table;
+    table.block_table_stride = stride;
+    table.seq_lens = seq_lens;
+    return table;
+}
+
 /* Tables in random page order; pages that nobody sees are named by nonsense. Then the rows that
  * somebody sees. */
 static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
@@ -239,7 +258,7 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
         order[i] = order[j];
         order[j] = swap;
     }
-    kv8_page_table *const table = &in->args.pages;
+    kv8_page_table *const table = &in->pages;
     int32_t *const indptr = case_buffer(in, (size_t)(c->batch + 1) * 4);
     int32_t *const last = case_buffer(in, (size_t)c->batch * 4);
     int32_t *const lens = case_buffer(in, (size_t)c->batch * 4);
@@ -270,10 +289,10 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
                 const bool nan = c->nan_newest && key == c->kv_len[b] - 1;
                 for (int32_t head = 0; head < c->num_kv_heads; head++) {
                     const float score = c->score_shift + (float)rng_range(rng, -3, 3);
-                    case_fill_row(c, rng, c->k_dtype, &in->args.k, page, slot, head, c->head_dim,
+                    case_fill_row(c, rng, c->k_dtype, &in->k, page, slot, head, c->head_dim,
                                   nan && b % 2 == 0, c->score_shift != 0 ? score : 0,
                                   c->score_shift != 0 ? 0 : 1);
-                    case_fill_row(c, rng, c->v_dtype, &in->args.v, page, slot, head, in->v_head_dim,
+                    case_fill_row(c, rng, c->v_dtype, &in->v, page, slot, head, in->v_head_dim,
                                   nan && b % 2 == 1, 0.5f, 1);
                 }
             }
@@ -283,11 +302,9 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
     free(real);
     free(order);
     if (c->dense_table)
-        *table = (kv8_page_table){
-            .block_table = indices, .block_table_stride = most_pages, .seq_lens = lens};
+        *table = case_dense_table(indices, most_pages, lens);
     else
-        *table =
-            (kv8_page_table){.page_indptr = indptr, .page_indices = indices, .last_page_len = last};
+        *table = case_csr_table(indptr, indices, last);
 }
 
 /* Scales that keep scores and values within a few units whatever the codes' range. */
@@ -343,13 +360,14 @@ static inline void case_make_queries(attention_inputs *in, test_rng *rng) {
 
 static inline void case_make_sinks(attention_inputs *in, test_rng *rng) {
     if (in->c->sink == SINK_NONE) return;
+    in->sinks = case_buffer(in, (size_t)in->num_qo_heads * sizeof *in->sinks);
     for (int32_t h = 0; h < in->num_qo_heads; h++) {
         in->sinks[h] = in->c->score_shift + 2 * rng_normal(rng);
         if (in->c->sink == SINK_WITH_INFINITIES && h % 3 == 1) in->sinks[h] = INFINITY;
         if (in->c->sink == SINK_WITH_INFINITIES && h % 3 == 2) in->sinks[h] = -INFINITY;
         if (in->c->sink == SINK_WITH_INFINITIES && h % 5 == 3) in->sinks[h] += 60;
     }
-    in->spec.sink_logit = in->sinks;
+    in->args.sink_logit = in->sinks;
 }
 
 static inline void case_make(attention_inputs *in, const attention_case *c) {
@@ -362,6 +380,12 @@ static inline void case_make(attention_inputs *in, const attention_case *c) {
     in->v_head_dim = c->v_head_dim == 0 ? c->head_dim : c->v_head_dim;
     in->args = (kv8_attention_args)KV8_ATTENTION_ARGS_INIT;
     in->args.batch = c->batch;
+    in->args.sm_scale = c->sm_scale;
+    in->args.logits_soft_cap = c->soft_cap;
+    in->k = in->v = (kv8_paged)KV8_PAGED_INIT;
+    in->args.k = &in->k;
+    in->args.v = &in->v;
+    in->args.pages = &in->pages;
     in->spec = (kv8_attention_spec)KV8_ATTENTION_SPEC_INIT;
     case_make_queries(in, &rng);
     if (c->mask != MASK_NONE) case_make_mask(in, &rng);
@@ -382,9 +406,7 @@ static inline void case_make(attention_inputs *in, const attention_case *c) {
     in->spec.v_dtype = c->v_dtype;
     in->spec.o_dtype = c->o_dtype == KV8_DTYPE_NONE ? KV8_F32 : c->o_dtype;
     in->spec.page_size = c->page_size;
-    in->spec.sm_scale = c->sm_scale;
     in->spec.window_left = c->window_left;
-    in->spec.logits_soft_cap = c->soft_cap;
     in->spec.causal = c->causal;
     in->spec.has_mask = c->mask != MASK_NONE;
     in->spec.batch_invariant = c->batch_invariant;

@@ -16,6 +16,8 @@ typedef struct device_inputs {
     const attention_inputs *in;
     uint8_t *memory, *ends; /* o and lse lie at `ends` */
     size_t offsets[24];
+    kv8_paged k, v; /* on the device */
+    kv8_page_table pages;
 } device_inputs;
 
 static inline size_t buffer_bytes(const guarded *buffer) {
@@ -57,13 +59,21 @@ static inline void *device_pointer(const device_inputs *d, const void *host) {
     return NULL;
 }
 
-static inline kv8_attention_args device_case_args(const device_inputs *d) {
+/* The args point into d, which must not move. */
+static inline kv8_attention_args device_case_args(device_inputs *d) {
     kv8_attention_args a = d->in->args;
-#define MOVE(field) a.field = device_pointer(d, a.field)
-    MOVE(qo_indptr), MOVE(q), MOVE(q_scale), MOVE(k.data), MOVE(k.row_scale), MOVE(v.data);
-    MOVE(v.row_scale), MOVE(pages.page_indptr), MOVE(pages.page_indices);
-    MOVE(pages.last_page_len), MOVE(pages.block_table), MOVE(pages.seq_lens), MOVE(k_scale);
-    MOVE(v_scale), MOVE(mask_bits), MOVE(mask_indptr);
+    d->k = d->in->k;
+    d->v = d->in->v;
+    d->pages = d->in->pages;
+    a.k = &d->k;
+    a.v = &d->v;
+    a.pages = &d->pages;
+#define MOVE(pointer) pointer = device_pointer(d, pointer)
+    MOVE(a.qo_indptr), MOVE(a.q), MOVE(a.q_scale), MOVE(a.k_scale), MOVE(a.v_scale);
+    MOVE(a.sink_logit), MOVE(a.mask_bits), MOVE(a.mask_indptr);
+    MOVE(d->k.data), MOVE(d->k.row_scale), MOVE(d->v.data), MOVE(d->v.row_scale);
+    MOVE(d->pages.page_indptr), MOVE(d->pages.page_indices), MOVE(d->pages.last_page_len);
+    MOVE(d->pages.block_table), MOVE(d->pages.seq_lens);
 #undef MOVE
     return a;
 }
@@ -78,8 +88,7 @@ static inline bool device_case_run(const gpu *g, attention_inputs *in, float *o_
     const int64_t stride_row = in->num_qo_heads * stride_head;
     const size_t o_bytes = (size_t)(in->total_q * stride_row) * kv8_dtype_size(in->spec.o_dtype);
     const size_t lse_bytes = (size_t)(in->total_q * in->num_qo_heads) * sizeof(float);
-    const device_inputs d =
-        device_inputs_make(g, in, device_round(o_bytes) + device_round(lse_bytes));
+    device_inputs d = device_inputs_make(g, in, device_round(o_bytes) + device_round(lse_bytes));
     kv8_attention_args args = device_case_args(&d);
     args.o = d.ends;
     args.o_stride_row = stride_row;

@@ -59,7 +59,7 @@ typedef struct stored_head {
 static inline stored_head find_head(const kv8_cache *cache, int32_t layer, int kv, kv8_dtype dtype,
                                     kv8_seq seq, int32_t page_size, int32_t position,
                                     int32_t head) {
-    kv8_paged view[2];
+    kv8_paged view[2] = {KV8_PAGED_INIT, KV8_PAGED_INIT};
     assert_ok(kv8_cache_layer_kv(cache, layer, &view[0], &view[1]));
     const kv8_paged *const p = &view[kv];
     const int32_t page = page_of(cache, layer, seq, page_size, position);

@@ -59,7 +59,7 @@ static walked walk(const kv8_attention_plan *plan, const kv8_attention_args *arg
         const int64_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
         single_blocks &= qo_len * plan->group_size <= plan->block_rows;
         visible += qo_len * plan->spec.num_qo_heads *
-                   kv8_request_kv_len(&args->pages, plan->spec.page_size, b);
+                   kv8_request_kv_len(args->pages, plan->spec.page_size, b);
     }
     if (single_blocks && plan->spec.window_left < 0) assert_int_equal(met, visible);
     free(memory);
@@ -388,7 +388,6 @@ static void forks_of_a_cache_attend_in_one_batch(void **state) {
         spec.page_size = 16;
         spec.window_left = -1;
         spec.causal = 1;
-        spec.sink_logit = sinks;
         spec.max_batch = spec.max_total_q = FORKS;
         spec.max_kv_len = LONGEST;
         kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
@@ -403,11 +402,15 @@ static void forks_of_a_cache_attend_in_one_batch(void **state) {
         args.k_scale_stride_batch = args.v_scale_stride_batch = HEADS;
         args.k_scale_stride_head = args.v_scale_stride_head = 1;
         args.lse = lse;
-        assert_ok(kv8_cache_layer_kv(cache, 0, &args.k, &args.v));
+        args.sink_logit = sinks;
+        kv8_paged k_view = KV8_PAGED_INIT, v_view = KV8_PAGED_INIT;
+        assert_ok(kv8_cache_layer_kv(cache, 0, &k_view, &v_view));
+        args.k = &k_view;
+        args.v = &v_view;
         assert_ok(kv8_cache_scales(cache, 0, seqs, FORKS, k_scale, v_scale));
         assert_ok(kv8_cache_page_table(cache, 0, seqs, FORKS, indptr, pages, FORKS * 22, last));
-        args.pages =
-            (kv8_page_table){.page_indptr = indptr, .page_indices = pages, .last_page_len = last};
+        const kv8_page_table table = case_csr_table(indptr, pages, last);
+        args.pages = &table;
         kv8_attention_plan *plan = NULL;
         assert_ok(kv8_attention_plan_create(&plan, &spec, pools[n / 3], NULL));
         const walked w = walk(plan, &args);

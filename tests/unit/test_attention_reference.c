@@ -11,6 +11,8 @@ enum { KEYS = 8 };
 typedef struct tiny {
     kv8_attention_spec spec;
     kv8_attention_args args;
+    kv8_paged k_pages, v_pages;
+    kv8_page_table table;
     int32_t qo_indptr[2], page_indptr[2], pages[KEYS], last[1];
     float q[16], k[32], v[32], sinks[4];
     double o[16], lse[8];
@@ -25,7 +27,6 @@ static void tiny_init(tiny *t, int32_t qo_len, int32_t kv_len, int32_t num_qo_he
     t->spec.head_dim = head_dim;
     t->spec.q_dtype = t->spec.k_dtype = t->spec.v_dtype = KV8_F32;
     t->spec.page_size = 1;
-    t->spec.sm_scale = 1;
     t->spec.window_left = -1;
     t->spec.max_batch = 1;
     t->spec.max_total_q = 16;
@@ -40,14 +41,20 @@ static void tiny_init(tiny *t, int32_t qo_len, int32_t kv_len, int32_t num_qo_he
     t->args.q = t->q;
     t->args.q_stride_head = head_dim;
     t->args.q_stride_row = num_qo_heads * head_dim;
-    t->args.k = (kv8_paged){.data = t->k,
-                            .stride_page = num_kv_heads * head_dim,
-                            .stride_slot = num_kv_heads * head_dim,
-                            .stride_head = head_dim};
-    t->args.v = t->args.k;
-    t->args.v.data = t->v;
-    t->args.pages = (kv8_page_table){
-        .page_indptr = t->page_indptr, .page_indices = t->pages, .last_page_len = t->last};
+    t->args.sm_scale = 1;
+    t->k_pages = (kv8_paged)KV8_PAGED_INIT;
+    t->k_pages.data = t->k;
+    t->k_pages.stride_page = t->k_pages.stride_slot = num_kv_heads * head_dim;
+    t->k_pages.stride_head = head_dim;
+    t->v_pages = t->k_pages;
+    t->v_pages.data = t->v;
+    t->table = (kv8_page_table)KV8_PAGE_TABLE_INIT;
+    t->table.page_indptr = t->page_indptr;
+    t->table.page_indices = t->pages;
+    t->table.last_page_len = t->last;
+    t->args.k = &t->k_pages;
+    t->args.v = &t->v_pages;
+    t->args.pages = &t->table;
 }
 
 #define assert_near(got, wanted) assert_true(fabs((got) - (wanted)) <= 1e-7)
@@ -70,7 +77,7 @@ static void default_scale_is_one_over_sqrt_head_dim(void **state) {
     (void)state;
     tiny t;
     tiny_init(&t, 1, 1, 1, 1, 4);
-    t.spec.sm_scale = 0;
+    t.args.sm_scale = 0;
     for (int d = 0; d < 4; d++) t.q[d] = t.k[d] = 3;
     assert_ok(kv8_attention_reference(&t.spec, &t.args, t.o, t.lse));
     assert_near(t.lse[0], 18); /* 36 / 2 */
@@ -82,11 +89,11 @@ static void sink_takes_its_share_and_stays_out_of_lse(void **state) {
     tiny_init(&t, 1, 1, 1, 1, 1);
     t.v[0] = 10;
     t.sinks[0] = logf(4);
-    t.spec.sink_logit = t.sinks;
+    t.args.sink_logit = t.sinks;
     assert_ok(kv8_attention_reference(&t.spec, &t.args, t.o, t.lse));
     assert_near(t.o[0], 2); /* 1 / (1 + 4) */
     assert_near(t.lse[0], 0);
-    t.spec.sm_scale = 100; /* scales scores, not sinks */
+    t.args.sm_scale = 100; /* scales scores, not sinks */
     assert_ok(kv8_attention_reference(&t.spec, &t.args, t.o, t.lse));
     assert_near(t.o[0], 2);
     t.sinks[0] = INFINITY;
@@ -134,7 +141,7 @@ static void rows_before_the_first_key_are_empty(void **state) {
     t.v[0] = 5;
     t.v[1] = 7;
     t.sinks[0] = 3;
-    t.spec.sink_logit = t.sinks;
+    t.args.sink_logit = t.sinks;
     t.o[0] = t.o[1] = 99;
     assert_ok(kv8_attention_reference(&t.spec, &t.args, t.o, t.lse));
     for (int row = 0; row < 2; row++) assert_true(t.o[row] == 0 && t.lse[row] == (double)-INFINITY);
@@ -180,7 +187,7 @@ static void cap_bends_scores(void **state) {
     tiny_init(&t, 1, 1, 1, 1, 1);
     t.q[0] = 3;
     t.k[0] = 4;
-    t.spec.logits_soft_cap = 5;
+    t.args.logits_soft_cap = 5;
     assert_ok(kv8_attention_reference(&t.spec, &t.args, t.o, t.lse));
     assert_near(t.lse[0], 5 * tanh(12.0 / 5));
 }
@@ -195,9 +202,9 @@ static void codes_and_scales_mean_what_they_say(void **state) {
     const float k_scale = 3, v_scale = 2;
     t.spec.k_dtype = KV8_E4M3;
     t.spec.v_dtype = KV8_INT8;
-    t.args.k.data = k;
-    t.args.v.data = v;
-    t.args.v.row_scale = row_scale;
+    t.k_pages.data = k;
+    t.v_pages.data = v;
+    t.v_pages.row_scale = row_scale;
     t.args.k_scale = &k_scale;
     t.args.v_scale = &v_scale;
     t.q[0] = 2;
@@ -230,7 +237,7 @@ static void pages_are_followed_in_table_order(void **state) {
     tiny t;
     tiny_init(&t, 1, 2, 1, 1, 1); /* two pages of three tokens, the second holds two */
     t.spec.page_size = 3;
-    t.args.k.stride_page = t.args.v.stride_page = 3;
+    t.k_pages.stride_page = t.v_pages.stride_page = 3;
     t.last[0] = 2;
     t.pages[0] = 2;
     t.pages[1] = 0;
@@ -239,8 +246,10 @@ static void pages_are_followed_in_table_order(void **state) {
     assert_ok(kv8_attention_reference(&t.spec, &t.args, t.o, t.lse));
     assert_near(t.o[0], (64 + 128 + 256 + 1 + 2) / 5.0);
     const int32_t lens[] = {5};
-    t.args.pages =
-        (kv8_page_table){.block_table = t.pages, .block_table_stride = 2, .seq_lens = lens};
+    t.table = (kv8_page_table)KV8_PAGE_TABLE_INIT;
+    t.table.block_table = t.pages;
+    t.table.block_table_stride = 2;
+    t.table.seq_lens = lens;
     assert_ok(kv8_attention_reference(&t.spec, &t.args, t.o, t.lse));
     assert_near(t.o[0], (64 + 128 + 256 + 1 + 2) / 5.0);
 }

@@ -195,7 +195,7 @@ static void stats_groups_and_layout(void **state) {
         assert_true(kv8_cache_same_group(cache, 0, 2) == 1);
         assert_true(kv8_cache_same_group(cache, 1, 3) == 0);
         assert_true(kv8_cache_same_group(cache, 0, 4) == 0);
-        kv8_paged k, v;
+        kv8_paged k = KV8_PAGED_INIT, v = KV8_PAGED_INIT;
         assert_ok(kv8_cache_layer_kv(cache, 2, &k, &v));
         assert_int_equal(k.stride_head, layout == 0 ? 45 : 45 * 7);
         assert_int_equal(k.stride_slot, layout == 0 ? 45 * 2 : 45);

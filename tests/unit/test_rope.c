@@ -2,7 +2,7 @@
  * angles up to the last position, and its refusals.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <kv8/attention.h>
+#include <kv8/rope.h>
 
 #include "testing.h"
 
@@ -171,7 +171,7 @@ static void bad_options_are_refused(void **state) {
         assert_null(rope);                                                 \
     } while (0)
     REFUSED(o.struct_size = 8, "struct_size is 8");
-    REFUSED(o.kind = (kv8_rope_kind)2, "kind is 2");
+    REFUSED(o.kind = (kv8_rope_kind)9, "kind is 9");
     REFUSED(o.head_dim = 45, "head_dim is 45");
     REFUSED(o.head_dim = 0, "head_dim is 0");
     REFUSED(o.head_dim = 578, "head_dim is 578");
@@ -186,7 +186,7 @@ static void bad_options_are_refused(void **state) {
     REFUSED(o.truncate = 2, "truncate is 2");
     REFUSED(o.original_max_position = 0, "original_max_position is 0");
     REFUSED(o.attention_factor = -1, "attention_factor is -1");
-    REFUSED(o.kind = KV8_ROPE_DEFAULT, "factor 32"); /* never dropped in silence */
+    REFUSED(o.kind = KV8_ROPE_DEFAULT, "factor is 32"); /* never dropped in silence */
 #undef REFUSED
 }
 

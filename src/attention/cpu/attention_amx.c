@@ -216,7 +216,7 @@ static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
     const kv8_attention_spec *const spec = job->spec;
     const int64_t lane = (int64_t)head * t_lanes_per_head(job) + at->row_begin;
     const bool masked = tile->mixed || tile->end - tile->begin != KV8_TILE_KEYS;
-    const bool plain = !masked && !(spec->logits_soft_cap > 0);
+    const bool plain = !masked && !(job->args->logits_soft_cap > 0);
     const float *const k_scale = spec->k_dtype == KV8_INT8 ? rows->k_scale : NULL;
     const v_f32 scale = v_load(job->lane_scale + lane);
     t_pass pass = {.s = job->s,

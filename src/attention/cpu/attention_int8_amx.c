@@ -670,7 +670,7 @@ static void t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
                    .joining = &rows->queue->joining,
                    .ahead = rows->ahead + T_ASK_BY_WEIGHTS,
                    .ahead_bytes = rows->queue->ahead_bytes};
-    if (masked || job->spec->logits_soft_cap > 0) {
+    if (masked || job->args->logits_soft_cap > 0) {
         for (int32_t i = 0; i < pass.count; i++)
             v_store(job->s + i * V_LANES, t_join(pass.joining, pass.limbs, i, at->fold == 2));
         t_finish_scores(job, at, 0, pass.count, scale, rows->k_scale);

@@ -365,7 +365,7 @@ enum { T_COPIES_ROWS = 0 };
  * heads' rows. */
 static void t_ahead_of(const kv8_attention_job *job, const kv8_tile *tile, int32_t head,
                        const uint8_t **ahead) {
-    const kv8_paged *const k = &job->args->k, *const v = &job->args->v;
+    const kv8_paged *const k = job->args->k, *const v = job->args->v;
     const int32_t num_heads = job->item->num_heads, n = tile->end - tile->begin;
     for (int32_t i = n; i < KV8_TILE_KEYS; i++)
         ahead[t_ahead_at(i)] = ahead[T_GROUP + t_ahead_at(i)] = (const uint8_t *)job->k;
@@ -559,10 +559,10 @@ static bool t_walk(const kv8_attention_job *job, bool careful) {
         const kv8_tile *const next = last ? kv8_tile_of_next_item(job, other) : other;
         const int32_t n = tile->end - tile->begin;
         if (job->spec->k_dtype == KV8_INT8)
-            t_gather_scales(job, tile->k, tile->k_scale, n, job->args->k.row_scale_stride_head,
+            t_gather_scales(job, tile->k, tile->k_scale, n, job->args->k->row_scale_stride_head,
                             tile->row_scale[0]);
         if (job->spec->v_dtype == KV8_INT8)
-            t_gather_scales(job, tile->v, tile->v_scale, n, job->args->v.row_scale_stride_head,
+            t_gather_scales(job, tile->v, tile->v_scale, n, job->args->v->row_scale_stride_head,
                             tile->row_scale[1]);
         for (int32_t head = 0; head < job->item->num_heads; head++)
             t_tile_of_head(job, tile, next, order, head, &queue);

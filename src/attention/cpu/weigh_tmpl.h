@@ -58,13 +58,13 @@ static const float t_log2e = 1.44269504f, t_ln2 = 0.693147181f;
 /* In f32 math the rows of Q are multiplied with their scale once, which leaves scores in log2 units
  * as they come. (bf16 could not hold the products, and a cap stands between the two factors.) */
 static inline bool t_scales_q(const kv8_attention_job *job) {
-    return !T_PAIRS && !(job->spec->logits_soft_cap > 0);
+    return !T_PAIRS && !(job->args->logits_soft_cap > 0);
 }
 
 /* Vector `vec` of the scores: times scale, int8 K's row scales (or NULL), capped, in log2 units. */
 static void t_finish_scores(const kv8_attention_job *job, const t_lanes *at, int32_t vec,
                             int32_t count, v_f32 scale, const float *k_scale) {
-    const float cap = job->spec->logits_soft_cap;
+    const float cap = job->args->logits_soft_cap;
     const bool scaled = t_scales_q(job);
     for (int32_t i = 0; i < count; i++) {
         float *const s = job->s + ((int64_t)i * at->vecs + vec) * V_LANES;
@@ -188,7 +188,7 @@ static void t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
     const int64_t lanes = (int64_t)head * t_lanes_per_head(job) + at->row_begin;
     const bool k_int8 = spec->k_dtype == KV8_INT8;
     const bool masked = tile->mixed || padded != tile->end - tile->begin;
-    const bool plain = !k_int8 && !masked && !(spec->logits_soft_cap > 0);
+    const bool plain = !k_int8 && !masked && !(job->args->logits_soft_cap > 0);
     const float *const v_scale = spec->v_dtype == KV8_INT8 ? rows->v_scale : NULL;
     const int32_t count = padded / at->fold;
     if (!plain) {

@@ -89,7 +89,6 @@ static kv8_status create_plan(kv8_model *model, int32_t layer) {
     spec.page_size = set->shape.page_size;
     spec.window_left = layer_window(model, layer);
     spec.causal = 1;
-    spec.sink_logit = model->weights.layers[layer].sink_logit;
     spec.isa = model->options.isa;
     spec.max_batch = model->options.max_step_seqs;
     spec.max_total_q = model->options.max_step_tokens;
@@ -263,10 +262,16 @@ kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t lay
     args.q = entry->q_dtype == KV8_BF16 ? (const void *)model->act.q_rounded : model->act.q;
     args.q_stride_row = width;
     args.q_stride_head = c->head_dim;
-    KV8_TRY(kv8_cache_layer_kv(cache, layer, &args.k, &args.v));
-    args.pages.page_indptr = table->indptr;
-    args.pages.page_indices = table->indices;
-    args.pages.last_page_len = table->last_page_len;
+    kv8_paged k = KV8_PAGED_INIT, v = KV8_PAGED_INIT;
+    KV8_TRY(kv8_cache_layer_kv(cache, layer, &k, &v));
+    args.k = &k;
+    args.v = &v;
+    kv8_page_table pages = KV8_PAGE_TABLE_INIT;
+    pages.page_indptr = table->indptr;
+    pages.page_indices = table->indices;
+    pages.last_page_len = table->last_page_len;
+    args.pages = &pages;
+    args.sink_logit = model->weights.layers[layer].sink_logit;
     args.k_scale = set->k_scale;
     args.v_scale = set->v_scale;
     args.k_scale_stride_batch = args.v_scale_stride_batch = c->num_kv_heads;

@@ -170,8 +170,11 @@ kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *st
     kv8_status status = extend(cache, step, &extended);
     if (status == KV8_OK) status = compute(model, cache, step);
     if (status != KV8_OK) {
-        for (int32_t i = 0; i < extended; i++)
-            (void)kv8_cache_truncate(cache, step->seqs[i], model->act.old_lengths[i]);
+        for (int32_t i = 0; i < extended; i++) {
+            const kv8_status undone =
+                kv8_cache_truncate(cache, step->seqs[i], model->act.old_lengths[i]);
+            if (undone != KV8_OK) status = undone;
+        }
     }
     return status;
 }

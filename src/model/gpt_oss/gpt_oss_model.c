@@ -117,7 +117,7 @@ kv8_status kv8_model_open(kv8_model **out, const char *directory,
     if (out == NULL || directory == NULL)
         return kv8_fail(KV8_ERR_INVALID, "kv8_model_open: out or directory is NULL");
     *out = NULL;
-    KV8_CHECK_OPTIONS(options, kv8_model_options);
+    KV8_TAKE_STRUCT(kv8_model_options, options);
     void *memory = NULL;
     KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_model), "model", &memory));
     kv8_model *const model = memory;
