@@ -433,8 +433,9 @@ static kv8_divisor divisor(int32_t d) {
 static kv8_kernel_args device_args(const kv8_attention_device_plan *plan,
                                    const kv8_attention_args *args, void *workspace) {
     const kv8_attention_spec *const spec = &plan->spec;
+    const kv8_page_table *const table = args->pages;
     uint8_t *const bytes = workspace;
-    static const float log2_e = 1.4426950408889634f;
+    static const float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
     return (kv8_kernel_args){
         .q = args->q,
         .q_stride_row = args->q_stride_row,
@@ -443,15 +444,18 @@ static kv8_kernel_args device_args(const kv8_attention_device_plan *plan,
         .o_stride_row = args->o_stride_row,
         .o_stride_head = args->o_stride_head,
         .lse = args->lse,
+        .lse_stride_row = spec->num_qo_heads,
+        .lse_stride_head = 1,
+        .lse_scale = ln_2,
         .qo_indptr = args->qo_indptr,
         .k = device_pages(args->k, spec->k_dtype),
         .v = device_pages(args->v, spec->v_dtype),
-        .page_indptr = args->pages->page_indptr,
-        .page_indices = args->pages->page_indices,
-        .last_page_len = args->pages->last_page_len,
-        .block_table = args->pages->block_table,
-        .block_table_stride = args->pages->block_table_stride,
-        .seq_lens = args->pages->seq_lens,
+        .table = table->page_indptr != NULL ? table->page_indices : table->block_table,
+        .table_stride = table->block_table_stride,
+        .num_pages = KV8_ANY_PAGES,
+        .page_indptr = table->page_indptr,
+        .last_page_len = table->last_page_len,
+        .seq_lens = table->seq_lens,
         .k_scale = args->k_scale,
         .v_scale = args->v_scale,
         .k_scale_stride_batch = args->k_scale_stride_batch,
@@ -480,8 +484,8 @@ static kv8_kernel_args device_args(const kv8_attention_device_plan *plan,
         .k_dtype = (int32_t)spec->k_dtype,
         .v_dtype = (int32_t)spec->v_dtype,
         .o_dtype = (int32_t)spec->o_dtype,
-        .causal = spec->causal,
         .window_left = spec->window_left,
+        .window_right = spec->causal ? 0 : -1,
         .by_group = divisor(spec->num_qo_heads / spec->num_kv_heads),
         .by_page = divisor(spec->page_size),
         .score_scale = (float)kv8_args_sm_scale(spec, args) * log2_e,
@@ -591,8 +595,7 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
 
 static kv8_status run_pages(const kv8_attention_device_plan *plan, kv8_stream *stream,
                             kv8_kernel_args a) {
-    const int32_t *const table = a.page_indptr != NULL ? a.page_indices : a.block_table;
-    a.table_entries = (int64_t)(kv8_device_bytes_from(plan->device, table) / sizeof *table);
+    a.table_entries = (int64_t)(kv8_device_bytes_from(plan->device, a.table) / sizeof *a.table);
     return run_way(&plan->pages, stream, a);
 }
 

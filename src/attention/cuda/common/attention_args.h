@@ -68,15 +68,20 @@ typedef struct kv8_kernel_args {
     int64_t q_stride_row, q_stride_head;
     void *o;
     int64_t o_stride_row, o_stride_head;
-    float *lse; /* [total_q, num_qo_heads]; may be 0 */
+    const float *o_scale; /* O of 8 bits alone; may be 0 */
+    float *lse;           /* may be 0 */
+    int64_t lse_stride_row, lse_stride_head;
     const int32_t *qo_indptr;
+    const int32_t *qo_lens; /* [batch] rows of each request that are used; may be 0 */
     kv8_kernel_pages k, v;
-    /* Page table: CSR when page_indptr is set, else dense. */
-    const int32_t *page_indptr, *page_indices, *last_page_len;
-    const int32_t *block_table;
-    int64_t block_table_stride;
-    const int32_t *seq_lens;
-    int64_t table_entries; /* of the table, that memory is there for; 0: unknown */
+    /* Page ids: those of request b begin at table + page_indptr[b], or without page_indptr at
+     * table + b * table_stride. Lengths: page_indptr and last_page_len, else seq_lens, else
+     * kv_indptr. Ragged rows are a page of KV8_RAGGED_PAGE tokens a request: the table is
+     * kv_indptr, stride_page is stride_slot. */
+    const int32_t *table;
+    int64_t table_stride;
+    const int32_t *page_indptr, *last_page_len, *seq_lens, *kv_indptr;
+    int64_t table_entries; /* that memory is there for; 0: unknown */
     const float *q_scale;  /* e4m3 Q alone; may be 0 */
     int64_t q_scale_stride_batch, q_scale_stride_row, q_scale_stride_kv_head, q_scale_stride_group;
     const float *k_scale, *v_scale; /* may be 0 */
@@ -85,13 +90,17 @@ typedef struct kv8_kernel_args {
     const float *sink_logit;  /* [num_qo_heads]; may be 0 */
     const uint8_t *mask_bits; /* may be 0 */
     const int64_t *mask_indptr;
+    const int32_t *key_begin, *key_end; /* [total_q]; may be 0 */
+    uint32_t *bad_pages;                /* counts lookups of ids from num_pages on; may be 0 */
     kv8_divisor by_group, by_page;
     int32_t batch, num_qo_heads, num_kv_heads, group_size;
     int32_t head_dim, v_head_dim, page_size;
+    uint32_t num_pages;                         /* keys of pages from here on are skipped */
     int32_t q_dtype, k_dtype, v_dtype, o_dtype; /* kv8_dtype */
-    int32_t causal, window_left;
-    float score_scale; /* sm_scale * log2(e) */
-    float soft_cap;    /* logits_soft_cap * log2(e); 0 = off */
+    int32_t window_left, window_right;          /* -1 = all; causal is window_right 0 */
+    float score_scale;                          /* sm_scale * log2(e) */
+    float soft_cap;                             /* logits_soft_cap * log2(e); 0 = off */
+    float lse_scale;                            /* ln 2; 1 where lse is to base 2 */
     int32_t unused;
     union {
         kv8_decode_tail decode;
@@ -100,6 +109,8 @@ typedef struct kv8_kernel_args {
 } kv8_kernel_args;
 
 enum {
+    KV8_ANY_PAGES = 0x7fffffff, /* num_pages where it is unknown */
+    KV8_RAGGED_PAGE = 1 << 30,
     KV8_DECODE_ROWS = 8,       /* packed query rows of a tile */
     KV8_DECODE_TOKENS = 16,    /* of a granule */
     KV8_DECODE_START_BYTES = 4 /* of shared memory for each request and one more */
@@ -112,11 +123,10 @@ enum {
 #endif
 KV8_SAME_LAYOUT(sizeof(kv8_kernel_pages) == 64 && sizeof(kv8_divisor) == 8);
 KV8_SAME_LAYOUT(sizeof(kv8_decode_tail) == 80 && sizeof(kv8_prefill_tail) == 80);
-KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, k) == 64 &&
-                offsetof(kv8_kernel_args, page_indptr) == 192);
-KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, by_group) == 360 &&
-                offsetof(kv8_kernel_args, decode) == 440);
-KV8_SAME_LAYOUT(sizeof(kv8_kernel_args) == 520);
+KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, k) == 96 && offsetof(kv8_kernel_args, table) == 224);
+KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, by_group) == 416 &&
+                offsetof(kv8_kernel_args, decode) == 504);
+KV8_SAME_LAYOUT(sizeof(kv8_kernel_args) == 584);
 #undef KV8_SAME_LAYOUT
 
 #endif

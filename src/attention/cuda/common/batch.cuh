@@ -18,7 +18,7 @@ struct Request {
     int index, qo_begin, qo_len, kv_len;
 };
 
-// What memory says of a request: CSR's, or of a dense table its length alone.
+// What memory says of a request. `last`: of its last page, or without page_indptr its length.
 struct Lengths {
     int qo_begin, qo_end, page_begin, page_end, last;
 
@@ -35,12 +35,16 @@ __device__ inline int load_fresh(const int32_t *from) {
 }
 __device__ inline Lengths load_lengths(const kv8_kernel_args &a, int b) {
     Lengths l = {load_fresh(a.qo_indptr + b), load_fresh(a.qo_indptr + b + 1), 0, 0, 0};
+    if (a.qo_lens != nullptr)
+        l.qo_end = min(l.qo_end, l.qo_begin + max(load_fresh(a.qo_lens + b), 0));
     if (a.page_indptr != nullptr) {
         l.page_begin = load_fresh(a.page_indptr + b),
         l.page_end = load_fresh(a.page_indptr + b + 1);
         l.last = load_fresh(a.last_page_len + b);
-    } else {
+    } else if (a.seq_lens != nullptr) {
         l.last = load_fresh(a.seq_lens + b);
+    } else {
+        l.last = load_fresh(a.kv_indptr + b + 1) - load_fresh(a.kv_indptr + b);
     }
     return l;
 }
@@ -52,14 +56,13 @@ __device__ inline Request make_request(const kv8_kernel_args &a, int b, const Le
     return {b, l.qo_begin, l.qo_end - l.qo_begin, kv_len};
 }
 __device__ inline const int32_t *request_pages(const kv8_kernel_args &a, int b, const Lengths &l) {
-    return a.page_indptr != nullptr ? a.page_indices + l.page_begin
-                                    : a.block_table + b * a.block_table_stride;
+    return a.table + (a.page_indptr != nullptr ? l.page_begin : b * a.table_stride);
 }
-// Keys that causal and window leave to query token t: begin and end both grow with t.
+// Keys that the windows leave to query token t: begin and end both grow with t.
 __device__ inline KeyRange visible_keys(const kv8_kernel_args &a, const Request &r, int t) {
     const int position = r.kv_len - r.qo_len + t;
     KeyRange k = {0, r.kv_len};
-    if (a.causal) k.end = max(position + 1, 0);
+    if (a.window_right >= 0) k.end = max(min(position + a.window_right + 1, r.kv_len), 0);
     if (a.window_left >= 0) k.begin = min(max(position - a.window_left, 0), k.end);
     return k;
 }

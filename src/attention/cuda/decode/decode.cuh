@@ -82,7 +82,8 @@ struct Split {
     int row_begin, num_rows;  // packed rows: token * group_size + head of the group
     int head_begin;           // first KV head
     int granule_begin, granule_end;
-    KeyRange any, all;  // keys that some row, that all rows see; masks make `all` empty
+    KeyRange any, all;  // keys that some row, that all rows see; masks and gaps make `all` empty
+    bool has_gaps;      // some of its pages are not there: their keys are to be masked
     int stream;         // index among all streams; -1: there is no split, and none will follow
     // The stream's splits: how many, the block of the first, where its and this one's partial
     // results lie. Those of the n-th, n > 0, lie at 2 * (first_block + n).
@@ -101,6 +102,16 @@ __device__ inline void prefetch_pages(const kv8_kernel_args &a, const Split &p) 
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p.pages + min(first, last)));
 }
 
+// The page of keys that nobody sees: like every id that is not there, not below num_pages.
+constexpr int UNSEEN = INT32_MIN;
+__device__ inline bool page_exists(const kv8_kernel_args &a, int page) {
+    return uint32_t(page) < a.num_pages;
+}
+// What a loader does where a page that somebody sees is not there: its keys will be masked.
+__device__ inline void skip_page(const kv8_kernel_args &a, Split &p) {
+    p.has_gaps = true, p.all = {0, 0};
+    if (a.bad_pages != nullptr && threadIdx.x % 32 == 0) atomicAdd(a.bad_pages, 1);
+}
 // Does some row of the split see one of these keys?
 __device__ inline bool mask_shows(const kv8_kernel_args &a, const Split &p, int key, int num_keys) {
     const int first_row = divide(p.row_begin, a.by_group);

@@ -74,7 +74,7 @@ struct RingState {
 template <class C>
 class BulkLoader {
    public:
-    __device__ BulkLoader(const kv8_kernel_args &args, const Split &split_in)
+    __device__ BulkLoader(const kv8_kernel_args &args, Split &split_in)
         : a(args), split(split_in), granules(split_in) {}
 
     // All of them, each when its stage is free. Returns how many.
@@ -97,23 +97,24 @@ class BulkLoader {
 
    private:
     struct PageSlot {
-        int page, slot;  // page -1: nobody sees it
+        int page, slot;  // page UNSEEN: nobody sees it
     };
     const kv8_kernel_args &a;
-    const Split &split;
+    Split &split;
     const Granules granules;
 
     // Where 32 granules lie, one per lane. A page that no row of the tile may see is never read.
     __device__ PageSlot look_up(int first) const {
         const int i = first + threadIdx.x % 32, token = (granules.begin + i) * TOKENS;
-        if (i >= granules.count) return {-1, 0};
-        if (a.mask_bits != nullptr && !mask_shows(a, split, token, TOKENS)) return {-1, 0};
+        if (i >= granules.count) return {UNSEEN, 0};
+        if (a.mask_bits != nullptr && !mask_shows(a, split, token, TOKENS)) return {UNSEEN, 0};
         const int index = divide(token, a.by_page);
         return {__ldg(split.pages + index), token - index * a.page_size};
     }
     __device__ void copy(int page, int slot, uint32_t stage, uint32_t barrier,
                          uint64_t policy) const {
-        if (page < 0) {  // whatever lies in the stage is masked
+        if (!page_exists(a, page)) {  // whatever lies in the stage is masked
+            if (page != UNSEEN) skip_page(a, split);
             barrier_arrive(barrier);
             return;
         }

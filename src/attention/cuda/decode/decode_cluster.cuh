@@ -47,6 +47,7 @@ __device__ Split make_split(const kv8_kernel_args &a, const Request &r, const in
     p.num_rows = min(int(KV8_DECODE_ROWS), r.qo_len * a.group_size - row_begin);
     const KeyRange top = visible_keys(a, r, divide(row_begin, a.by_group));
     const KeyRange low = visible_keys(a, r, divide(row_begin + p.num_rows - 1, a.by_group));
+    p.has_gaps = false;
     p.any = {min(top.begin, low.begin), low.end};
     p.all = {low.begin, top.end};
     p.head_begin = blockIdx.y;
@@ -150,7 +151,7 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
     uint32_t parity = 0;
 #pragma unroll 1
     for (int row = 0; row < num_rows; row += C::ROWS) {
-        const Split split = make_split(a, r, pages, row, own);
+        Split split = make_split(a, r, pages, row, own);
         const Item<C> item((own.rank << own.item_bits) + mine);
         const int granules = split.granule_end - split.granule_begin;
         const int busy_warps = min(max(granules, 1), C::WARPS);

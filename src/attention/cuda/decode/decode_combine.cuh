@@ -75,6 +75,7 @@ __device__ __noinline__ float rescan_values(const kv8_kernel_args &a, const Requ
         if (!mask_bit(a, r, token, key)) continue;
         const int index = key / a.page_size, slot = key - index * a.page_size;
         const int64_t page = pages[index];
+        if (!page_exists(a, int(page))) continue;
         const uint8_t *const v =
             a.v.data + page * a.v.stride_page + slot * a.v.stride_slot + head * a.v.stride_head;
         const float value = widen_one<C::F>(v, dim) * row_scale(a.v, page, slot);

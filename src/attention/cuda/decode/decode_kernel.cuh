@@ -108,7 +108,7 @@ __device__ __forceinline__ void decode_body(const kv8_kernel_args &a) {
         warp * C::HEADS - slice * a.decode.heads_per_block;  // the warp's first head
 #pragma unroll 1
     for (Split *at = block.splits; at->stream >= 0; at = block.other(at)) {
-        const Split &split = *at;
+        Split &split = *at;
         const int first = split.granule_begin + slice, left = split.granule_end - first;
         const int count = left > 0 ? divide(left + a.decode.num_slices - 1, a.decode.by_slices) : 0;
         const int head = split.head_begin + in_block;

@@ -12,8 +12,8 @@ template <class C>
 class Loader {
    public:
     // The granules first, first + step, ..: `count` of them.
-    __device__ Loader(const kv8_kernel_args &args, const Split &split_in, uint32_t ring_in,
-                      int head, int first_in, int step_in, int count_in)
+    __device__ Loader(const kv8_kernel_args &args, Split &split_in, uint32_t ring_in, int head,
+                      int first_in, int step_in, int count_in)
         : a(args), split(split_in), ring(ring_in), first(first_in), step(step_in), count(count_in) {
         look_up(0, now);
         if constexpr (!C::GRANULE_PAGES) look_up(1, next);
@@ -51,13 +51,13 @@ class Loader {
     static constexpr bool WIDE = C::R::HALF_LINE;      // rows of whole lines lose 4 % by it
 
     const kv8_kernel_args &a;
-    const Split &split;
+    Split &split;
     const uint32_t ring;
     const int first, step, count;
     int i = 0;   // the next granule
     int to = 0;  // its stage
-    // Where 32 granules lie, one per lane; or the tokens of one, looked up one ahead. Page -1:
-    // nobody sees it. Of a granule that is seen in part, the slot is ~slot.
+    // Where 32 granules lie, one per lane; or the tokens of one, looked up one ahead. Page
+    // UNSEEN: nobody sees it. Of a granule that is seen in part, the slot is ~slot.
     struct PageSlot {
         int page, slot;
     };
@@ -79,7 +79,7 @@ class Loader {
         constexpr int SPAN = C::GRANULE_PAGES ? TOKENS : 1;  // tokens of an entry
         const int n = C::GRANULE_PAGES ? batch * 32 + lane() : batch;
         const int token = token_of(n) + (C::GRANULE_PAGES ? 0 : lane() % TOKENS);
-        place = {-1, 0};
+        place = {UNSEEN, 0};
         if (n >= count) return;
         if (token >= split.any.end || token + SPAN <= split.any.begin) return;
         if (!C::IS_CLUSTER && a.mask_bits != nullptr && !mask_shows(a, split, token, SPAN)) return;
@@ -121,20 +121,25 @@ class Loader {
         if constexpr (C::GRANULE_PAGES) {
             from.page = __shfl_sync(~0u, now.page, i % 32);
             from.slot = __shfl_sync(~0u, now.slot, i % 32);
-            if (from.page >= 0 && from.slot >= 0) {
+            if (page_exists(a, from.page) && from.slot >= 0) {
                 copy_rows(a.k, k_lane, k_row, from, stage);
                 copy_rows(a.v, v_lane, v_row, from, stage + C::R::TILE_BYTES);
                 if constexpr (C::F == INT8) copy_granule_scales(from, true, stage + C::SCALES);
                 return;
             }
             from.slot = from.slot < 0 ? ~from.slot : from.slot;
+            if (!page_exists(a, from.page) && from.page != UNSEEN) skip_page(a, split);
+        } else if (a.num_pages != KV8_ANY_PAGES) {
+            if (__any_sync(~0u, !page_exists(a, from.page) && from.page != UNSEEN))
+                skip_page(a, split);
         }
         copy_visible_rows(a.k, k_lane, k_row, from, token, stage);
         copy_visible_rows(a.v, v_lane, v_row, from, token, stage + C::R::TILE_BYTES);
         if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
             const int t = token + lane() % TOKENS;
-            copy_granule_scales(from, from.page >= 0 && t >= split.any.begin && t < split.any.end,
-                                stage + C::SCALES);
+            copy_granule_scales(
+                from, page_exists(a, from.page) && t >= split.any.begin && t < split.any.end,
+                stage + C::SCALES);
         } else if constexpr (C::F == INT8) {
             copy_token_scale(from, stage + C::SCALES);
         }
@@ -168,7 +173,7 @@ class Loader {
                 from.page = __shfl_sync(~0u, place.page, row % TOKENS);
                 from.slot = __shfl_sync(~0u, place.slot, row % TOKENS);
             }
-            bool inside = from.page >= 0;  // an entry of its own says it all
+            bool inside = page_exists(a, from.page);  // an entry of its own says it all
             if constexpr (C::GRANULE_PAGES)
                 inside = inside && token + row >= split.any.begin && token + row < split.any.end;
             const uint8_t *const at =
@@ -192,7 +197,7 @@ class Loader {
     }
     __device__ void copy_token_scale(const PageSlot &place, uint32_t to_words) const {
         const kv8_kernel_pages &p = lane() < TOKENS ? a.k : a.v;
-        const bool inside = place.page >= 0;
+        const bool inside = page_exists(a, place.page);
         const uint16_t *const at = inside ? scale_lane + place.page * p.scale_stride_page +
                                                 place.slot * p.scale_stride_slot
                                           : p.row_scale;

@@ -241,9 +241,15 @@ class WarpAttention {
     __device__ bool shows(int q_token, int key) const {
         return C::IS_CLUSTER || mask_bit(a, split.request, q_token, key);
     }
+    // Whether the page of a key is not there; of whole granules that of all their keys.
+    __device__ bool is_missing(int key) const {
+        return split.has_gaps && !page_exists(a, split.pages[divide(key, a.by_page)]);
+    }
     // -inf where a row may not see a key; those of a granule begin at `first_key`.
     __device__ void mask_scores(int first_key, float (&s)[C::HEADS][C::NT][4]) const {
         keep_here();
+        const bool low = is_missing(first_key + g);
+        const bool missing[2] = {low, C::GRANULE_PAGES ? low : is_missing(first_key + 8 + g)};
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
@@ -255,7 +261,9 @@ class WarpAttention {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int key = first_key + half * 8 + g;
-                    if (key >= seen.begin && key < seen.end && shows(q_token, key)) continue;
+                    if (key >= seen.begin && key < seen.end && !missing[half] &&
+                        shows(q_token, key))
+                        continue;
 #pragma unroll
                     for (int h = 0; h < C::HEADS; h++) s[h][nt][half * 2 + col] = -INFINITY;
                 }
@@ -371,6 +379,7 @@ class WarpAttention {
                                    const uint32_t (&p)[C::HEADS][C::P_PARTS][C::NT][2],
                                    State<C> (&state)[C::HEADS]) const {
         keep_here();
+        if (C::GRANULE_PAGES && is_missing(key)) return;
         const int begin = divide(split.row_begin, a.by_group);
         const int end = divide(split.row_begin + split.num_rows - 1, a.by_group);
 #pragma unroll 1
@@ -383,7 +392,8 @@ class WarpAttention {
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
                     const int k = key + 2 * c + i * 8 + n;
-                    if (k >= keys.begin && k < keys.end && shows(q_token, k))
+                    if (k >= keys.begin && k < keys.end && shows(q_token, k) &&
+                        (C::GRANULE_PAGES || !is_missing(k)))
                         keep[i] |= 0xffffu << (16 * n);
                 }
             }
@@ -437,7 +447,7 @@ __device__ void store_result(uint8_t *to, State<C> &state) {
 // A warp's granules of a split; its result takes the place of its ring. `meanwhile` runs while the
 // first copies are on their way.
 template <class C, class MEANWHILE>
-__device__ __forceinline__ void run_mainloop(const kv8_kernel_args &a, const Split &split, int head,
+__device__ __forceinline__ void run_mainloop(const kv8_kernel_args &a, Split &split, int head,
                                              int first, int step, int count, uint8_t *ring_bytes,
                                              MEANWHILE &&meanwhile) {
     const uint32_t ring = keep(smem_address(ring_bytes));

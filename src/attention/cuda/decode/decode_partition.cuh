@@ -199,7 +199,7 @@ __device__ void next_split(const kv8_kernel_args &a, const int *starts, Partitio
         into.row_begin = row_begin, into.num_rows = num_rows;
         into.head_begin = heads * a.decode.heads_per_block;
         into.any = {min(top.begin, low.begin), low.end};
-        into.all = {low.begin, top.end};
+        into.all = {low.begin, top.end}, into.has_gaps = false;
         if (a.mask_bits != nullptr) into.all = {0, 0};
         // Tiles of all requests before this one: at most (qo_begin * group_size) / ROWS + request.
         into.stream = (r.qo_begin * a.group_size / C::ROWS + b + tile) * head_blocks + heads;

@@ -22,10 +22,9 @@ __device__ inline void prefetch_line(const void *at) {
 __device__ inline int page_if_there(const kv8_kernel_args &a, const Split &p, int granule) {
     const int token = granule * TOKENS;
     if (granule >= p.granule_end || token + TOKENS <= p.any.begin || token >= p.any.end) return -1;
-    const int32_t *const table = a.page_indptr != nullptr ? a.page_indices : a.block_table;
-    const int64_t entry = p.pages - table + divide(token, a.by_page);
+    const int64_t entry = p.pages - a.table + divide(token, a.by_page);
     if (uint64_t(entry) >= uint64_t(a.table_entries)) return -1;
-    return load_fresh(table + entry);
+    return load_fresh(a.table + entry);
 }
 
 // The rows of Q of a split's heads, by one warp.

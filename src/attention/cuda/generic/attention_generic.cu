@@ -1,22 +1,19 @@
-/* attention_generic.cu - attention for whatever the tensor core kernels do not take: any head_dim
- * up to 576, K and V of any two formats and head_dims, strides of any alignment, Q of any format.
- * Right first; nothing is cut, so batch_invariant too.
- *
- * Grid: (num_qo_heads, any), blocks of 4 warps; a block takes query rows (token, head) one after
- * another. Each warp takes every fourth key, a lane every 32nd dim; the four results are joined in
- * shared memory. Bound by instructions: about 40 per key and 32 dims.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#include <kv8/formats.h>
-
+// attention_generic.cu - attention for whatever the tensor core kernels do not take: any head_dim
+// up to 576, K and V of any two formats and head_dims, strides of any alignment, Q and O of any
+// format, every option. Right first; no row's keys are split, so batch_invariant too.
+//
+// Grid: (num_qo_heads, any), blocks of 4 warps; a block takes query rows (token, head) one after
+// another. Each warp takes every fourth key, a lane every 32nd dim; the four results are combined
+// in shared memory. Bound by instructions: about 40 per key and 32 dims.
+//
+// SPDX-License-Identifier: Apache-2.0
 #include "codec.cuh"
-#include "common/attention_args.h"
+#include "common/batch.cuh"
+#include "common/softmax.cuh"
 
 namespace kv8 {
 
 constexpr int WARPS = 4, MAX_DIM = 576, PER_LANE = MAX_DIM / 32;
-constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
-constexpr float NO_KEY = -1e30f;  // below every score, and finite
 
 __device__ inline int size_of(int dtype) {
     return dtype == KV8_F32 ? 4 : dtype == KV8_BF16 || dtype == KV8_F16 ? 2 : 1;
@@ -34,16 +31,17 @@ __device__ inline float widen(int dtype, const uint8_t *codes, int64_t at) {
     }
 }
 
-/* One query row: where it is, what it may see. */
-struct query {
-    int request, token, head, kv_head; /* token within the request */
-    int64_t row;                       /* of q and o */
-    int kv_len, begin, end;
+// One query row: where it is, what it may see.
+struct Query {
+    Request request;
+    int token, head, kv_head;  // token within the request
+    int64_t row;               // of q and o
+    KeyRange keys;
     const int32_t *pages;
 };
 
-__device__ inline query find_query(const kv8_kernel_args &a, int row, int head) {
-    int low = 0, high = a.batch - 1; /* the last request that begins at or before the row */
+__device__ inline Query find_query(const kv8_kernel_args &a, int row, int head) {
+    int low = 0, high = a.batch - 1;  // the last request that begins at or before the row
     while (low < high) {
         const int mid = (low + high + 1) / 2;
         if (a.qo_indptr[mid] <= row)
@@ -51,27 +49,15 @@ __device__ inline query find_query(const kv8_kernel_args &a, int row, int head) 
         else
             high = mid - 1;
     }
-    query q;
-    q.request = low, q.row = row, q.head = head, q.kv_head = head / a.group_size;
-    q.token = row - a.qo_indptr[low];
-    if (a.page_indptr != nullptr) {
-        const int num_pages = a.page_indptr[low + 1] - a.page_indptr[low];
-        q.kv_len = num_pages == 0 ? 0 : (num_pages - 1) * a.page_size + a.last_page_len[low];
-        q.pages = a.page_indices + a.page_indptr[low];
-    } else {
-        q.kv_len = a.seq_lens[low];
-        q.pages = a.block_table + low * a.block_table_stride;
-    }
-    const int position = q.kv_len - (a.qo_indptr[low + 1] - a.qo_indptr[low]) + q.token;
-    q.end = a.causal ? max(position + 1, 0) : q.kv_len;
-    q.begin = a.window_left >= 0 ? min(max(position - a.window_left, 0), q.end) : 0;
+    const Lengths lengths = load_lengths(a, low);
+    Query q;
+    q.request = make_request(a, low, lengths), q.pages = request_pages(a, low, lengths);
+    q.row = row, q.head = head, q.kv_head = head / a.group_size;
+    q.token = row - q.request.qo_begin;
+    q.keys = visible_keys(a, q.request, q.token);
+    if (a.key_begin != nullptr) q.keys.begin = max(q.keys.begin, a.key_begin[row]);
+    if (a.key_end != nullptr) q.keys.end = min(q.keys.end, a.key_end[row]);
     return q;
-}
-
-__device__ inline bool mask_bit(const kv8_kernel_args &a, const query &q, int key) {
-    if (a.mask_bits == nullptr) return true;
-    const int64_t bit = static_cast<int64_t>(q.token) * q.kv_len + key;
-    return a.mask_bits[a.mask_indptr[q.request] + bit / 8] >> (bit % 8) & 1;
 }
 
 __device__ inline float row_scale(const kv8_kernel_pages &p, int64_t page, int slot, int head) {
@@ -80,24 +66,36 @@ __device__ inline float row_scale(const kv8_kernel_pages &p, int64_t page, int s
                                       head * p.scale_stride_head]);
 }
 
-/* sm_scale * k_scale * q_scale, in base 2. */
-__device__ inline float score_factor(const kv8_kernel_args &a, const query &q) {
+// sm_scale * k_scale * q_scale, in base 2.
+__device__ inline float score_factor(const kv8_kernel_args &a, const Query &q) {
+    const int b = q.request.index;
     float factor = a.score_scale;
     if (a.k_scale != nullptr)
-        factor *= a.k_scale[q.request * a.k_scale_stride_batch + q.kv_head * a.k_scale_stride_head];
+        factor *= a.k_scale[b * a.k_scale_stride_batch + q.kv_head * a.k_scale_stride_head];
     if (a.q_scale != nullptr)
-        factor *= a.q_scale[q.request * a.q_scale_stride_batch + q.row * a.q_scale_stride_row +
+        factor *= a.q_scale[b * a.q_scale_stride_batch + q.row * a.q_scale_stride_row +
                             q.kv_head * a.q_scale_stride_kv_head +
                             (q.head - q.kv_head * a.group_size) * a.q_scale_stride_group];
     return factor;
 }
 
-struct result {
-    float o[PER_LANE], max, sum; /* o: dims lane, lane + 32.. */
+struct Result {
+    float o[PER_LANE], max, sum;  // o: dims lane, lane + 32..
 };
 
-/* A warp's keys: begin + warp, begin + warp + 4.. */
-__device__ inline void walk(const kv8_kernel_args &a, const query &q, result &r) {
+// The page of a key, counted where it is not there: at its first key that the row may see.
+__device__ inline bool find_page(const kv8_kernel_args &a, const Query &q, int key, int64_t &page,
+                                 int &slot) {
+    const int index = divide(key, a.by_page);
+    slot = key - index * a.page_size, page = q.pages[index];
+    if (uint32_t(page) < a.num_pages) return true;
+    if (a.bad_pages != nullptr && threadIdx.x % 32 == 0 && (slot == 0 || key == q.keys.begin))
+        atomicAdd(a.bad_pages, 1);
+    return false;
+}
+
+// A warp's keys: begin + warp, begin + warp + 4..
+__device__ inline void attend(const kv8_kernel_args &a, const Query &q, Result &r) {
     const int lane = threadIdx.x % 32;
     const float factor = score_factor(a, q);
     const uint8_t *const from =
@@ -111,10 +109,10 @@ __device__ inline void walk(const kv8_kernel_args &a, const query &q, result &r)
         r.o[i] = 0;
     }
     r.max = NO_KEY, r.sum = 0;
-    for (int key = q.begin + static_cast<int>(threadIdx.x / 32); key < q.end; key += WARPS) {
-        if (!mask_bit(a, q, key)) continue;
-        const int index = key / a.page_size, slot = key - index * a.page_size;
-        const int64_t page = q.pages[index];
+    for (int key = q.keys.begin + int(threadIdx.x / 32); key < q.keys.end; key += WARPS) {
+        int64_t page;
+        int slot;
+        if (!mask_bit(a, q.request, q.token, key) || !find_page(a, q, key, page, slot)) continue;
         const uint8_t *const k = a.k.data + page * a.k.stride_page + slot * a.k.stride_slot +
                                  q.kv_head * a.k.stride_head;
         float s = 0;
@@ -142,16 +140,21 @@ __device__ inline void walk(const kv8_kernel_args &a, const query &q, result &r)
 }
 
 __device__ inline void store(const kv8_kernel_args &a, int64_t at, float value) {
-    if (a.o_dtype == KV8_F32)
-        static_cast<float *>(a.o)[at] = value;
-    else if (a.o_dtype == KV8_BF16)
-        static_cast<uint16_t *>(a.o)[at] = kv8_bf16_encode(value, KV8_F32_INF);
-    else
-        static_cast<uint16_t *>(a.o)[at] = kv8_f16_encode(value, 65536.0f);
+    uint8_t *const codes = static_cast<uint8_t *>(a.o) + at;
+    switch (a.o_dtype) {
+        case KV8_F32: static_cast<float *>(a.o)[at] = value; break;
+        case KV8_BF16:
+            static_cast<uint16_t *>(a.o)[at] = kv8_bf16_encode(value, KV8_F32_INF);
+            break;
+        case KV8_F16: static_cast<uint16_t *>(a.o)[at] = kv8_f16_encode(value, 65536.0f); break;
+        case KV8_E4M3: *codes = kv8_e4m3_encode(value); break;
+        case KV8_E4M3FNUZ: *codes = kv8_e4m3fnuz_encode(value); break;
+        default: *codes = kv8_e5m2_encode(value);
+    }
 }
 
-/* Joins the warps' results; the sink joins the denominator, once; lse never has it. */
-__device__ inline void finish(const kv8_kernel_args &a, const query &q, const float (*o)[MAX_DIM],
+// Combines the warps' results; the sink joins the denominator, once; lse never has it.
+__device__ inline void finish(const kv8_kernel_args &a, const Query &q, const float (*o)[MAX_DIM],
                               const float *maxima, const float *sums) {
     float top = NO_KEY, sum = 0, weight[WARPS];
     for (int w = 0; w < WARPS; w++) top = fmaxf(top, maxima[w]);
@@ -162,10 +165,10 @@ __device__ inline void finish(const kv8_kernel_args &a, const query &q, const fl
     const float sink = a.sink_logit == nullptr ? -INFINITY : a.sink_logit[q.head] * LOG2E;
     const float shift = fmaxf(top, sink), part = exp2f(top - shift);
     const float denominator = sum * part + exp2f(sink - shift);
-    const float v_scale =
-        a.v_scale == nullptr
-            ? 1.0f
-            : a.v_scale[q.request * a.v_scale_stride_batch + q.kv_head * a.v_scale_stride_head];
+    float v_scale = a.v_scale == nullptr ? 1.0f
+                                         : a.v_scale[q.request.index * a.v_scale_stride_batch +
+                                                     q.kv_head * a.v_scale_stride_head];
+    if (a.o_scale != nullptr) v_scale /= *a.o_scale;
     const bool empty = sum == 0 || sink == INFINITY;
     for (int d = threadIdx.x; d < a.v_head_dim; d += WARPS * 32) {
         float value = 0;
@@ -174,7 +177,8 @@ __device__ inline void finish(const kv8_kernel_args &a, const query &q, const fl
               empty ? 0.0f : value * part / denominator * v_scale);
     }
     if (a.lse != nullptr && threadIdx.x == 0)
-        a.lse[q.row * a.num_qo_heads + q.head] = sum == 0 ? -INFINITY : (top + log2f(sum)) * LN2;
+        a.lse[q.row * a.lse_stride_row + q.head * a.lse_stride_head] =
+            sum == 0 ? -INFINITY : (top + log2f(sum)) * a.lse_scale;
 }
 
 }  // namespace kv8
@@ -185,9 +189,10 @@ extern "C" __global__ void __launch_bounds__(128)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int total_q = a.qo_indptr[a.batch];
     for (int row = blockIdx.y; row < total_q; row += gridDim.y) {
-        const kv8::query q = kv8::find_query(a, row, blockIdx.x);
-        kv8::result r;
-        kv8::walk(a, q, r);
+        const kv8::Query q = kv8::find_query(a, row, blockIdx.x);
+        if (q.token >= q.request.qo_len) continue;  // not in use
+        kv8::Result r;
+        kv8::attend(a, q, r);
 #pragma unroll
         for (int i = 0; i < kv8::PER_LANE; i++) o[warp][i * 32 + lane] = r.o[i];
         if (lane == 0) maxima[warp] = r.max, sums[warp] = r.sum;
