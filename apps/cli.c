@@ -13,6 +13,10 @@ void cli_set_verb(const char *verb) {
     verb_name = verb;
 }
 
+const char *cli_verb(void) {
+    return verb_name;
+}
+
 /* One line, whatever a path or an argument holds. */
 static void print_line(const char *text) {
     fprintf(stderr, "kv8%s%s: ", verb_name[0] == '\0' ? "" : " ", verb_name);

@@ -28,12 +28,26 @@ int cmd_info(int argc, char **argv);
 
 /* --- errors (cli.c) --- */
 
-/* Names the verb in every later error. */
+/* Names the verb in every later error; "" before that. */
 void cli_set_verb(const char *verb);
+const char *cli_verb(void);
 /* "kv8 VERB: ..." on stderr; returns CLI_FAILED. */
 int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The library's message, or the interrupt's status without a word. */
 int cli_fail_status(kv8_status status);
+
+/* From here on a mapped file that is cut short ends the program with a line (cli_fault.c). */
+void cli_catch_faults(void);
+
+/* --- words (cli_words.c) --- */
+
+/* The name that a misspelt word is nearest to; NULL when none is near. */
+const char *cli_nearest(const char *word, const char *const names[], size_t num);
+/* Reads a list of KV settings. */
+int cli_parse_kv(const char *text, kv8_kv_setting *settings_out, int32_t capacity,
+                 int32_t *num_out);
+/* Fails with the library's message about `text`, KV settings or dtypes, and a suggestion. */
+int cli_fail_kv(const char *text);
 
 /* --- arguments (cli_args.c) --- */
 
@@ -86,11 +100,17 @@ typedef struct cli_output {
 } cli_output;
 int cli_output_open(cli_output *output, const char *path);
 int cli_output_commit(cli_output *output);
-void cli_output_abort(
-    cli_output *output); /* of one never opened (all zero), or committed: nothing */
+/* Of one never opened (all zero), or committed: nothing. */
+void cli_output_abort(cli_output *output);
+/* Unlinks what open outputs have written; for a program that ends at once. */
+void cli_output_remove_all(void);
+/* Whether the terminal behind stdout is to be coloured: not with NO_COLOR, nor a dumb one. */
+bool cli_has_colour(void);
 
 /* A JSON number, or null for NaN and infinities. */
 json_t *cli_json_number(double value);
+/* A JSON string, bytes that are no UTF-8 as U+FFFD: paths may hold any. NULL = no memory. */
+json_t *cli_json_text(const char *text);
 /* Writes and releases `root`; NULL (no memory) is an error too. */
 int cli_write_json(json_t *root, FILE *file, const char *name);
 /* What was printed to stdout has arrived. */
@@ -131,8 +151,9 @@ void cli_model_close(cli_model *model);
 int cli_plot_check(void);
 /* Runs gnuplot on what write_script writes; the picture goes into `file`. */
 typedef void (*cli_plot_script)(const void *cookie, FILE *script);
-int cli_plot_run(cli_plot_script write_script, const void *cookie, FILE *file);
-/* Text inside gnuplot's single quotes. */
+/* `title` is the SVG's; NULL = the picture is no SVG. */
+int cli_plot_run(cli_plot_script write_script, const void *cookie, const char *title, FILE *file);
+/* Text inside gnuplot's single quotes, in UTF-8. */
 void cli_plot_quoted(const char *text, FILE *script);
 /* Draws KL and bytes per token of every row as SVG into `file`. */
 int cli_plot_draw(const kv8_compare_row *rows, int32_t num_rows, const char *title, FILE *file);

@@ -10,7 +10,7 @@
 
 #include "cli.h"
 
-enum { MAX_OPTIONS = 32 };
+enum { MAX_OPTIONS = 32, FIRST_OPTION = 256 }; /* getopt returns characters below */
 
 static void print_option(const char *name, const char *argument, const char *help) {
     char left[64];
@@ -76,13 +76,41 @@ static int set_value(const cli_option *option, const char *text) {
     return -1;
 }
 
-/* The long options that getopt wants; the index of --help is num_options. */
+/* The long options that getopt wants; the index of --help is num_options. Without a value of its
+ * own each, getopt takes the first of several that begin as the word does. */
 static void fill_long_options(const cli_command *command, struct option *out) {
     for (size_t i = 0; i < command->num_options; i++)
         out[i] = (struct option){
             .name = command->options[i].name,
-            .has_arg = command->options[i].kind == CLI_FLAG ? no_argument : required_argument};
-    out[command->num_options] = (struct option){.name = "help"};
+            .has_arg = command->options[i].kind == CLI_FLAG ? no_argument : required_argument,
+            .val = FIRST_OPTION + (int)i};
+    out[command->num_options] =
+        (struct option){.name = "help", .val = FIRST_OPTION + (int)command->num_options};
+}
+
+/* What getopt_long does not take: a flag given a value, a beginning that two options share, or a
+ * name nobody knows. */
+static int fail_option(const cli_command *command, const char *word) {
+    const char *names[MAX_OPTIONS + 1], *match = NULL;
+    const char *const name = word + strspn(word, "-");
+    char given[64];
+    const int length = (int)strcspn(name, "=");
+    snprintf(given, sizeof given, "%.*s", length, name);
+    int num_matches = 0;
+    for (size_t i = 0; i <= command->num_options; i++) {
+        names[i] = i < command->num_options ? command->options[i].name : "help";
+        if (word[1] != '-' || strncmp(names[i], given, strlen(given)) != 0) continue;
+        if (strcmp(names[i], given) == 0) return cli_fail("--%s takes no value: %s", given, word);
+        if (num_matches++ == 0) match = names[i];
+    }
+    if (num_matches == 1) return cli_fail("--%s takes no value: %s", match, word);
+    if (num_matches > 1)
+        return cli_fail("%s may be --%s or another option; see kv8 %s --help", word, match,
+                        cli_verb());
+    const char *const nearest = cli_nearest(given, names, command->num_options + 1);
+    return cli_fail("unknown option %s%s%s; see kv8 %s --help", word,
+                    nearest == NULL ? "" : ", did you mean --", nearest == NULL ? "" : nearest,
+                    cli_verb());
 }
 
 int cli_parse(const cli_command *command, int argc, char **argv, const char **model_out) {
@@ -92,21 +120,17 @@ int cli_parse(const cli_command *command, int argc, char **argv, const char **mo
     opterr = 0; /* errors are ours: one line each */
     optind = 1;
     for (;;) {
-        int idx = -1;
         const char *const word = optind < argc ? argv[optind] : "";
-        const int found = getopt_long(argc, argv, ":h", long_options, &idx);
+        const int found = getopt_long(argc, argv, ":h", long_options, NULL);
         if (found == -1) break;
-        if (found == 'h' || (found == 0 && (size_t)idx == command->num_options)) {
+        const int option_idx = found - FIRST_OPTION;
+        if (found == 'h' || option_idx == (int)command->num_options) {
             print_help(command);
             return cli_finish_stdout();
         }
         if (found == ':') return cli_fail("%s needs a value", argv[optind - 1]);
-        if (found != 0) {
-            /* A flag given a value, an ambiguous prefix, or a name nobody knows. */
-            const char *const given = word[0] == '-' ? word : argv[optind - 1];
-            return cli_fail("unknown or misused option %s; see its --help", given);
-        }
-        const int status = set_value(&command->options[idx], optarg);
+        if (option_idx < 0) return fail_option(command, word[0] == '-' ? word : argv[optind - 1]);
+        const int status = set_value(&command->options[option_idx], optarg);
         if (status >= 0) return status;
     }
     *model_out = optind < argc ? argv[optind] : NULL;

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #define _XOPEN_SOURCE 700
 #include <errno.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,56 @@
 #include "cli.h"
 
 /* --- files --- */
+
+/* The outputs that are open. */
+enum { MAX_OUTPUTS = 4 };
+static struct open_output {
+    char *volatile temporary; /* NULL = free */
+    const char *path;
+    dev_t device; /* of its directory */
+    ino_t directory;
+} open_outputs[MAX_OUTPUTS];
+
+void cli_output_remove_all(void) {
+    for (int i = 0; i < MAX_OUTPUTS; i++) {
+        if (open_outputs[i].temporary != NULL) unlink(open_outputs[i].temporary);
+    }
+}
+
+static const char *base_name(const char *path) {
+    const char *const slash = strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
+}
+
+/* Notes an output that is to be opened; of two with one name, the second would replace the first.
+ */
+static int note_output(const char *path, char *temporary) {
+    struct open_output note = {.temporary = temporary, .path = path}, *place = NULL;
+    struct stat info = {0};
+    char *const copy = strdup(path);
+    if (copy == NULL) return cli_fail("%s: no memory for its name", path);
+    if (stat(dirname(copy), &info) == 0) note.device = info.st_dev, note.directory = info.st_ino;
+    free(copy);
+    for (int i = 0; i < MAX_OUTPUTS; i++) {
+        const struct open_output *const other = &open_outputs[i];
+        if (other->temporary == NULL) {
+            place = &open_outputs[i];
+        } else if (other->device == note.device && other->directory == note.directory &&
+                   strcmp(base_name(other->path), base_name(path)) == 0) {
+            return cli_fail("%s: two outputs would be written to it", path);
+        }
+    }
+    if (place == NULL) return cli_fail("%s: more than %d outputs", path, (int)MAX_OUTPUTS);
+    *place = note;
+    return CLI_OK;
+}
+
+static void forget_output(char *temporary) {
+    for (int i = 0; i < MAX_OUTPUTS; i++) {
+        if (open_outputs[i].temporary == temporary) open_outputs[i].temporary = NULL;
+    }
+    free(temporary);
+}
 
 int cli_output_open(cli_output *output, const char *path) {
     *output = (cli_output){0};
@@ -24,6 +75,11 @@ int cli_output_open(cli_output *output, const char *path) {
     if (temporary == NULL) return cli_fail("%s: no memory for its name", path);
     strcpy(temporary, path);
     strcat(temporary, suffix);
+    const int noted = note_output(path, temporary);
+    if (noted != CLI_OK) {
+        free(temporary);
+        return noted;
+    }
     const int fd = mkstemp(temporary);
     FILE *const file = fd < 0 ? NULL : fdopen(fd, "w+b");
     if (file == NULL) {
@@ -32,7 +88,7 @@ int cli_output_open(cli_output *output, const char *path) {
             close(fd);
             unlink(temporary);
         }
-        free(temporary);
+        forget_output(temporary);
         return cli_fail("%s: cannot write: %s", path, strerror(error));
     }
     *output = (cli_output){.file = file, .path = path, .temporary = temporary};
@@ -51,7 +107,7 @@ int cli_output_commit(cli_output *output) {
         return status;
     }
     fclose(output->file); /* everything has been synced */
-    free(output->temporary);
+    forget_output(output->temporary);
     *output = (cli_output){0};
     return CLI_OK;
 }
@@ -60,7 +116,7 @@ void cli_output_abort(cli_output *output) {
     if (output->file == NULL) return;
     fclose(output->file);
     unlink(output->temporary);
-    free(output->temporary);
+    forget_output(output->temporary);
     *output = (cli_output){0};
 }
 
@@ -68,6 +124,13 @@ void cli_output_abort(cli_output *output) {
 
 json_t *cli_json_number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
+}
+
+json_t *cli_json_text(const char *text) {
+    char *const clean = cli_clean_utf8(text, strlen(text));
+    json_t *const string = clean == NULL ? NULL : json_string(clean);
+    free(clean);
+    return string;
 }
 
 int cli_write_json(json_t *root, FILE *file, const char *name) {
@@ -78,6 +141,13 @@ int cli_write_json(json_t *root, FILE *file, const char *name) {
     if (result != 0 || fputc('\n', file) == EOF)
         return cli_fail("%s: cannot write: %s", name, strerror(errno));
     return CLI_OK;
+}
+
+/* https://no-color.org: set and not empty. */
+bool cli_has_colour(void) {
+    const char *const no_color = getenv("NO_COLOR"), *const term = getenv("TERM");
+    return isatty(STDOUT_FILENO) && (no_color == NULL || no_color[0] == '\0') &&
+           (term == NULL || strcmp(term, "dumb") != 0);
 }
 
 int cli_finish_stdout(void) {

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <spawn.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -57,7 +58,43 @@ int cli_plot_check(void) {
     return status == CLI_OK ? wait_for_gnuplot(pid) : status;
 }
 
-int cli_plot_run(cli_plot_script write_script, const void *cookie, FILE *file) {
+/* gnuplot calls every SVG "Gnuplot"; browsers show that as the picture's name. */
+static int set_title(FILE *file, const char *title) {
+    static const char theirs[] = "<title>Gnuplot</title>";
+    const long size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
+    char *const text = size < 0 ? NULL : malloc((size_t)size + 1);
+    if (text == NULL) return cli_fail("no memory for the plot");
+    rewind(file);
+    text[fread(text, 1, (size_t)size, file)] = '\0';
+    char *const at = strstr(text, theirs);
+    if (at == NULL) { /* another gnuplot's; the picture is whole */
+        free(text);
+        return CLI_OK;
+    }
+    *at = '\0';
+    rewind(file);
+    fprintf(file, "%s<title>", text);
+    for (const char *c = title; *c != '\0'; c++) {
+        const char *const entity = *c == '&'   ? "&amp;"
+                                   : *c == '<' ? "&lt;"
+                                   : *c == '>' ? "&gt;"
+                                               : NULL;
+        if (entity != NULL) {
+            fputs(entity, file);
+        } else {
+            fputc((unsigned char)*c < 0x20 ? '?' : *c, file);
+        }
+    }
+    fprintf(file, "</title>%s", at + sizeof theirs - 1);
+    free(text);
+    /* A title shorter than gnuplot's leaves bytes behind the end. */
+    const long end = fflush(file) == 0 ? ftell(file) : -1;
+    if (end < 0 || ftruncate(fileno(file), end) != 0)
+        return cli_fail("cannot write the plot: %s", strerror(errno));
+    return CLI_OK;
+}
+
+static int run_gnuplot(cli_plot_script write_script, const void *cookie, FILE *file) {
     int ends[2];
     if (pipe(ends) != 0) return cli_fail("no pipe to gnuplot: %s", strerror(errno));
     signal(SIGPIPE, SIG_IGN); /* a gnuplot that dies early is an error message, not our death */
@@ -78,13 +115,24 @@ int cli_plot_run(cli_plot_script write_script, const void *cookie, FILE *file) {
     return wait_for_gnuplot(pid);
 }
 
+int cli_plot_run(cli_plot_script write_script, const void *cookie, const char *title, FILE *file) {
+    int status = run_gnuplot(write_script, cookie, file);
+    if (status != CLI_OK || title == NULL) return status;
+    char *const clean = cli_clean_utf8(title, strlen(title));
+    status = clean == NULL ? cli_fail("no memory for the plot") : set_title(file, clean);
+    free(clean);
+    return status;
+}
+
 void cli_plot_quoted(const char *text, FILE *script) {
+    char *const clean = cli_clean_utf8(text, strlen(text));
     fputc('\'', script);
-    for (const char *c = text; *c != '\0'; c++) {
+    for (const char *c = clean == NULL ? "" : clean; *c != '\0'; c++) {
         if (*c == '\'') fputc('\'', script);
         fputc((unsigned char)*c < 0x20 ? '?' : *c, script);
     }
     fputc('\'', script);
+    free(clean);
 }
 
 /* --- the drawing --- */
@@ -219,5 +267,5 @@ static void write_comparison(const void *cookie, FILE *script) {
 
 int cli_plot_draw(const kv8_compare_row *rows, int32_t num_rows, const char *title, FILE *file) {
     const comparison all = {rows, num_rows, title};
-    return cli_plot_run(write_comparison, &all, file);
+    return cli_plot_run(write_comparison, &all, title, file);
 }

@@ -1,8 +1,10 @@
 /* cli_progress.c - one line on stderr: what runs, how much is done, how long it still takes. Only
- * on a terminal: logs and pipes get nothing.
+ * on a terminal that can erase: logs and pipes get nothing.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,7 +17,10 @@ double cli_seconds(void) {
 }
 
 void cli_progress_begin(cli_progress *progress) {
-    *progress = (cli_progress){.enabled = isatty(STDERR_FILENO) != 0, .started = cli_seconds()};
+    const char *const term = getenv("TERM");
+    const bool is_dumb = term != NULL && strcmp(term, "dumb") == 0; /* cannot erase a line */
+    *progress =
+        (cli_progress){.enabled = isatty(STDERR_FILENO) != 0 && !is_dumb, .started = cli_seconds()};
 }
 
 void cli_progress_end(cli_progress *progress) {

@@ -120,12 +120,12 @@ static void print_table(const compare_args *args, const cli_model *model,
 }
 
 static json_t *row_json(const kv8_compare_row *row) {
-    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "kv", row->setting.name,
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "kv", row->setting.name,
                      "kl", cli_json_number(row->kl), "top1", cli_json_number(row->top1), "loss",
                      cli_json_number(row->loss), "dloss", cli_json_number(row->dloss),
                      "greedy_match", cli_json_number(row->greedy_match), "recall",
                      cli_json_number(row->recall), "bytes_per_token",
-                     cli_json_number(row->bytes_per_token), "tokens_per_s",
+                     (json_int_t)row->bytes_per_token, "tokens_per_s",
                      cli_json_number(row->tokens_per_s), "decode_tokens_per_s",
                      cli_json_number(row->decode_tokens_per_s));
 }
@@ -134,10 +134,12 @@ static json_t *report_json(const compare_args *args, const cli_model *model,
                            const kv8_compare_row *rows, int32_t num_rows) {
     json_t *const list = json_array();
     for (int32_t i = 0; i < num_rows; i++) json_array_append_new(list, row_json(&rows[i]));
-    return json_pack("{s:s, s:s, s:s*, s:i, s:i, s:i, s:s, s:s, s:o}", "model", args->model, "text",
-                     args->text, "scales", args->scales, "windows", args->num_windows, "window_len",
-                     args->window_len, "threads", kv8_threads_count(model->threads), "isa",
-                     kv8_isa_name(model->isa), "version", kv8_version(), "rows", list);
+    return json_pack("{s:o, s:o, s:o*, s:i, s:i, s:i, s:s, s:s, s:o}", "model",
+                     cli_json_text(args->model), "text", cli_json_text(args->text), "scales",
+                     args->scales == NULL ? NULL : cli_json_text(args->scales), "windows",
+                     args->num_windows, "window_len", args->window_len, "threads",
+                     kv8_threads_count(model->threads), "isa", kv8_isa_name(model->isa), "version",
+                     kv8_version(), "rows", list);
 }
 
 static int draw_plot(const compare_args *args, const cli_model *model, const kv8_compare_row *rows,
@@ -171,12 +173,29 @@ static int show(const compare_args *args, const cli_model *model, const kv8_comp
 
 /* --- the run --- */
 
+/* f32 is measured in any case, as the reference. Returns how many settings stay. */
+static int32_t drop_reference(kv8_kv_setting *settings, int32_t num_settings) {
+    int32_t num = 0;
+    for (int32_t i = 0; i < num_settings; i++) {
+        if (strcmp(settings[i].name, "f32") != 0) settings[num++] = settings[i];
+    }
+    return num;
+}
+
 static int measure(const compare_args *args, cli_model *model, const kv8_kv_setting *settings,
                    int32_t num_settings, kv8_compare_row *rows_out) {
     int32_t *ids = NULL;
     int64_t num_tokens = 0;
     int status = cli_read_text(model->tokenizer, args->text, &ids, &num_tokens);
     if (status != CLI_OK) return status;
+    if (num_tokens / args->window_len < args->num_windows) {
+        free(ids);
+        return cli_fail(
+            "the text has %lld tokens: %lld windows of %d fit, %d were asked for; "
+            "--windows and --window-len say how many and how long",
+            (long long)num_tokens, (long long)(num_tokens / args->window_len), args->window_len,
+            args->num_windows);
+    }
     scale_rows scales;
     status = open_scales(&scales, args->scales, &model->info);
     if (status == CLI_OK) {
@@ -225,10 +244,9 @@ int cmd_compare(int argc, char **argv) {
     if (status >= 0) return status;
     kv8_kv_setting settings[MAX_SETTINGS];
     int32_t num_settings = 0;
-    const kv8_status parsed =
-        kv8_kv_setting_parse_list(args.kv, settings, MAX_SETTINGS, &num_settings);
-    if (parsed != KV8_OK) return cli_fail_status(parsed);
-
+    status = cli_parse_kv(args.kv, settings, MAX_SETTINGS, &num_settings);
+    if (status != CLI_OK) return status;
+    num_settings = drop_reference(settings, num_settings);
     cli_catch_interrupt();
     cli_output plot = {0}, report = {0};
     cli_model model = {0};

@@ -322,7 +322,7 @@ static int prepare(run *r, const kv8_kv_setting *setting) {
 static int generate(run *r, const kv8_kv_setting *setting) {
     writer w = {.tokenizer = r->model->tokenizer,
                 .quiet = r->args->json,
-                .dims = isatty(STDOUT_FILENO) != 0,
+                .dims = cli_has_colour(),
                 .message_idx = -1};
     int status = prepare(r, setting);
     if (status == CLI_OK && r->args->chat != NULL) {
@@ -347,8 +347,7 @@ int cmd_generate(int argc, char **argv) {
     int status = parse(&args, argc, argv);
     if (status >= 0) return status;
     kv8_kv_setting setting;
-    const kv8_status parsed = kv8_kv_setting_parse(args.kv, &setting);
-    if (parsed != KV8_OK) return cli_fail_status(parsed);
+    if (kv8_kv_setting_parse(args.kv, &setting) != KV8_OK) return cli_fail_kv(args.kv);
     cli_catch_interrupt();
     cli_model model;
     status = cli_model_open(&model, args.model, args.threads, true);

@@ -35,22 +35,28 @@ static kv8_status find_machine(machine *out) {
     return kv8_machine_isa(&out->best);
 }
 
-/* One line per compiled .cu, then its kernels, as many to a line as fit. */
+static int32_t count_words(const char *text) {
+    int32_t num = 0;
+    for (text += strspn(text, " "); *text != '\0'; text += strspn(text, " ")) {
+        num++;
+        text += strcspn(text, " ");
+    }
+    return num;
+}
+
+/* How many kernels of how many .cu files, and what the build left out. */
 static void print_images(void) {
     const int32_t num_images = kv8_device_num_images();
-    printf("  CUDA kernels      %s\n", kv8_device_images_note());
+    int32_t num_kernels = 0;
+    double bytes = 0;
     for (int32_t i = 0; i < num_images; i++) {
-        const kv8_device_image_info *const image = kv8_device_get_image(i);
-        printf("    %-16s %s, %.0f KB\n", image->name, image->archs, (double)image->bytes * 1e-3);
-        int column = printf("     ");
-        for (const char *name = image->kernels; *name != '\0';) {
-            const int length = (int)strcspn(name, " ");
-            if (column + 1 + length > 100) column = printf("\n     ") - 1;
-            column += printf(" %.*s", length, name);
-            name += length + strspn(name + length, " ");
-        }
-        printf("\n");
+        num_kernels += count_words(kv8_device_get_image(i)->kernels);
+        bytes += (double)kv8_device_get_image(i)->bytes;
     }
+    printf("  CUDA kernels      %s\n", kv8_device_images_note());
+    if (num_images > 0)
+        printf("                    %d from %d files, %.1f MB; --json names them\n", num_kernels,
+               num_images, bytes * 1e-6);
 }
 
 static void print_machine(const machine *m) {
@@ -154,9 +160,10 @@ static int append_tensor(void *cookie, const kv8_tensor_info *tensor) {
     json_t *const shape = json_array();
     for (int32_t i = 0; i < tensor->num_dims; i++)
         json_array_append_new(shape, json_integer(tensor->shape[i]));
-    json_array_append_new(cookie, json_pack("{s:s, s:s, s:s, s:o, s:I}", "name", tensor->name,
-                                            "file", tensor->file, "dtype", tensor->dtype, "shape",
-                                            shape, "bytes", (json_int_t)tensor->bytes));
+    json_array_append_new(
+        cookie, json_pack("{s:s, s:o, s:s, s:o, s:I}", "name", tensor->name, "file",
+                          cli_json_text(tensor->file), "dtype", tensor->dtype, "shape", shape,
+                          "bytes", (json_int_t)tensor->bytes));
     return 0;
 }
 
@@ -171,17 +178,18 @@ static json_t *model_json(const cli_model *model, const char *directory,
     }
     kv8_model_visit_tensors(model->model, append_tensor, tensors);
     return json_pack(
-        "{s:s, s:s, s:i, s:i, s:I, s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, "
-        "s:i, s:i, s:o, s:o, s:o}",
-        "directory", directory, "architecture", info->architecture, "num_files", info->num_files,
-        "num_tensors", info->num_tensors, "bytes", (json_int_t)info->bytes, "num_parameters",
-        (json_int_t)info->num_parameters, "bytes_per_decoded_token",
+        "{s:o, s:s, s:i, s:i, s:I, s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, "
+        "s:i, s:i, s:i, s:o, s:o, s:o}",
+        "directory", cli_json_text(directory), "architecture", info->architecture, "num_files",
+        info->num_files, "num_tensors", info->num_tensors, "bytes", (json_int_t)info->bytes,
+        "num_parameters", (json_int_t)info->num_parameters, "bytes_per_decoded_token",
         (json_int_t)info->bytes_per_decoded_token, "num_layers", info->num_layers,
         "num_full_layers", info->num_full_layers, "num_sliding_layers", info->num_sliding_layers,
         "window_left", info->window_left, "hidden_size", info->hidden_size, "intermediate_size",
         info->intermediate_size, "num_qo_heads", info->num_qo_heads, "num_kv_heads",
         info->num_kv_heads, "head_dim", info->head_dim, "num_experts", info->num_experts,
-        "vocab_size", info->vocab_size, "max_seq_len", info->max_seq_len, "kv_bytes_per_token", all,
+        "num_experts_per_token", info->num_experts_per_token, "vocab_size", info->vocab_size,
+        "max_seq_len", info->max_seq_len, "kv_bytes_per_token", all,
         "kv_bytes_per_token_full_layers", full, "tensors", tensors);
 }
 
@@ -217,7 +225,10 @@ static int parse(info_args *args, int argc, char **argv) {
         .num_options = sizeof options / sizeof options[0],
         .model_is_optional = true,
     };
-    return cli_parse(&command, argc, argv, &args->model);
+    const int status = cli_parse(&command, argc, argv, &args->model);
+    if (status >= 0 || !args->tensors) return status;
+    if (args->json) return cli_fail("--tensors is for the text, --json lists them always");
+    return args->model == NULL ? cli_fail("--tensors needs a MODEL") : -1;
 }
 
 static int print_all(const info_args *args, const machine *m, const cli_model *model) {
@@ -227,9 +238,13 @@ static int print_all(const info_args *args, const machine *m, const cli_model *m
         if (status != KV8_OK) return cli_fail_status(status);
     }
     if (args->json) {
-        json_t *const root =
-            json_pack("{s:s, s:o, s:o*}", "version", kv8_version(), "machine", machine_json(m),
-                      "model", model == NULL ? NULL : model_json(model, args->model, kv));
+        json_t *root =
+            json_pack("{s:s, s:o}", "version", kv8_version(), "machine", machine_json(m));
+        if (model != NULL &&
+            json_object_set_new(root, "model", model_json(model, args->model, kv)) != 0) {
+            json_decref(root);
+            root = NULL; /* no memory, says the writer */
+        }
         const int status = cli_write_json(root, stdout, "stdout");
         return status == CLI_OK ? cli_finish_stdout() : status;
     }

@@ -88,8 +88,7 @@ int cmd_score(int argc, char **argv) {
     int status = parse(&args, argc, argv);
     if (status >= 0) return status;
     kv8_kv_setting setting;
-    const kv8_status parsed = kv8_kv_setting_parse(args.kv, &setting);
-    if (parsed != KV8_OK) return cli_fail_status(parsed);
+    if (kv8_kv_setting_parse(args.kv, &setting) != KV8_OK) return cli_fail_kv(args.kv);
     cli_catch_interrupt();
     cli_model model;
     status = cli_model_open(&model, args.model, args.threads, false);

@@ -26,8 +26,17 @@ static int print_usage(void) {
     printf(
         "\nkv8 VERB --help lists a verb's options, kv8 --version prints the version.\n"
         "KV8_ISA=scalar|avx2|avx512|avx512_bf16|amx|neon|neon_bf16 in the environment lowers the\n"
-        "instruction set. Exit status: 0, 2 after an error, 130 after Ctrl-C.\n");
+        "instruction set. NO_COLOR turns colours off. Exit status: 0, 2 after an error, 130 after\n"
+        "Ctrl-C, 143 after SIGTERM.\n");
     return cli_finish_stdout();
+}
+
+static int fail_verb(const char *word) {
+    const char *names[NUM_VERBS];
+    for (int i = 0; i < NUM_VERBS; i++) names[i] = verbs[i].name;
+    const char *const nearest = cli_nearest(word, names, NUM_VERBS);
+    return cli_fail("unknown verb \"%s\"%s%s; kv8 --help lists them", word,
+                    nearest == NULL ? "" : ", did you mean ", nearest == NULL ? "" : nearest);
 }
 
 static const struct verb *find_verb(const char *name) {
@@ -48,9 +57,9 @@ int main(int argc, char **argv) {
     }
     if (argc < 2) return cli_fail("which verb? kv8 --help lists them");
     const struct verb *const verb = find_verb(is_help ? argv[2] : word);
-    if (verb == NULL)
-        return cli_fail("unknown verb \"%s\"; kv8 --help lists them", is_help ? argv[2] : word);
+    if (verb == NULL) return fail_verb(is_help ? argv[2] : word);
     cli_set_verb(verb->name);
+    cli_catch_faults();
     if (!is_help) return verb->run(argc - 1, argv + 1);
     char help[] = "--help";
     char *help_argv[] = {argv[2], help, NULL};

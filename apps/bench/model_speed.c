@@ -170,10 +170,10 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
     const time_t now = time(NULL);
     strftime(test_time, sizeof test_time, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:I, s:I,"
+        "{s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:i, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:I, s:I,"
         " s:f, s:f, s:o, s:o}",
         "version", kv8_version(), "backends", kv8_isa_name(s->model.isa), "model_filename",
-        args->model, "model_type", s->model.info.architecture, "model_size",
+        cli_json_text(args->model), "model_type", s->model.info.architecture, "model_size",
         (json_int_t)s->model.info.bytes, "model_n_params", (json_int_t)s->model.info.num_parameters,
         "n_batch", (int)STEP, "n_ubatch", (int)STEP, "n_threads",
         (int)kv8_threads_count(s->model.threads), "kv", row->setting->name, "type_k",
@@ -255,9 +255,8 @@ int bench_model(int argc, char **argv) {
     kv8_kv_setting settings[MAX_SETTINGS];
     status = bench_list("depth", args.depth, 0, 1 << 24, depths, MAX_DEPTHS, &num_depths);
     if (status != CLI_OK) return status;
-    const kv8_status parsed =
-        kv8_kv_setting_parse_list(args.kv, settings, MAX_SETTINGS, &num_settings);
-    if (parsed != KV8_OK) return cli_fail_status(parsed);
+    status = cli_parse_kv(args.kv, settings, MAX_SETTINGS, &num_settings);
+    if (status != CLI_OK) return status;
     cli_catch_interrupt();
     bench_session session = {.random = 1};
     status = cli_model_open(&session.model, args.model, args.threads, false);

@@ -142,5 +142,5 @@ int bench_plot_draw(const bench_bar *bars, int32_t num_bars, const char *title, 
         place_of(bars[i].group, p.groups, MAX_NAMES, &p.num_groups);
         place_of(bars[i].series, p.series, MAX_SERIES, &p.num_series);
     }
-    return cli_plot_run(write_picture, &p, file);
+    return cli_plot_run(write_picture, &p, p.png ? NULL : title, file);
 }

@@ -252,8 +252,8 @@ static double row_number(const json_t *rows, const char *kv, const char *key) {
     json_array_foreach(rows, i, row) {
         if (strcmp(json_string_value(json_object_get(row, "kv")), kv) == 0) {
             const json_t *const value = json_object_get(row, key);
-            if (!json_is_real(value)) fail_msg("row %s: %s is not a number", kv, key);
-            return json_real_value(value);
+            if (!json_is_number(value)) fail_msg("row %s: %s is not a number", kv, key);
+            return json_number_value(value);
         }
     }
     fail_msg("no row %s", kv);
@@ -338,29 +338,6 @@ static void compare_prints_a_table(void **state) {
     assert_true(json_is_null(json_object_get(row, "greedy_match")));
     json_decref(root);
     program_free(&result);
-}
-
-/* Runs the program with stdout or stderr on a terminal and gives back what that showed. */
-static char *run_on_terminal(const char *const args[], bool out_is_terminal) {
-    const int master = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
-    assert_true(master >= 0);
-    assert_int_equal(grantpt(master), 0);
-    assert_int_equal(unlockpt(master), 0);
-    const char *const name = ptsname(master);
-    const int keep = open(name, O_RDWR | O_NOCTTY); /* else the text goes with its last writer */
-    assert_true(keep >= 0);
-    program_result result =
-        program_run(args, out_is_terminal ? name : out_path, out_is_terminal ? err_path : name, 0);
-    assert_int_equal(result.status, 0);
-    char *const shown = calloc(1, 1 << 16);
-    assert_non_null(shown);
-    size_t size = 0;
-    for (ssize_t got; (got = read(master, shown + size, (1 << 16) - 1 - size)) > 0;)
-        size += (size_t)got;
-    close(keep);
-    close(master);
-    program_free(&result);
-    return shown;
 }
 
 static void terminals_see_progress_and_channels(void **state) {

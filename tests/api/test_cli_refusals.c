@@ -48,22 +48,6 @@ static void bad_arguments(void **state) {
 
 /* --- bad models --- */
 
-/* A directory like the model's, of links to its files. */
-static void link_model(const char *name) {
-    static const char *const files[] = {"config.json", "generation_config.json", "tokenizer.json",
-                                        "model.safetensors"};
-    char target[PATH_MAX], link[PATH_MAX];
-    mkdir(in_dir(name), 0700);
-    for (size_t i = 0; i < 4; i++) {
-        snprintf(target, sizeof target, MODEL "/%s", files[i]);
-        snprintf(link, sizeof link, "%s/%s/%s", dir, name, files[i]);
-        char *const whole = realpath(target, NULL);
-        unlink(link);
-        assert_int_equal(symlink(whole, link), 0);
-        free(whole);
-    }
-}
-
 /* The linked model with one file's bytes instead of the link. */
 static void replace_file(const char *name, const char *file, const void *data, size_t size) {
     link_model(name);

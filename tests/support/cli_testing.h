@@ -69,6 +69,45 @@ static inline void write_ids(const char *name, const int32_t *ids, size_t num) {
     json_decref(list);
 }
 
+/* A directory like the model's, of links to its files. */
+static inline void link_model(const char *name) {
+    static const char *const files[] = {"config.json", "generation_config.json", "tokenizer.json",
+                                        "model.safetensors"};
+    char target[PATH_MAX], link[PATH_MAX];
+    mkdir(in_dir(name), 0700);
+    for (size_t i = 0; i < 4; i++) {
+        snprintf(target, sizeof target, MODEL "/%s", files[i]);
+        snprintf(link, sizeof link, "%s/%s/%s", dir, name, files[i]);
+        char *const whole = realpath(target, NULL);
+        unlink(link);
+        assert_int_equal(symlink(whole, link), 0);
+        free(whole);
+    }
+}
+
+/* Runs the program with stdout or stderr on a terminal and gives back what that showed. */
+static inline char *run_on_terminal(const char *const args[], bool out_is_terminal) {
+    const int master = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
+    assert_true(master >= 0);
+    assert_int_equal(grantpt(master), 0);
+    assert_int_equal(unlockpt(master), 0);
+    const char *const name = ptsname(master);
+    const int keep = open(name, O_RDWR | O_NOCTTY); /* else the text goes with its last writer */
+    assert_true(keep >= 0);
+    program_result result =
+        program_run(args, out_is_terminal ? name : out_path, out_is_terminal ? err_path : name, 0);
+    assert_int_equal(result.status, 0);
+    char *const shown = calloc(1, 1 << 16);
+    assert_non_null(shown);
+    size_t size = 0;
+    for (ssize_t got; (got = read(master, shown + size, (1 << 16) - 1 - size)) > 0;)
+        size += (size_t)got;
+    close(keep);
+    close(master);
+    program_free(&result);
+    return shown;
+}
+
 static inline int set_up(void **state) {
     (void)state;
     snprintf(dir, sizeof dir, "/tmp/kv8-cli-XXXXXX");

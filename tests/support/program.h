@@ -52,10 +52,9 @@ static inline char *slurp_regular(const char *path, size_t *size_out) {
     return stat(path, &info) == 0 && S_ISREG(info.st_mode) ? slurp(path, size_out) : NULL;
 }
 
-/* Runs `kv8 args...` (args ends with NULL) with stdout to out_path, stderr to err_path; sends
- * SIGINT after interrupt_ms (0 = never). */
-static inline program_result program_run(const char *const args[], const char *out_path,
-                                         const char *err_path, int interrupt_ms) {
+/* Starts `kv8 args...` (args ends with NULL) with stdout to out_path, stderr to err_path. */
+static inline pid_t program_start(const char *const args[], const char *out_path,
+                                  const char *err_path) {
     char *argv[MAX_ARGS + 2] = {(char *)(uintptr_t)KV8_PROGRAM};
     for (int i = 0; args[i] != NULL; i++) {
         assert_true(i < MAX_ARGS);
@@ -71,10 +70,10 @@ static inline program_result program_run(const char *const args[], const char *o
         execv(argv[0], argv);
         _exit(98);
     }
-    if (interrupt_ms > 0) {
-        usleep((useconds_t)interrupt_ms * 1000);
-        kill(pid, SIGINT);
-    }
+    return pid;
+}
+
+static inline program_result program_wait(pid_t pid, const char *out_path, const char *err_path) {
     int state = 0;
     struct rusage usage;
     while (wait4(pid, &state, 0, &usage) < 0 && errno == EINTR) continue;
@@ -84,6 +83,17 @@ static inline program_result program_run(const char *const args[], const char *o
     result.out = slurp_regular(out_path, &result.out_size);
     result.err = slurp_regular(err_path, &result.err_size);
     return result;
+}
+
+/* Runs it to its end; sends SIGINT after interrupt_ms (0 = never). */
+static inline program_result program_run(const char *const args[], const char *out_path,
+                                         const char *err_path, int interrupt_ms) {
+    const pid_t pid = program_start(args, out_path, err_path);
+    if (interrupt_ms > 0) {
+        usleep((useconds_t)interrupt_ms * 1000);
+        kill(pid, SIGINT);
+    }
+    return program_wait(pid, out_path, err_path);
 }
 
 static inline void program_free(program_result *result) {

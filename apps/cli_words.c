@@ -1,0 +1,80 @@
+/* cli_words.c - words that a user types: which known one a misspelt one is near to, and KV
+ * settings.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "cli.h"
+
+enum { MAX_WORD = 40 };
+
+static int least(int a, int b) {
+    return a < b ? a : b;
+}
+
+/* Insertions, deletions, replacements and swaps of neighbours that make one word of the other
+ * (optimal string alignment); more than any word has for words too long. */
+static int distance(const char *a, const char *b) {
+    const size_t rows = strlen(a), columns = strlen(b);
+    int d[MAX_WORD + 1][MAX_WORD + 1];
+    if (rows > MAX_WORD || columns > MAX_WORD) return MAX_WORD + 1;
+    for (size_t i = 0; i <= rows; i++) {
+        for (size_t j = 0; j <= columns; j++) {
+            if (i == 0 || j == 0) {
+                d[i][j] = (int)(i + j);
+                continue;
+            }
+            d[i][j] = least(least(d[i - 1][j], d[i][j - 1]) + 1,
+                            d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d[i][j] = least(d[i][j], d[i - 2][j - 2] + 1);
+        }
+    }
+    return d[rows][columns];
+}
+
+const char *cli_nearest(const char *word, const char *const names[], size_t num) {
+    const char *nearest = NULL;
+    int nearest_distance = 3; /* two slips at most, and fewer than the word has letters */
+    for (size_t i = 0; i < num; i++) {
+        const int found = distance(word, names[i]);
+        if (found >= nearest_distance || (size_t)found * 2 > strlen(names[i])) continue;
+        nearest = names[i];
+        nearest_distance = found;
+    }
+    return nearest;
+}
+
+/* --- KV settings --- */
+
+/* What stands between the signs of "k=int8,v=e4m3@full". */
+static const char *const kv_words[] = {"f32",  "bf16", "f16", "e4m3", "e4m3fnuz", "e5m2",
+                                       "int8", "full", "k",   "v",    "sliding"};
+enum { NUM_KV_WORDS = sizeof kv_words / sizeof kv_words[0] };
+
+/* The first word of a list that is none, and what it may have been meant to be; NULL = nothing. */
+static const char *nearest_kv_word(const char *text) {
+    static const char signs[] = ",=@";
+    for (text += strspn(text, signs); *text != '\0'; text += strspn(text, signs)) {
+        char word[MAX_WORD] = "";
+        const size_t length = strcspn(text, signs);
+        snprintf(word, sizeof word, "%.*s", (int)least((int)length, MAX_WORD), text);
+        size_t known = 0;
+        while (known < NUM_KV_WORDS && strcmp(kv_words[known], word) != 0) known++;
+        if (known == NUM_KV_WORDS) return cli_nearest(word, kv_words, NUM_KV_WORDS);
+        text += length;
+    }
+    return NULL;
+}
+
+int cli_fail_kv(const char *text) {
+    const char *const nearest = nearest_kv_word(text);
+    if (nearest == NULL) return cli_fail("%s", kv8_status_message());
+    return cli_fail("%s; did you mean %s?", kv8_status_message(), nearest);
+}
+
+int cli_parse_kv(const char *text, kv8_kv_setting *settings_out, int32_t capacity,
+                 int32_t *num_out) {
+    const kv8_status status = kv8_kv_setting_parse_list(text, settings_out, capacity, num_out);
+    return status == KV8_OK ? CLI_OK : cli_fail_kv(text);
+}
