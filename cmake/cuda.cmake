@@ -70,7 +70,7 @@ function(kv8_find_nvcc)
     set(why "nvcc not found when kv8 was built")
   else()
     # A compiler that cannot build an empty kernel with the host's headers is none.
-    set(probe ${CMAKE_BINARY_DIR}/cuda/probe)
+    set(probe ${kv8_BINARY_DIR}/cuda/probe)
     file(WRITE ${probe}.cu "extern \"C\" __global__ void probe(float *x) { *x = 1; }\n")
     execute_process(COMMAND ${KV8_NVCC} -fatbin -arch=sm_80 -o ${probe}.fatbin ${probe}.cu
       RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
@@ -160,12 +160,12 @@ function(kv8_compile_cuda name)
   get_property(source GLOBAL PROPERTY KV8_CUDA_SOURCE_${name})
   get_property(archs GLOBAL PROPERTY KV8_CUDA_ARCHS_${name})
   get_property(may_spill GLOBAL PROPERTY KV8_CUDA_MAY_SPILL_${name})
-  set(out ${CMAKE_BINARY_DIR}/cuda/${name})
+  set(out ${kv8_BINARY_DIR}/cuda/${name})
   string(REPLACE ";" "\n" may_spill "${may_spill}")
   file(WRITE ${out}.may_spill "${may_spill}\n") # for scripts/check_cuda
-  set(flags -std=c++17 -O3 -I${CMAKE_SOURCE_DIR}/include)
+  set(flags -std=c++17 -O3 -I${kv8_SOURCE_DIR}/include)
   foreach(room ${KV8_ROOMS})
-    list(APPEND flags -I${CMAKE_SOURCE_DIR}/src/${room}/cuda)
+    list(APPEND flags -I${kv8_SOURCE_DIR}/src/${room}/cuda)
   endforeach()
   if(KV8_WERROR)
     list(APPEND flags -Werror all-warnings)
@@ -175,7 +175,7 @@ function(kv8_compile_cuda name)
   endif()
   string(REPLACE ";" " " archs "${archs}")
   string(REPLACE ";" " " flags "${flags}")
-  set(script ${CMAKE_SOURCE_DIR}/cmake/compile_cuda.cmake)
+  set(script ${kv8_SOURCE_DIR}/cmake/compile_cuda.cmake)
   add_custom_command(OUTPUT ${out}.fatbin
     COMMAND ${CMAKE_COMMAND} -DNVCC=${KV8_NVCC} -DSOURCE=${source} -DOUT=${out}
       -DARCHS=${archs} -DFLAGS=${flags} -P ${script}
@@ -218,8 +218,8 @@ function(kv8_embed_cuda)
   kv8_describe_cuda(note)
   message(STATUS "CUDA kernels: ${note}")
   get_property(images GLOBAL PROPERTY KV8_CUDA_IMAGES)
-  set(dir ${CMAKE_BINARY_DIR}/cuda)
-  set(table ${CMAKE_BINARY_DIR}/generated/kv8_images.c)
+  set(dir ${kv8_BINARY_DIR}/cuda)
+  set(table ${kv8_BINARY_DIR}/generated/kv8_images.c)
   foreach(image ${images})
     kv8_compile_cuda(${image})
   endforeach()
@@ -229,8 +229,8 @@ function(kv8_embed_cuda)
   string(REPLACE ";" " " images "${images}")
   add_custom_command(OUTPUT ${table}
     COMMAND ${CMAKE_COMMAND} -DDIR=${dir} "-DIMAGES=${images}" -DTABLE=${table} "-DNOTE=${note}"
-      -P ${CMAKE_SOURCE_DIR}/cmake/embed_cuda.cmake
-    DEPENDS ${fatbins} ${CMAKE_SOURCE_DIR}/cmake/embed_cuda.cmake
+      -P ${kv8_SOURCE_DIR}/cmake/embed_cuda.cmake
+    DEPENDS ${fatbins} ${kv8_SOURCE_DIR}/cmake/embed_cuda.cmake
     COMMENT "Table of the CUDA kernels" VERBATIM)
   target_sources(kv8_objects PRIVATE ${table})
   # .incbin is the assembler's: the compiler does not see what the object depends on.

@@ -46,7 +46,7 @@ if readelf -d "$libdir/libkv8.so" | grep -qE 'jansson|pcre2'; then
     exit 1
 fi
 
-cmake -S consumer -B "$work/consumer" -DCMAKE_PREFIX_PATH="$prefix" >"$work/log" 2>&1 &&
+cmake -S consumer -B "$work/consumer" -DKV8_FROM=package -DCMAKE_PREFIX_PATH="$prefix" >"$work/log" 2>&1 &&
     cmake --build "$work/consumer" >>"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 for program in kv8 kv8_static kv8_engine kv8_engine_static; do
     run "find_package, kv8::$program" "$work/consumer/consumer_$program"
