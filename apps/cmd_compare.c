@@ -69,8 +69,11 @@ static void close_scales(scale_rows *scales) {
 static int open_scales(scale_rows *scales, const char *path, const kv8_model_info *info) {
     *scales = (scale_rows){0};
     if (path == NULL) return CLI_OK;
-    const kv8_status status =
-        kv8_scale_file_open(&scales->file, path, info->num_layers, info->num_kv_heads);
+    kv8_scale_expect expect = KV8_SCALE_EXPECT_INIT;
+    expect.num_layers = info->num_layers;
+    expect.num_kv_heads = info->num_kv_heads;
+    expect.architecture = info->architecture;
+    const kv8_status status = kv8_scale_file_open(&scales->file, path, &expect);
     if (status != KV8_OK) return cli_fail_status(status);
     scales->k = malloc((size_t)info->num_layers * sizeof *scales->k);
     scales->v = malloc((size_t)info->num_layers * sizeof *scales->v);

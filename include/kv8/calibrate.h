@@ -97,8 +97,8 @@ KV8_API uint64_t *kv8_observer_sums(kv8_observer *observer, size_t *num_out);
 KV8_API float *kv8_observer_maxima(kv8_observer *observer, size_t *num_out);
 
 /* The options it was made with, their defaults filled in. */
-KV8_API void kv8_observer_get_options(const kv8_observer *observer,
-                                      kv8_observer_options *options_out);
+KV8_API KV8_NODISCARD kv8_status kv8_observer_get_options(const kv8_observer *observer,
+                                                          kv8_observer_options *options_out);
 
 /* What was seen of one head. Finite values only, but for nans and infs. Borrowed pointers. */
 typedef struct kv8_observed_head {

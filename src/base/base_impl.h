@@ -66,8 +66,8 @@ enum {
 KV8_SHARED kv8_status kv8_struct_read(void *out, const void *given, const kv8_struct_type *type,
                                       const char *caller);
 /* Today's *value into a caller's struct, as far as that reaches; its struct_size stays. */
-kv8_status kv8_struct_write(void *given, const void *value, const kv8_struct_type *type,
-                            const char *caller);
+KV8_SHARED kv8_status kv8_struct_write(void *given, const void *value, const kv8_struct_type *type,
+                                       const char *caller);
 #define KV8_READ_STRUCT(type, out, given) \
     KV8_TRY(kv8_struct_read(out, given, KV8_STRUCT(type), __func__))
 #define KV8_WRITE_STRUCT(type, given, value) \
@@ -145,10 +145,10 @@ typedef struct kv8_file_writer {
     FILE *file;
     char *path, *temporary;
 } kv8_file_writer;
-kv8_status kv8_file_writer_open(kv8_file_writer *writer_out, const char *path);
-kv8_status kv8_file_writer_write(kv8_file_writer *writer, const void *data, size_t size);
-kv8_status kv8_file_writer_commit(kv8_file_writer *writer);
-void kv8_file_writer_abort(kv8_file_writer *writer);
+KV8_SHARED kv8_status kv8_file_writer_open(kv8_file_writer *writer_out, const char *path);
+KV8_SHARED kv8_status kv8_file_writer_write(kv8_file_writer *writer, const void *data, size_t size);
+KV8_SHARED kv8_status kv8_file_writer_commit(kv8_file_writer *writer);
+KV8_SHARED void kv8_file_writer_abort(kv8_file_writer *writer);
 
 /* --- threads --- */
 

@@ -65,8 +65,8 @@ static kv8_status gather(sample *s, const kv8_observer *observer, kv8_observed_t
         gather_head(s, &seen);
         return KV8_OK;
     }
-    kv8_observer_options options;
-    kv8_observer_get_options(observer, &options);
+    kv8_observer_options options = KV8_OBSERVER_OPTIONS_INIT;
+    KV8_TRY(kv8_observer_get_options(observer, &options));
     const int32_t num_heads =
         tensor == KV8_OBSERVED_Q ? options.num_qo_heads : options.num_kv_heads;
     if (num_heads == 0) return kv8_fail(KV8_ERR_INVALID, "fit: Q was not observed");

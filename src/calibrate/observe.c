@@ -320,8 +320,10 @@ float *kv8_observer_maxima(kv8_observer *observer, size_t *num_out) {
     return observer->maxima;
 }
 
-void kv8_observer_get_options(const kv8_observer *observer, kv8_observer_options *options_out) {
-    *options_out = observer->options;
+kv8_status kv8_observer_get_options(const kv8_observer *observer,
+                                    kv8_observer_options *options_out) {
+    KV8_WRITE_STRUCT(kv8_observer_options, options_out, &observer->options);
+    return KV8_OK;
 }
 
 kv8_status kv8_observer_get(const kv8_observer *observer, kv8_observed_tensor tensor, int32_t layer,

@@ -27,6 +27,9 @@ void kv8_checkpoint_close(kv8_checkpoint *checkpoint);
 /* Index into by_name, or -1. */
 int64_t kv8_checkpoint_find(const kv8_checkpoint *checkpoint, const char *name);
 
+/* The name is one that kv8/scale_file.h reads a K or V scale from. */
+bool kv8_is_kv_scale(const char *tensor_name);
+
 /* "directory/name", malloc'ed; NULL when out of memory. */
 char *kv8_path_join(const char *directory, const char *name);
 

@@ -1,159 +1,145 @@
-/* scale_file.c - reads LightLLM's kv_cache_calib.json: K and V scales by layer and head, made for
- * e4m3 (scale = absmax / 448). It checks everything the file says about itself and everything the
- * model can contradict; it does not fit, change or invent a scale.
+/* scale_file.c - a model's scales in memory: checked when they come in, split by heads, written by
+ * the format's own code. It does not fit, change or invent a scale.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
 
-#include <kv8/scale_file.h>
+#include "scale_rows.h"
 
-#include "json_fields.h"
-
-/* A row holds K's scales, then V's, each repeated to num_kv_heads for per-tensor files. */
-struct kv8_scale_file {
-    int32_t num_layers, num_kv_heads;
-    float *scales; /* [num_layers, 2, num_kv_heads] */
-};
-
-/* 1,000 layers of 1,000 heads, 20 characters a number: far above any model's file. */
-static const size_t max_file_size = (size_t)64 << 20;
-
-static size_t num_scales(const kv8_scale_file *file) {
-    return (size_t)file->num_layers * 2 * (size_t)file->num_kv_heads;
+const char *kv8_scale_format_name(kv8_scale_format format) {
+    static const char *const names[KV8_SCALES_COUNT] = {
+        [KV8_SCALES_KV8] = "kv8",
+        [KV8_SCALES_LIGHTLLM] = "lightllm",
+        [KV8_SCALES_SGLANG] = "sglang",
+        [KV8_SCALES_COMPRESSED_TENSORS] = "compressed-tensors",
+        [KV8_SCALES_MODELOPT] = "modelopt"};
+    return (unsigned)format < KV8_SCALES_COUNT ? names[format] : NULL;
 }
 
-static kv8_status get_member(const json_t *root, const char *key, json_t **value_out) {
-    json_t *const value = json_object_get(root, key);
-    if (value == NULL) return kv8_fail(KV8_ERR_CORRUPT, "key \"%s\" is missing", key);
-    *value_out = value;
+/* --- checks --- */
+
+static kv8_status check_shape(const kv8_scale_data *data) {
+    if (data->num_layers < 1 || data->num_layers > 1 << 16 || data->num_kv_heads < 1 ||
+        data->num_kv_heads > 1 << 16)
+        return kv8_fail(KV8_ERR_INVALID, "scales of %d layers of %d heads: both must be 1 to %d",
+                        data->num_layers, data->num_kv_heads, 1 << 16);
+    if (data->dtype != KV8_DTYPE_NONE && data->dtype != KV8_E4M3 && data->dtype != KV8_E4M3FNUZ &&
+        data->dtype != KV8_E5M2)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "scales of %s, must be of e4m3, e4m3fnuz or e5m2",
+                        kv8_dtype_name(data->dtype));
+    if (data->scales == NULL) return kv8_fail(KV8_ERR_INVALID, "scales is NULL");
     return KV8_OK;
 }
 
-static kv8_status check_string(const json_t *root, const char *key, const char **text_out) {
-    json_t *value = NULL;
-    KV8_TRY(get_member(root, key, &value));
-    if (!json_is_string(value)) return kv8_fail(KV8_ERR_CORRUPT, "key \"%s\" is not a string", key);
-    *text_out = json_string_value(value);
-    return KV8_OK;
-}
-
-static kv8_status check_integer(const json_t *root, const char *key, int64_t wanted) {
-    json_t *value = NULL;
-    KV8_TRY(get_member(root, key, &value));
-    if (!json_is_integer(value))
-        return kv8_fail(KV8_ERR_CORRUPT, "key \"%s\" is not an integer", key);
-    if (json_integer_value(value) != wanted)
-        return kv8_fail(KV8_ERR_INVALID, "\"%s\" is %lld, the model has %lld", key,
-                        (long long)json_integer_value(value), (long long)wanted);
-    return KV8_OK;
-}
-
-/* Scales fitted to another range (int8's 127, e5m2's 57344) would clip or waste e4m3's. */
-static kv8_status check_limit(const json_t *root, const char *key, double wanted) {
-    json_t *value = NULL;
-    KV8_TRY(get_member(root, key, &value));
-    if (!json_is_number(value)) return kv8_fail(KV8_ERR_CORRUPT, "key \"%s\" is not a number", key);
-    if (!(json_number_value(value) == wanted))
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "\"%s\" is %g, e4m3 scales have %g", key,
-                        json_number_value(value), wanted);
-    return KV8_OK;
-}
-
-/* Everything besides the scales; *columns_out is the length of a row. */
-static kv8_status check_head(const json_t *root, const kv8_scale_file *file, size_t *columns_out) {
-    const char *text = NULL;
-    KV8_TRY(check_string(root, "version", &text));
-    if (strcmp(text, "1.0") != 0)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "version is \"%s\", known is \"1.0\"", text);
-    KV8_TRY(check_string(root, "architectures", &text));
-    KV8_TRY(check_string(root, "quant_type", &text));
-    const bool per_head = strcmp(text, "per_head") == 0;
-    if (!per_head && strcmp(text, "per_tensor") != 0)
-        return kv8_fail(KV8_ERR_UNSUPPORTED,
-                        "quant_type is \"%s\", known are \"per_head\" and \"per_tensor\"", text);
-    KV8_TRY(check_limit(root, "qmin", -448));
-    KV8_TRY(check_limit(root, "qmax", 448));
-    KV8_TRY(check_integer(root, "num_layers", file->num_layers));
-    /* A per-tensor file is right for any number of heads. */
-    if (per_head) KV8_TRY(check_integer(root, "num_head", file->num_kv_heads));
-
-    const size_t columns = per_head ? 2 * (size_t)file->num_kv_heads : 2;
-    json_t *shape = NULL;
-    KV8_TRY(get_member(root, "scales_shape", &shape));
-    const json_t *const first = json_array_get(shape, 0), *const second = json_array_get(shape, 1);
-    if (json_array_size(shape) != 2 || !json_is_integer(first) || !json_is_integer(second))
-        return kv8_fail(KV8_ERR_CORRUPT, "\"scales_shape\" is not two integers");
-    if (json_integer_value(first) != file->num_layers ||
-        json_integer_value(second) != (json_int_t)columns)
-        return kv8_fail(KV8_ERR_INVALID, "\"scales_shape\" is [%lld, %lld], must be [%d, %zu]",
-                        (long long)json_integer_value(first), (long long)json_integer_value(second),
-                        file->num_layers, columns);
-    *columns_out = columns;
-    return KV8_OK;
-}
-
-static kv8_status read_row(const json_t *row, size_t layer, size_t columns, kv8_scale_file *file) {
-    if (!json_is_array(row) || json_array_size(row) != columns)
-        return kv8_fail(KV8_ERR_CORRUPT, "\"scales\"[%zu] holds %zu numbers, must hold %zu", layer,
-                        json_array_size(row), columns);
-    const size_t heads = (size_t)file->num_kv_heads;
-    for (size_t i = 0; i < 2 * heads; i++) {
-        const size_t column = columns == 2 ? i / heads : i;
-        const json_t *const item = json_array_get(row, column);
-        const double value = json_number_value(item);
-        const float scale = (float)value; /* may underflow to 0 or overflow to infinity */
-        if (!json_is_number(item) || !(scale > 0) || !isfinite(scale))
-            return kv8_fail(KV8_ERR_INVALID,
-                            "\"scales\"[%zu][%zu] is %g, must be a finite f32 number above 0",
-                            layer, column, json_is_number(item) ? value : (double)NAN);
-        file->scales[layer * 2 * heads + i] = scale;
+/* Rows of numbers that are finite and not below `least`; 0 itself only where least is 0. */
+static kv8_status check_rows(const char *key, const float *rows, int32_t num_layers, size_t columns,
+                             bool may_be_zero) {
+    for (size_t i = 0; rows != NULL && i < (size_t)num_layers * columns; i++) {
+        if (isfinite(rows[i]) && (rows[i] > 0 || (may_be_zero && rows[i] == 0))) continue;
+        return kv8_fail(KV8_ERR_INVALID, "\"%s\"[%zu][%zu] is %g, must be a finite f32 number %s 0",
+                        key, i / columns, i % columns, (double)rows[i],
+                        may_be_zero ? "not below" : "above");
     }
     return KV8_OK;
 }
 
-static kv8_status read_scales(const json_t *root, size_t columns, kv8_scale_file *file) {
-    json_t *rows = NULL;
-    KV8_TRY(get_member(root, "scales", &rows));
-    if (!json_is_array(rows) || json_array_size(rows) != (size_t)file->num_layers)
-        return kv8_fail(KV8_ERR_CORRUPT, "\"scales\" has %zu rows, must have %d",
-                        json_array_size(rows), file->num_layers);
-    for (size_t layer = 0; layer < (size_t)file->num_layers; layer++)
-        KV8_TRY(read_row(json_array_get(rows, layer), layer, columns, file));
+/* Fitted to amax, a scale follows from it, whole or as the next power of two: so K's scales on V's
+ * heads, or a layer's on another, do not pass. */
+static kv8_status check_agreement(const kv8_scale_data *data) {
+    const size_t columns = kv8_scale_columns(data);
+    if (data->amax == NULL || data->method == NULL || strcmp(data->method, "absmax") != 0)
+        return KV8_OK;
+    for (size_t i = 0; i < (size_t)data->num_layers * columns; i++) {
+        const double wanted = (double)data->amax[i] * (data->margin > 0 ? data->margin : 1) /
+                              (double)kv8_dtype_max(data->dtype);
+        const double ratio = wanted > 0 ? (double)data->scales[i] / wanted : 1;
+        int exponent = 0;
+        const bool power_of_two = frexpf(data->scales[i], &exponent) == 0.5f;
+        if (fabs(ratio - 1) <= 1e-5 || (power_of_two && ratio >= 1 && ratio < 2)) continue;
+        return kv8_fail(KV8_ERR_INVALID,
+                        "\"scales\"[%zu][%zu] is %g, its amax of %g asks for %g: these scales "
+                        "belong elsewhere",
+                        i / columns, i % columns, (double)data->scales[i], (double)data->amax[i],
+                        wanted);
+    }
     return KV8_OK;
 }
 
-static kv8_status parse(const char *path, const char *text, size_t size, kv8_scale_file *file) {
-    json_t *root = NULL;
-    KV8_TRY(kv8_json_parse_object(&root, path, text, size));
-    size_t columns = 0;
-    kv8_status status = check_head(root, file, &columns);
-    if (status == KV8_OK) status = read_scales(root, columns, file);
-    json_decref(root);
-    return status == KV8_OK ? KV8_OK : kv8_fail_within(status, "%s", path);
+static kv8_status check_mix(const kv8_scale_data *data) {
+    for (int32_t i = 0; data->kv_dtypes != NULL && i < 2 * data->num_layers; i++) {
+        if (data->kv_dtypes[i] <= KV8_DTYPE_NONE || data->kv_dtypes[i] >= KV8_DTYPE_COUNT)
+            return kv8_fail(KV8_ERR_INVALID, "layer %d: %s has no dtype", i / 2,
+                            i % 2 == 0 ? "K" : "V");
+    }
+    return KV8_OK;
 }
 
-kv8_status kv8_scale_file_open(kv8_scale_file **out, const char *path, int32_t num_layers,
-                               int32_t num_kv_heads) {
-    *out = NULL;
-    if (num_layers < 1 || num_kv_heads < 1)
-        return kv8_fail(KV8_ERR_INVALID, "scale file for %d layers of %d heads: both must be >= 1",
-                        num_layers, num_kv_heads);
-    char *text = NULL;
-    size_t size = 0;
-    KV8_TRY(kv8_file_read(path, max_file_size, &text, &size));
-    kv8_scale_file shape = {.num_layers = num_layers, .num_kv_heads = num_kv_heads};
+/* --- create --- */
+
+static kv8_status hold(kv8_scale_file *file, const void *from, size_t count, size_t size,
+                       const void *field_out) {
+    if (from == NULL) return KV8_OK;
     void *memory = NULL;
-    kv8_scale_file *file = NULL;
-    kv8_status status = kv8_alloc(NULL, 1, sizeof *file, "scale file", &memory);
-    if (status == KV8_OK) {
-        file = memory;
-        *file = shape;
-        status = kv8_alloc(NULL, num_scales(file), sizeof(float), "scales", &memory);
-        if (status == KV8_OK) file->scales = memory;
+    KV8_TRY(kv8_alloc(NULL, count, size, "scales", &memory));
+    memcpy(memory, from, count * size);
+    file->held[file->num_held].ptr = memory;
+    file->held[file->num_held].count = count;
+    file->held[file->num_held++].size = size;
+    memcpy((void *)(uintptr_t)field_out, &memory, sizeof memory);
+    return KV8_OK;
+}
+
+static kv8_status hold_all(kv8_scale_file *file, const kv8_scale_data *from) {
+    kv8_scale_data *const data = &file->data;
+    const size_t rows = (size_t)data->num_layers, cells = rows * kv8_scale_columns(data);
+    if (from->architecture != NULL)
+        KV8_TRY(
+            hold(file, from->architecture, strlen(from->architecture) + 1, 1, &data->architecture));
+    if (from->method != NULL)
+        KV8_TRY(hold(file, from->method, strlen(from->method) + 1, 1, &data->method));
+    KV8_TRY(hold(file, from->scales, cells, sizeof(float), &data->scales));
+    KV8_TRY(hold(file, from->amax, cells, sizeof(float), &data->amax));
+    KV8_TRY(hold(file, from->sqnr_db, cells, sizeof(double), &data->sqnr_db));
+    KV8_TRY(hold(file, from->clip_rate, cells, sizeof(double), &data->clip_rate));
+    KV8_TRY(hold(file, from->kv_dtypes, 2 * rows, sizeof(kv8_dtype), &data->kv_dtypes));
+    return hold(file, from->q_scales, rows * (size_t)data->num_qo_heads, sizeof(float),
+                &data->q_scales);
+}
+
+static kv8_status repeat_by_head(kv8_scale_file *file) {
+    const size_t heads = (size_t)file->data.num_kv_heads, columns = kv8_scale_columns(&file->data);
+    const size_t num = (size_t)file->data.num_layers * 2 * heads;
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(NULL, num, sizeof(float), "scales", &memory));
+    file->by_head = memory;
+    for (size_t i = 0; i < num; i++) {
+        const size_t layer = i / (2 * heads), at = i % (2 * heads);
+        const size_t column = file->data.per_tensor ? at / heads : at;
+        file->by_head[i] = file->data.scales[layer * columns + column];
     }
-    if (status == KV8_OK) status = parse(path, text, size, file);
-    kv8_release(NULL, text, size + 1, 1);
+    return KV8_OK;
+}
+
+kv8_status kv8_scale_file_create(kv8_scale_file **out, const kv8_scale_data *data) {
+    *out = NULL;
+    KV8_TAKE_STRUCT(kv8_scale_data, data);
+    KV8_TRY(check_shape(data));
+    kv8_scale_data own = *data;
+    if (own.dtype == KV8_DTYPE_NONE) own.dtype = KV8_E4M3;
+    if (own.q_scales == NULL) own.num_qo_heads = 0;
+    KV8_TRY(check_rows("scales", own.scales, own.num_layers, kv8_scale_columns(&own), false));
+    KV8_TRY(check_rows("amax", own.amax, own.num_layers, kv8_scale_columns(&own), true));
+    KV8_TRY(check_rows("q_scales", own.q_scales, own.num_layers, (size_t)own.num_qo_heads, false));
+    KV8_TRY(check_mix(&own));
+    KV8_TRY(check_agreement(&own));
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(NULL, 1, sizeof(kv8_scale_file), "scale file", &memory));
+    kv8_scale_file *const file = memory;
+    file->data = own;
+    kv8_status status = hold_all(file, data);
+    if (status == KV8_OK) status = repeat_by_head(file);
     if (status != KV8_OK) {
         kv8_scale_file_close(file);
         return status;
@@ -164,14 +150,139 @@ kv8_status kv8_scale_file_open(kv8_scale_file **out, const char *path, int32_t n
 
 void kv8_scale_file_close(kv8_scale_file *file) {
     if (file == NULL) return;
-    kv8_release(NULL, file->scales, num_scales(file), sizeof(float));
+    for (int32_t i = 0; i < file->num_held; i++)
+        kv8_release(NULL, file->held[i].ptr, file->held[i].count, file->held[i].size);
+    kv8_release(NULL, file->by_head,
+                (size_t)file->data.num_layers * 2 * (size_t)file->data.num_kv_heads, sizeof(float));
     kv8_release(NULL, file, 1, sizeof *file);
 }
 
+/* --- asking --- */
+
 const float *kv8_scale_file_k(const kv8_scale_file *file, int32_t layer) {
-    return file->scales + (size_t)layer * 2 * (size_t)file->num_kv_heads;
+    return file->by_head + (size_t)layer * 2 * (size_t)file->data.num_kv_heads;
 }
 
 const float *kv8_scale_file_v(const kv8_scale_file *file, int32_t layer) {
-    return kv8_scale_file_k(file, layer) + file->num_kv_heads;
+    return kv8_scale_file_k(file, layer) + file->data.num_kv_heads;
+}
+
+kv8_status kv8_scale_file_get(const kv8_scale_file *file, kv8_scale_data *data_out) {
+    KV8_WRITE_STRUCT(kv8_scale_data, data_out, &file->data);
+    return KV8_OK;
+}
+
+/* Columns first..first+num-1 of K's half and of V's of every row. */
+static kv8_status take_heads(const float *rows, const kv8_scale_data *data, int32_t first,
+                             int32_t num, float **out) {
+    *out = NULL;
+    if (rows == NULL) return KV8_OK;
+    const size_t columns = 2 * (size_t)data->num_kv_heads, taken = 2 * (size_t)num;
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(NULL, (size_t)data->num_layers * taken, sizeof(float), "scales", &memory));
+    *out = memory;
+    for (size_t i = 0; i < (size_t)data->num_layers * taken; i++) {
+        const size_t layer = i / taken, half = i % taken / (size_t)num;
+        const size_t head = (size_t)first + i % (size_t)num;
+        (*out)[i] = rows[layer * columns + half * (size_t)data->num_kv_heads + head];
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_scale_file_split(kv8_scale_file **out, const kv8_scale_file *file,
+                                int32_t first_head, int32_t num_heads) {
+    *out = NULL;
+    const kv8_scale_data *const whole = &file->data;
+    if (first_head < 0 || num_heads < 1 || num_heads > whole->num_kv_heads - first_head)
+        return kv8_fail(KV8_ERR_INVALID, "heads %d to %d of a file of %d", first_head,
+                        first_head + num_heads - 1, whole->num_kv_heads);
+    kv8_scale_data part = *whole;
+    part.num_kv_heads = num_heads;
+    part.q_scales = NULL;
+    part.sqnr_db = part.clip_rate = NULL;
+    part.histogram = NULL;
+    if (whole->per_tensor) return kv8_scale_file_create(out, &part);
+    float *scales = NULL, *amax = NULL;
+    kv8_status status = take_heads(whole->scales, whole, first_head, num_heads, &scales);
+    if (status == KV8_OK) status = take_heads(whole->amax, whole, first_head, num_heads, &amax);
+    part.scales = scales;
+    part.amax = amax;
+    if (status == KV8_OK) status = kv8_scale_file_create(out, &part);
+    const size_t num = (size_t)whole->num_layers * 2 * (size_t)num_heads;
+    kv8_release(NULL, scales, num, sizeof(float));
+    kv8_release(NULL, amax, num, sizeof(float));
+    return status;
+}
+
+/* --- files --- */
+
+static bool is_directory(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+static bool is_safetensors(const char *path) {
+    static const char suffix[] = ".safetensors";
+    const size_t length = strlen(path), tail = sizeof suffix - 1;
+    return length > tail && strcmp(path + length - tail, suffix) == 0;
+}
+
+/* What every format can contradict; the readers have checked what only theirs says. */
+static kv8_status check_expect(const kv8_scale_data *data, const kv8_scale_expect *expect) {
+    if (expect->num_layers != 0 && data->num_layers != expect->num_layers)
+        return kv8_fail(KV8_ERR_INVALID, "scales of %d layers, the model has %d", data->num_layers,
+                        expect->num_layers);
+    if (!data->per_tensor && expect->num_kv_heads != 0 &&
+        data->num_kv_heads != expect->num_kv_heads)
+        return kv8_fail(KV8_ERR_INVALID, "scales of %d KV heads, the model has %d",
+                        data->num_kv_heads, expect->num_kv_heads);
+    if (data->model_hash != 0 && expect->model_hash != 0 && data->model_hash != expect->model_hash)
+        return kv8_fail(KV8_ERR_INVALID, "\"model_hash\" is %016llx, the model's is %016llx",
+                        (unsigned long long)data->model_hash,
+                        (unsigned long long)expect->model_hash);
+    return KV8_OK;
+}
+
+kv8_status kv8_scale_file_open(kv8_scale_file **out, const char *path,
+                               const kv8_scale_expect *expect) {
+    *out = NULL;
+    KV8_TAKE_STRUCT(kv8_scale_expect, expect);
+    if (expect->num_layers < 0 || expect->num_kv_heads < 0)
+        return kv8_fail(KV8_ERR_INVALID, "scale file for %d layers of %d heads: neither is below 0",
+                        expect->num_layers, expect->num_kv_heads);
+    const bool directory = is_directory(path);
+    kv8_scale_file *file = NULL;
+    kv8_status status = directory || is_safetensors(path)
+                            ? kv8_scale_tensors_read(&file, path, directory, expect)
+                            : kv8_scale_json_read(&file, path, expect);
+    if (status == KV8_OK) {
+        status = check_expect(&file->data, expect);
+        if (status != KV8_OK) kv8_fail_within(status, "%s", path);
+    }
+    if (status != KV8_OK) {
+        kv8_scale_file_close(file);
+        return status;
+    }
+    *out = file;
+    return KV8_OK;
+}
+
+kv8_status kv8_scale_file_write(const kv8_scale_file *file, const char *path,
+                                kv8_scale_format format, int32_t num_ranks) {
+    const kv8_scale_data *const data = &file->data;
+    if (kv8_scale_format_name(format) == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "no scale format %d", (int)format);
+    if (num_ranks < 0 || (num_ranks > 1 && data->num_kv_heads % num_ranks != 0 &&
+                          num_ranks % data->num_kv_heads != 0))
+        return kv8_fail(KV8_ERR_INVALID, "%d heads over %d ranks: neither divides the other",
+                        data->num_kv_heads, num_ranks);
+    if (num_ranks > 1 && format != KV8_SCALES_SGLANG)
+        return kv8_fail(KV8_ERR_INVALID, "%d ranks: only sglang's file is written by rank",
+                        num_ranks);
+    if (format != KV8_SCALES_KV8 && data->dtype != KV8_E4M3)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "%s holds e4m3 scales, these are of %s",
+                        kv8_scale_format_name(format), kv8_dtype_name(data->dtype));
+    if (format == KV8_SCALES_COMPRESSED_TENSORS || format == KV8_SCALES_MODELOPT)
+        return kv8_scale_tensors_write(file, path, is_directory(path), format);
+    return kv8_scale_json_write(file, path, format, num_ranks == 0 ? 1 : num_ranks);
 }

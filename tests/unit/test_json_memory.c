@@ -65,7 +65,8 @@ static char scales_path[] = "/tmp/kv8_scales_XXXXXX";
 
 static kv8_status read_scales(void) {
     kv8_scale_file *file = NULL;
-    const kv8_status status = kv8_scale_file_open(&file, scales_path, 1, 1);
+    const kv8_scale_expect expect = KV8_SCALE_EXPECT_INIT;
+    const kv8_status status = kv8_scale_file_open(&file, scales_path, &expect);
     kv8_scale_file_close(file);
     return status;
 }

@@ -17,6 +17,14 @@ static const char per_tensor[] =
 
 static char path[64];
 
+static kv8_status open_for(kv8_scale_file **out, const char *name, int32_t num_layers,
+                           int32_t num_kv_heads) {
+    kv8_scale_expect expect = KV8_SCALE_EXPECT_INIT;
+    expect.num_layers = num_layers;
+    expect.num_kv_heads = num_kv_heads;
+    return kv8_scale_file_open(out, name, &expect);
+}
+
 static void write_bytes(const char *text, size_t size) {
     FILE *const file = fopen(path, "wb");
     assert_non_null(file);
@@ -37,7 +45,7 @@ static void reads_per_head(void **state) {
     (void)state;
     write_bytes(per_head, strlen(per_head));
     kv8_scale_file *file = NULL;
-    assert_ok(kv8_scale_file_open(&file, path, 2, 3));
+    assert_ok(open_for(&file, path, 2, 3));
     static const float wanted[2][2][3] = {{{0.5f, 0.25f, 2}, {3, 4, 5}},
                                           {{6, 7, 8}, {9, 10, 1e-3f}}};
     for (int layer = 0; layer < 2; layer++) {
@@ -51,7 +59,7 @@ static void repeats_per_tensor_over_heads(void **state) {
     (void)state;
     write_bytes(per_tensor, strlen(per_tensor));
     kv8_scale_file *file = NULL;
-    assert_ok(kv8_scale_file_open(&file, path, 2, 3));
+    assert_ok(open_for(&file, path, 2, 3));
     for (int head = 0; head < 3; head++) {
         assert_true(kv8_scale_file_k(file, 0)[head] == 0.5f);
         assert_true(kv8_scale_file_v(file, 0)[head] == 0.25f);
@@ -60,7 +68,7 @@ static void repeats_per_tensor_over_heads(void **state) {
     }
     kv8_scale_file_close(file);
     /* One scale for a tensor fits any number of heads, one head included. */
-    assert_ok(kv8_scale_file_open(&file, path, 2, 1));
+    assert_ok(open_for(&file, path, 2, 1));
     assert_true(kv8_scale_file_v(file, 0)[0] == 0.25f);
     kv8_scale_file_close(file);
 }
@@ -100,6 +108,16 @@ static void refuses_bad_files(void **state) {
         {"0.25", "NaN", KV8_ERR_CORRUPT, "not JSON"},
         {"1e-3", "1e-60", KV8_ERR_INVALID, "\"scales\"[1][5]"}, /* 0 in f32 */
         {"1e-3", "1e300", KV8_ERR_INVALID, "\"scales\"[1][5]"}, /* infinite in f32 */
+        {"\"num_head\":3", "\"num_head\":0", KV8_ERR_CORRUPT, "\"num_head\" is 0"},
+        {"\"qmin\"", "\"dtype\":\"e5m2\",\"qmin\"", KV8_ERR_UNSUPPORTED, "e5m2 scales have"},
+        {"\"qmin\"", "\"dtype\":\"int8\",\"qmin\"", KV8_ERR_UNSUPPORTED, "int8 scales have"},
+        {"\"qmin\"", "\"amax\":[[1,2,3,4,5,6]],\"qmin\"", KV8_ERR_CORRUPT, "\"amax\" has 1 rows"},
+        {"\"qmin\"", "\"layers\":[{\"k\":\"e4m3\"},{}],\"qmin\"", KV8_ERR_CORRUPT,
+         "\"layers\"[0] has no string \"v\""},
+        {"\"qmin\"", "\"layers\":[{\"k\":\"e9\"},{}],\"qmin\"", KV8_ERR_INVALID,
+         "\"layers\"[0].\"k\""},
+        {"\"qmin\"", "\"margin\":0.5,\"qmin\"", KV8_ERR_INVALID, "margin"},
+        {"\"qmin\"", "\"model_hash\":\"12\",\"qmin\"", KV8_ERR_CORRUPT, "model_hash"},
         {"1e-3", "1e999", KV8_ERR_CORRUPT, "not JSON"},
         {"]]}", "]]", KV8_ERR_CORRUPT, "not JSON"},
         {"]]}", "]]} x", KV8_ERR_CORRUPT, "not JSON"},
@@ -107,7 +125,7 @@ static void refuses_bad_files(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         write_changed(cases[i].from, cases[i].to);
         kv8_scale_file *file = (kv8_scale_file *)path;
-        assert_refused(kv8_scale_file_open(&file, path, 2, 3), cases[i].status, cases[i].part);
+        assert_refused(open_for(&file, path, 2, 3), cases[i].status, cases[i].part);
         assert_null(file);
         assert_non_null(strstr(kv8_status_message(), path));
     }
@@ -119,21 +137,20 @@ static void refuses_what_is_no_object(void **state) {
     kv8_scale_file *file = NULL;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         write_bytes(texts[i], strlen(texts[i]));
-        assert_refused(kv8_scale_file_open(&file, path, 2, 3), KV8_ERR_CORRUPT, path);
+        assert_refused(open_for(&file, path, 2, 3), KV8_ERR_CORRUPT, path);
     }
     /* Truncated anywhere, it is refused. */
     for (size_t size = 0; size < strlen(per_head); size++) {
         write_bytes(per_head, size);
-        assert_refused(kv8_scale_file_open(&file, path, 2, 3), KV8_ERR_CORRUPT, path);
+        assert_refused(open_for(&file, path, 2, 3), KV8_ERR_CORRUPT, path);
     }
     char deep[4096];
     memset(deep, '[', sizeof deep);
     write_bytes(deep, sizeof deep);
-    assert_refused(kv8_scale_file_open(&file, path, 2, 3), KV8_ERR_CORRUPT, path);
-    assert_refused(kv8_scale_file_open(&file, "/nonexistent/s.json", 2, 3), KV8_ERR_NOT_FOUND,
+    assert_refused(open_for(&file, path, 2, 3), KV8_ERR_CORRUPT, path);
+    assert_refused(open_for(&file, "/nonexistent/s.json", 2, 3), KV8_ERR_NOT_FOUND,
                    "/nonexistent/s.json");
-    assert_refused(kv8_scale_file_open(&file, "/tmp", 2, 3), KV8_ERR_INVALID, "/tmp");
-    assert_refused(kv8_scale_file_open(&file, path, 0, 3), KV8_ERR_INVALID, "0 layers");
+    assert_refused(open_for(&file, "/tmp", 2, 3), KV8_ERR_NOT_FOUND, "/tmp");
     kv8_scale_file_close(NULL);
 }
 

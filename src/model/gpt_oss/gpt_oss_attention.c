@@ -221,8 +221,8 @@ static kv8_status append(kv8_model *model, kv8_cache *cache, int32_t layer, cons
 /* The step's rotated K and Q, and V. */
 static kv8_status observe(const kv8_model *model, int32_t layer, int32_t num_rows) {
     const kv8_gpt_oss_config *const c = &model->config;
-    kv8_observer_options options;
-    kv8_observer_get_options(model->observer, &options);
+    kv8_observer_options options = KV8_OBSERVER_OPTIONS_INIT;
+    KV8_TRY(kv8_observer_get_options(model->observer, &options));
     kv8_observe_args args = KV8_OBSERVE_ARGS_INIT;
     args.num_rows = num_rows;
     args.src_dtype = KV8_F32;

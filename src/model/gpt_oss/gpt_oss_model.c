@@ -230,10 +230,10 @@ void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *op
 }
 
 kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer) {
-    kv8_observer_options must = KV8_OBSERVER_OPTIONS_INIT, has;
+    kv8_observer_options must = KV8_OBSERVER_OPTIONS_INIT, has = must;
     kv8_model_observer_options(model, &must);
     if (observer != NULL) {
-        kv8_observer_get_options(observer, &has);
+        KV8_TRY(kv8_observer_get_options(observer, &has));
         if (has.num_layers != must.num_layers || has.num_kv_heads != must.num_kv_heads ||
             (has.num_qo_heads != must.num_qo_heads && has.num_qo_heads != 0) ||
             has.k_head_dim != must.k_head_dim || has.v_head_dim != must.v_head_dim)

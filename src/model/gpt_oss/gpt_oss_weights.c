@@ -236,10 +236,11 @@ static kv8_status bind_layer(const binder *b, const kv8_gpt_oss_config *c, int32
 
 /* --- all of them --- */
 
+/* Scales of the KV cache lie beside the weights and are opened as a scale file, when asked for. */
 static kv8_status check_all_used(const binder *b) {
     for (size_t i = 0; i < b->checkpoint->num_tensors; i++) {
         const kv8_tensor *const tensor = b->checkpoint->by_name[i];
-        if (!b->used[i])
+        if (!b->used[i] && !kv8_is_kv_scale(tensor->name))
             return kv8_fail(KV8_ERR_INVALID,
                             "%s: unexpected tensor \"%.200s\": no part of this model", tensor->file,
                             tensor->name);
