@@ -182,7 +182,7 @@ static void check_graph(const gpu *g, bool whole_pages) {
         assert_ok(kv8_graph_launch(graph, g->stream));
         gpu_download(g, o, args.o, o_bytes);
         gpu_download(g, lse, args.lse, lse_bytes);
-        case_compare_within(now, 1e-3, 1e-5, KV8_ISA_BEST, o, lse);
+        case_compare_within(now, case_f16_bounds, KV8_ISA_BEST, o, lse);
     }
     free(o);
     free(lse);

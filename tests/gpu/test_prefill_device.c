@@ -133,35 +133,10 @@ static void fetch(const gpu *g, const attention_inputs *in, const gpu_case *c, f
     gpu_download(g, lse_out, c->lse, (size_t)(in->total_q * in->num_qo_heads) * 4);
 }
 
-/* The contract's bounds for 16-bit arithmetic and for FP8. The latter's sums are of P rounded to
- * e4m3, by 2^-4 of a value at most: lse follows. */
+/* The contract's bounds for 16-bit arithmetic and for FP8. */
 static void compare(const attention_inputs *in, const float *o, const float *lse) {
     const bool fp8 = in->spec.q_dtype == KV8_E4M3;
-    const double o_bound = fp8 ? 5e-2 : 4e-3, lse_bound = fp8 ? 0.065 : 2e-3;
-    for (int32_t b = 0; b < in->c->batch; b++) { /* requests apart: a small one is not drowned */
-        const size_t first = (size_t)(in->args.qo_indptr[b] * in->num_qo_heads);
-        const size_t rows = (size_t)(in->c->qo_len[b] * in->num_qo_heads);
-        const size_t dim = (size_t)in->v_head_dim;
-        const double error = relative_error(o + first * dim, in->ref_o + first * dim, rows * dim);
-        if (!(error <= o_bound)) {
-            for (size_t i = first * dim; i < (first + rows) * dim; i++) {
-                if (isnan((double)o[i]) != isnan(in->ref_o[i]) ||
-                    isinf((double)o[i]) != isinf(in->ref_o[i]))
-                    fail_msg("request %d: o[%zu][%zu] is %g, not %g, lse %g, not %g: %s", b,
-                             i / dim, i % dim, (double)o[i], in->ref_o[i], (double)lse[i / dim],
-                             in->ref_lse[i / dim], case_text(in->c, KV8_ISA_BEST));
-            }
-            fail_msg("request %d: o is off by %g, bound %g: %s", b, error, o_bound,
-                     case_text(in->c, KV8_ISA_BEST));
-        }
-        for (size_t i = first; i < first + rows; i++) {
-            const double ref = in->ref_lse[i], got = (double)lse[i];
-            if (isnan(ref) ? isnan(got) : isinf(ref) && got == ref) continue;
-            if (!(fabs(got - ref) <= lse_bound))
-                fail_msg("request %d: lse[%zu] is %g, not %g: %s", b, i, got, ref,
-                         case_text(in->c, KV8_ISA_BEST));
-        }
-    }
+    case_compare_within(in, fp8 ? case_fp8_bounds : case_16_bit_bounds, KV8_ISA_BEST, o, lse);
 }
 
 /* o_out and lse_out of one run over made inputs. */

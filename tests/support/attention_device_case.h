@@ -123,8 +123,12 @@ static inline bool device_case_check(const gpu *g, const attention_case *c) {
     const bool tensor_cores = device_case_run(g, &in, o, lse);
     const bool bf16 = c->k_dtype == KV8_BF16 || c->v_dtype == KV8_BF16;
     const bool fp8 = tensor_cores && c->q_dtype == KV8_E4M3;
-    const double bound = !tensor_cores ? 1e-5 : fp8 ? 5e-2 : bf16 ? 4e-3 : 1e-3;
-    case_compare_within(&in, bound, fp8 ? 0.065 : 1e-5, KV8_ISA_BEST, o, lse);
+    case_bounds bounds = !tensor_cores ? case_f32_bounds
+                         : fp8         ? case_fp8_bounds
+                         : bf16        ? case_16_bit_bounds
+                                       : case_f16_bounds;
+    if (!fp8) bounds.lse = 1e-5;
+    case_compare_within(&in, bounds, KV8_ISA_BEST, o, lse);
     free(o);
     free(lse);
     case_free(&in);
