@@ -14,6 +14,8 @@
 BUILD := build
 PREFIX := /usr/local
 DESTDIR :=
+# How far a build is: ninja's line, which moves on a terminal.
+export NINJA_STATUS := [%p of %t]$() 
 
 .PHONY: all demo check check-gpu bench format install clean
 all:
