@@ -49,6 +49,7 @@ typedef struct attention_work {
 
 static void run_attention(void *cookie) {
     attention_work *const work = cookie;
+    must(kv8_attention_prepare(work->plan, &work->args, work->workspace));
     must(kv8_attention_run(work->plan, &work->args, work->workspace));
 }
 

@@ -50,6 +50,7 @@ typedef struct build {
     CALL(kv8_attention_plan_create);
     CALL(kv8_attention_plan_destroy);
     CALL(kv8_attention_workspace_size);
+    CALL(kv8_attention_prepare);
     CALL(kv8_attention_run);
     CALL(kv8_threads_create);
     CALL(kv8_threads_destroy);
@@ -126,6 +127,7 @@ static build open_build(const char *name, int32_t threads) {
     FIND(kv8_attention_plan_create);
     FIND(kv8_attention_plan_destroy);
     FIND(kv8_attention_workspace_size);
+    FIND(kv8_attention_prepare);
     FIND(kv8_attention_run);
     FIND(kv8_threads_create);
     FIND(kv8_threads_destroy);
@@ -291,6 +293,11 @@ static float difference(const kv8_attention_args *a, size_t num, bool first) {
     return most;
 }
 
+static void run_once(const build *b, const kv8_attention_args *a) {
+    check(b, b->kv8_attention_prepare(b->plan, a, b->workspace));
+    check(b, b->kv8_attention_run(b->plan, a, b->workspace));
+}
+
 static void time_context(build *builds, int num_builds, const options *o, const pool *p,
                          int32_t context) {
     const int64_t pages = (int64_t)(context + PAGE - 1) / PAGE * o->batch;
@@ -314,7 +321,7 @@ static void time_context(build *builds, int num_builds, const options *o, const 
             for (int k = 0; k < turn; k++) {
                 in.pages.page_indices = p->order + at++ % sets * pages;
                 const double begin = now_us();
-                check(b, b->kv8_attention_run(b->plan, a, b->workspace));
+                run_once(b, a);
                 if (k > 0) b->samples[b->num++] = now_us() - begin;
             }
         }
@@ -322,7 +329,7 @@ static void time_context(build *builds, int num_builds, const options *o, const 
     in.pages.page_indices = p->order;
     for (int i = 0; i < num_builds; i++) {
         build *const b = &builds[i];
-        check(b, b->kv8_attention_run(b->plan, a, b->workspace));
+        run_once(b, a);
         const size_t num = (size_t)(a->qo_indptr[o->batch] * a->o_stride_row);
         const float d = difference(a, num, i == 0);
         qsort(b->samples, (size_t)b->num, sizeof *b->samples, ascending);

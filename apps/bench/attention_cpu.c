@@ -177,7 +177,9 @@ static int name_kernel(const bench_run *r, bench_row *row) {
     kv8_attention_args args = r->args;
     pages.page_indices = r->page_indices;
     args.pages = &pages;
-    const kv8_status status = kv8_attention_describe(r->plan, &args, text, sizeof text);
+    kv8_status status = kv8_attention_prepare(r->plan, &args, r->workspace);
+    if (status == KV8_OK)
+        status = kv8_attention_describe(r->plan, &args, r->workspace, text, sizeof text);
     if (status != KV8_OK) return cli_fail_status(status);
     snprintf(row->kernel, sizeof row->kernel, "%.*s", (int)strcspn(text, ", "), text);
     const char *const rung = strstr(row->kernel, "__");
@@ -190,7 +192,8 @@ static int name_kernel(const bench_run *r, bench_row *row) {
 
 static kv8_status run_set(bench_run *r, int32_t set) {
     r->pages.page_indices = r->page_indices + set * r->pages_per_set;
-    return kv8_attention_run(r->plan, &r->args, r->workspace);
+    const kv8_status status = kv8_attention_prepare(r->plan, &r->args, r->workspace);
+    return status == KV8_OK ? kv8_attention_run(r->plan, &r->args, r->workspace) : status;
 }
 
 /* Runs until `seconds` have passed and at least five samples are taken. */

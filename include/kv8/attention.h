@@ -114,20 +114,33 @@ KV8_API KV8_NODISCARD kv8_status kv8_attention_plan_create(kv8_attention_plan **
                                                            kv8_threads *threads,
                                                            const kv8_allocator *allocator);
 KV8_API void kv8_attention_plan_destroy(kv8_attention_plan *plan);
-/* Bytes of scratch that run needs, aligned to 64. */
+/* Bytes of memory that prepare and run need, aligned to 64. One workspace serves one run at a time.
+ */
 KV8_API size_t kv8_attention_workspace_size(const kv8_attention_plan *plan);
-/* Kernel name, splits, shared keys, bytes to move, floor time: one line of text for a run with
- * these page tables and lengths (args' data pointers may be NULL). Writes at most size bytes with
- * the terminating 0. */
-KV8_API KV8_NODISCARD kv8_status kv8_attention_describe(const kv8_attention_plan *plan,
-                                                        const kv8_attention_args *args, char *text,
-                                                        size_t size);
-/* Computes. Allocates nothing. Requests whose page tables begin with the same pages (forks) are
- * computed together over them where that pays, anywhere in the batch; describe says so. Not with
- * batch_invariant or a mask. Lengths beyond the plan's bounds, a table entry of KV8_NO_PAGE that
- * a query can see and inconsistent arguments are KV8_ERR_INVALID before anything is written. */
+/* Once for all runs over one batch (the layers of a group, in one step): checks the lengths, page
+ * tables and masks of args, finds the keys that requests share and cuts the work, all into
+ * `workspace`. Data pointers are not looked at and may be NULL. Requests whose page tables begin
+ * with the same pages (forks) are computed together over them where that pays, anywhere in the
+ * batch; describe says so. Not with batch_invariant, a mask or key ranges. Lengths beyond the
+ * plan's bounds, a table entry of KV8_NO_PAGE that a query can see and inconsistent arguments are
+ * KV8_ERR_INVALID; the workspace is then as unprepared as a fresh one. */
+KV8_API KV8_NODISCARD kv8_status kv8_attention_prepare(const kv8_attention_plan *plan,
+                                                       const kv8_attention_args *args,
+                                                       void *workspace);
+/* Computes, any number of times after one prepare, with whatever data, scales, sinks and outputs
+ * args have; the index arrays and masks are those that were prepared, unchanged. A workspace that
+ * was not prepared for this batch by this plan, or one of the same spec and number of threads, is
+ * KV8_ERR_INVALID, as is a visible page at or beyond k's or v's num_pages. Allocates nothing;
+ * nothing is written on failure. */
 KV8_API KV8_NODISCARD kv8_status kv8_attention_run(const kv8_attention_plan *plan,
                                                    const kv8_attention_args *args, void *workspace);
+/* One line of text about the runs of a prepared workspace: kernel name, items, splits, shared keys,
+ * bytes to move (with lse where args have one), products. Measures nothing. Writes at most size
+ * bytes with the terminating 0. */
+KV8_API KV8_NODISCARD kv8_status kv8_attention_describe(const kv8_attention_plan *plan,
+                                                        const kv8_attention_args *args,
+                                                        const void *workspace, char *text,
+                                                        size_t size);
 
 /* Oracle: the same inputs in f64, slow and obvious. o_out [total_q, num_qo_heads, v_head_dim],
  * lse_out [total_q, num_qo_heads] (may be NULL). */

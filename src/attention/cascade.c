@@ -176,11 +176,16 @@ void kv8_attention_cascade_bounds(kv8_attention_plan *plan) {
     plan->cascade_size = lay_out(plan, NULL, NULL);
 }
 
+kv8_attention_cascade kv8_attention_cascade_place(const kv8_attention_plan *plan, void *memory) {
+    kv8_attention_cascade cascade = {0};
+    if (plan->member_rows > 0) (void)lay_out(plan, memory, &cascade);
+    return cascade;
+}
+
 kv8_attention_cascade kv8_attention_cascade_find(const kv8_attention_plan *plan,
                                                  const kv8_attention_args *args, void *memory) {
-    kv8_attention_cascade cascade = {0};
+    kv8_attention_cascade cascade = kv8_attention_cascade_place(plan, memory);
     if (plan->member_rows == 0 || args->batch < 2) return cascade;
-    (void)lay_out(plan, memory, &cascade);
     const search s = {plan, args, &cascade};
     int32_t candidates = 0;
     for (int32_t b = 0; b < args->batch; b++) {

@@ -232,7 +232,7 @@ static kv8_status check_table(const kv8_attention_spec *spec, const kv8_attentio
     return KV8_OK;
 }
 
-/* Rows of a masked request that see any slot of [begin, end)? Only asked for missing pages. */
+/* Rows of a masked request that see any slot of [begin, end)? Asked of few pages. */
 static bool mask_shows(const kv8_attention_spec *spec, const kv8_attention_args *args, int32_t b,
                        int32_t kv_len, int32_t begin, int32_t end) {
     const int32_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
@@ -248,7 +248,7 @@ static bool mask_shows(const kv8_attention_spec *spec, const kv8_attention_args 
 
 /* Every page that a query can see must exist; the others' entries are not looked at. */
 static kv8_status check_pages(const kv8_attention_spec *spec, const kv8_attention_args *args,
-                              int32_t b) {
+                              int32_t b, kv8_last_page *last) {
     const int32_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
     const int32_t kv_len = kv8_request_kv_len(args->pages, spec->page_size, b);
     if (qo_len == 0) return KV8_OK;
@@ -257,10 +257,14 @@ static kv8_status check_pages(const kv8_attention_spec *spec, const kv8_attentio
     const int32_t *const pages = kv8_request_pages(args->pages, b);
     const int32_t size = spec->page_size;
     for (int32_t i = seen.begin / size; i <= (seen.end - 1) / size; i++) {
-        if (pages[i] >= 0) continue;
+        if (pages[i] >= 0 && pages[i] <= last->page) continue;
         const int32_t begin = (int32_t)kv8_max_i64((int64_t)i * size, seen.begin);
         const int32_t end = (int32_t)kv8_min_i64((int64_t)(i + 1) * size, seen.end);
         if (spec->has_mask && !mask_shows(spec, args, b, kv_len, begin, end)) continue;
+        if (pages[i] >= 0) {
+            *last = (kv8_last_page){.page = pages[i], .request = b, .entry = i};
+            continue;
+        }
         return kv8_fail(KV8_ERR_INVALID,
                         "request %d: table entry %d is %d, but a query sees keys of that page", b,
                         i, pages[i]);
@@ -287,11 +291,28 @@ kv8_status kv8_attention_check_data(const kv8_attention_spec *spec,
     return KV8_OK;
 }
 
-kv8_status kv8_attention_check_args(const kv8_attention_spec *spec, const kv8_attention_args *args,
-                                    bool with_data) {
-    KV8_TRY(check_queries(spec, args));
+static kv8_status check_pool(const char *name, const kv8_paged *pool, const kv8_last_page *last) {
+    if (pool->num_pages < 0)
+        return kv8_fail(KV8_ERR_INVALID, "%s.num_pages is %lld, must be 0 (not known) or more",
+                        name, (long long)pool->num_pages);
+    if (pool->num_pages == 0 || last->page < pool->num_pages) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "request %d: table entry %d is %d, %s.num_pages is %lld",
+                    last->request, last->entry, last->page, name, (long long)pool->num_pages);
+}
+
+kv8_status kv8_attention_check_values(const kv8_attention_spec *spec,
+                                      const kv8_attention_args *args, const kv8_last_page *last) {
     KV8_TRY(kv8_attention_check_scalars(args));
     KV8_TRY(check_sinks(spec, args->sink_logit));
+    KV8_TRY(kv8_attention_check_data(spec, args));
+    KV8_TRY(check_pool("k", args->k, last));
+    return check_pool("v", args->v, last);
+}
+
+kv8_status kv8_attention_check_batch(const kv8_attention_spec *spec, const kv8_attention_args *args,
+                                     kv8_last_page *last_out) {
+    *last_out = (kv8_last_page){.page = -1};
+    KV8_TRY(check_queries(spec, args));
     if (args->batch == 0) return KV8_OK;
     KV8_TRY(check_table(spec, args));
     const bool masked = args->mask_bits != NULL && args->mask_indptr != NULL;
@@ -300,7 +321,6 @@ kv8_status kv8_attention_check_args(const kv8_attention_spec *spec, const kv8_at
                         args->mask_bits == NULL ? "mask_bits" : "mask_indptr");
     if (!spec->has_mask && (args->mask_bits != NULL || args->mask_indptr != NULL))
         return kv8_fail(KV8_ERR_INVALID, "mask_bits are given and the plan's has_mask is 0");
-    for (int32_t b = 0; b < args->batch; b++) KV8_TRY(check_pages(spec, args, b));
-    if (!with_data || args->qo_indptr[args->batch] == 0) return KV8_OK;
-    return kv8_attention_check_data(spec, args);
+    for (int32_t b = 0; b < args->batch; b++) KV8_TRY(check_pages(spec, args, b, last_out));
+    return KV8_OK;
 }

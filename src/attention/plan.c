@@ -95,7 +95,7 @@ static bool append(size_t *end, int64_t count, size_t size, size_t *at) {
 }
 
 static kv8_status lay_out_workspace(kv8_attention_plan *plan) {
-    size_t end = 0;
+    size_t end = kv8_round_up(sizeof(kv8_attention_prepared), KV8_ALIGNMENT);
     int64_t scratch_floats = 0;
     kv8_attention_cascade_bounds(plan);
     kv8_attention_cut_bounds(plan);

@@ -1,7 +1,7 @@
 /* plan.h - what a plan holds: the resolved spec, one kernel, the sizes of a run's workspace.
  *
- * Private to attention: made by plan.c, read by cascade.c, schedule.c, run.c, finish.c and
- * describe.c.
+ * Private to attention: made by plan.c, read by prepare.c, cascade.c, schedule.c, run.c, finish.c
+ * and describe.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_ATTENTION_PLAN_H
@@ -93,7 +93,7 @@ struct kv8_attention_plan {
     /* Room in the workspace, and byte offsets. */
     int64_t max_items, max_joins, max_partial_floats;
     int64_t max_shared_rows, max_shares, max_parts; /* query rows; all 0 without a cascade */
-    size_t items_at, joins_at, cascade_at, partials_at, scratch_at, workspace_size;
+    size_t items_at, joins_at, cascade_at, partials_at, scratch_at, workspace_size; /* head: 0 */
     size_t cascade_size;
 };
 
@@ -102,8 +102,10 @@ enum { KV8_ROW_OVERHEAD = 16 };
 
 /* Sizes what a cascade needs (plan.c); all 0 where the spec allows none. */
 void kv8_attention_cascade_bounds(kv8_attention_plan *plan);
+/* The cascade's arrays in `memory`: cascade_size bytes, aligned to 64; borrowed by the result. */
+kv8_attention_cascade kv8_attention_cascade_place(const kv8_attention_plan *plan, void *memory);
 /* Finds the requests whose tables begin with the same pages and whose shared keys it pays to read
- * once. `memory`: cascade_size bytes, aligned to 64; borrowed by the result. */
+ * once; `memory` as above. */
 kv8_attention_cascade kv8_attention_cascade_find(const kv8_attention_plan *plan,
                                                  const kv8_attention_args *args, void *memory);
 
@@ -120,6 +122,33 @@ kv8_attention_schedule kv8_attention_cut(const kv8_attention_plan *plan,
                                          kv8_attention_item *items, kv8_attention_join *joins);
 /* Room that any run within the bounds needs: items, joins and partial floats. */
 void kv8_attention_cut_bounds(kv8_attention_plan *plan);
+
+/* The arrays by which a batch was cut: prepare's and run's must be the same. */
+typedef struct kv8_attention_index {
+    const void *arrays[10];
+    int64_t block_table_stride;
+    int64_t batch;
+} kv8_attention_index;
+
+/* The head of a prepared workspace. */
+typedef struct kv8_attention_prepared {
+    uint64_t mark; /* KV8_PREPARED */
+    kv8_attention_spec spec;
+    kv8_attention_index index;
+    kv8_last_page last_page;
+    int32_t num_threads;
+    int32_t num_shares, num_shared_rows; /* of the cascade */
+    kv8_attention_schedule cut;
+} kv8_attention_prepared;
+#define KV8_PREPARED UINT64_C(0x64657261706572d7)
+
+/* What prepare left for these args in a workspace of this plan; refuses any other. */
+kv8_status kv8_attention_find_prepared(const kv8_attention_plan *plan,
+                                       const kv8_attention_args *args, const void *workspace,
+                                       const kv8_attention_prepared **out);
+/* The cascade that prepare found. */
+kv8_attention_cascade kv8_attention_cascade_of(const kv8_attention_plan *plan,
+                                               const kv8_attention_prepared *prepared);
 
 /* Partial results of one row, in key order and `stride` floats apart: o, max and sum as a kernel
  * leaves them. */

@@ -26,12 +26,21 @@ kv8_status kv8_attention_read_args(kv8_attention_inputs *out, const kv8_attentio
 
 /* Every option of a spec of today's size, each refusal naming value and limit. */
 kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec);
-/* Lengths, page tables and visible page ids against the spec; data pointers too when `with_data`
- * (describe needs none). Reads only index arrays, sinks and mask bits. */
-kv8_status kv8_attention_check_args(const kv8_attention_spec *spec, const kv8_attention_args *args,
-                                    bool with_data);
+/* The largest page id that a query sees, and where: table entry `entry` of `request`. -1 = none. */
+typedef struct kv8_last_page {
+    int32_t page, request, entry;
+} kv8_last_page;
 
-/* Which data pointers are set, and no others: part of check_args. */
+/* Lengths, page tables and visible page ids against the spec. Reads only index arrays and mask
+ * bits. */
+kv8_status kv8_attention_check_batch(const kv8_attention_spec *spec, const kv8_attention_args *args,
+                                     kv8_last_page *last_out);
+/* What may change from run to run of a checked batch that has rows: data pointers, numbers, sinks,
+ * the pools' sizes. */
+kv8_status kv8_attention_check_values(const kv8_attention_spec *spec,
+                                      const kv8_attention_args *args, const kv8_last_page *last);
+
+/* Which data pointers are set, and no others: part of check_values. */
 kv8_status kv8_attention_check_data(const kv8_attention_spec *spec, const kv8_attention_args *args);
 /* sm_scale and logits_soft_cap, and which form the tables have: the same. Reads no array. */
 kv8_status kv8_attention_check_scalars(const kv8_attention_args *args);

@@ -160,7 +160,10 @@ kv8_status kv8_attention_reference(const kv8_attention_spec *spec, const kv8_att
     KV8_TRY(kv8_attention_read_args(&inputs, given));
     const kv8_attention_args *const args = &inputs.args;
     KV8_TRY(kv8_attention_check_extra_args(args));
-    KV8_TRY(kv8_attention_check_args(spec, args, true));
+    kv8_last_page last_page;
+    KV8_TRY(kv8_attention_check_batch(spec, args, &last_page));
+    if (args->batch == 0 || args->qo_indptr[args->batch] == 0) return KV8_OK;
+    KV8_TRY(kv8_attention_check_values(spec, args, &last_page));
     const int32_t v_head_dim = kv8_spec_v_head_dim(spec);
     int32_t longest = 1;
     for (int32_t b = 0; b < args->batch; b++)

@@ -1,4 +1,4 @@
-/* run.c - one run: check, cut, compute the items, join what was split.
+/* run.c - one run over a prepared batch: compute the items, join what was split.
  *
  * Everything lives in the caller's workspace; nothing is allocated. One parallel call, and a second
  * to join the rows whose shared keys were computed together.
@@ -211,8 +211,9 @@ static void run_item(const run *r, const kv8_attention_item *item, kv8_attention
     if (!partly) finish_rows(r, item, 1, 0, job.o, job.max, job.sum);
     if (item->join < 0) return;
     kv8_attention_join *const join = &r->joins[item->join];
-    if (atomic_fetch_sub_explicit(&join->num_left, 1, memory_order_acq_rel) == 1)
-        join_parts(r, join);
+    if (atomic_fetch_sub_explicit(&join->num_left, 1, memory_order_acq_rel) != 1) return;
+    join_parts(r, join);
+    atomic_store_explicit(&join->num_left, join->num_splits, memory_order_relaxed); /* next run's */
 }
 
 /* A thread's items, until none is left. */
@@ -235,28 +236,24 @@ kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention
     kv8_attention_inputs inputs;
     KV8_TRY(kv8_attention_read_args(&inputs, given));
     const kv8_attention_args *const args = &inputs.args;
+    if (args->batch == 0) return KV8_OK;
+    const kv8_attention_prepared *prepared = NULL;
     KV8_TRY(kv8_attention_check_extra_args(args));
-    KV8_TRY(kv8_attention_check_args(&plan->spec, args, true));
-    if (args->batch == 0 || args->qo_indptr[args->batch] == 0) return KV8_OK;
+    KV8_TRY(kv8_attention_find_prepared(plan, args, workspace, &prepared));
+    if (prepared->cut.num_items == 0) return KV8_OK;
+    KV8_TRY(kv8_attention_check_values(&plan->spec, args, &prepared->last_page));
     if (args->o == NULL) return kv8_fail(KV8_ERR_INVALID, "o is NULL");
-    if (workspace == NULL || (uintptr_t)workspace % KV8_ALIGNMENT != 0)
-        return kv8_fail(KV8_ERR_INVALID, "workspace is %p, must be aligned to %d", workspace,
-                        (int)KV8_ALIGNMENT);
     uint8_t *const bytes = workspace;
-    kv8_attention_item *const items = (kv8_attention_item *)(void *)(bytes + plan->items_at);
-    kv8_attention_join *const joins = (kv8_attention_join *)(void *)(bytes + plan->joins_at);
-    const kv8_attention_cascade cascade =
-        kv8_attention_cascade_find(plan, args, bytes + plan->cascade_at);
-    const kv8_attention_schedule cut = kv8_attention_cut(plan, args, &cascade, items, joins);
+    const kv8_attention_cascade cascade = kv8_attention_cascade_of(plan, prepared);
     run r = {.plan = plan,
              .args = args,
-             .items = items,
-             .joins = joins,
+             .items = (const kv8_attention_item *)(const void *)(bytes + plan->items_at),
+             .joins = (kv8_attention_join *)(void *)(bytes + plan->joins_at),
              .cascade = &cascade,
              .partials = (float *)(void *)(bytes + plan->partials_at),
              .scratch = (float *)(void *)(bytes + plan->scratch_at),
-             .num_items = cut.num_items};
-    const int64_t num_turns = kv8_min_i64(cut.num_items, plan->num_threads);
+             .num_items = prepared->cut.num_items};
+    const int64_t num_turns = kv8_min_i64(r.num_items, plan->num_threads);
     kv8_threads_run(plan->threads, (size_t)num_turns, run_items, &r);
     kv8_threads_run(plan->threads, (size_t)cascade.num_rows, join_shared_row, &r);
     return KV8_OK;

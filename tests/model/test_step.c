@@ -149,8 +149,11 @@ static const char *describe_layer(const kv8_cache *cache, int32_t layer, const k
     table.page_indices = pages;
     table.last_page_len = last;
     args.pages = &table;
-    assert_ok(
-        kv8_attention_describe(model->attention.layers[layer].plan, &args, text, sizeof text));
+    const kv8_attention_plan *const plan = model->attention.layers[layer].plan;
+    const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+    assert_ok(kv8_attention_prepare(plan, &args, workspace.data));
+    assert_ok(kv8_attention_describe(plan, &args, workspace.data, text, sizeof text));
+    guarded_free(workspace);
     return text;
 }
 

@@ -65,6 +65,7 @@ static void check_equal(const equal_case *c, kv8_threads *threads) {
         kv8_attention_plan *plan = NULL;
         assert_ok(kv8_attention_plan_create(&plan, &spec, threads, NULL));
         const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+        assert_ok(kv8_attention_prepare(plan, &args, workspace.data));
         assert_ok(kv8_attention_run(plan, &args, workspace.data));
         for (int i = 0; i < rows * c->head_dim; i++) {
             if (!(o[i] == 1))

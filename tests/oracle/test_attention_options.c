@@ -69,6 +69,7 @@ static void same_bits_alone(const attention_inputs *in, kv8_isa isa, kv8_threads
     kv8_attention_plan *plan = NULL;
     assert_ok(kv8_attention_plan_create(&plan, &spec, threads, NULL));
     const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+    assert_ok(kv8_attention_prepare(plan, &args, workspace.data));
     assert_ok(kv8_attention_run(plan, &args, workspace.data));
     assert_memory_equal(own_o, o + first * in->num_qo_heads * dim, rows * (size_t)dim * sizeof *o);
     assert_memory_equal(own_lse, lse + first * in->num_qo_heads, rows * sizeof *lse);
@@ -216,6 +217,7 @@ static void equal_scores_over_ones_give_one(void **state) {
                 kv8_attention_plan *plan = NULL;
                 assert_ok(kv8_attention_plan_create(&plan, &spec, split ? threads : NULL, NULL));
                 const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+                assert_ok(kv8_attention_prepare(plan, &args, workspace.data));
                 assert_ok(kv8_attention_run(plan, &args, workspace.data));
                 for (int d = 0; d < DIM; d++) {
                     if (!(o[d] == 1))

@@ -484,6 +484,7 @@ static inline void case_run(attention_inputs *in, kv8_isa isa, kv8_threads *thre
     const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
     args.o = o.data;
     args.lse = lse.data;
+    assert_ok(kv8_attention_prepare(plan, &args, workspace.data));
     assert_ok(kv8_attention_run(plan, &args, workspace.data));
     case_collect(in, o.data, args.o_stride_row, args.o_stride_head, o_out);
     memcpy(lse_out, lse.data, (size_t)(in->total_q * in->num_qo_heads) * sizeof(float));

@@ -32,6 +32,7 @@ typedef struct walked {
  * they see. */
 static walked walk(const kv8_attention_plan *plan, const kv8_attention_args *args) {
     const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+    assert_ok(kv8_attention_prepare(plan, args, workspace.data));
     assert_ok(kv8_attention_run(plan, args, workspace.data));
     const uint8_t *const bytes = workspace.data;
     const kv8_attention_item *const items =
@@ -303,14 +304,18 @@ static void describe_says_when_it_is_taken(void **state) {
     char text[512];
     kv8_attention_plan *plan = NULL;
     assert_ok(kv8_attention_plan_create(&plan, &in.spec, NULL, NULL));
-    assert_ok(kv8_attention_describe(plan, &in.args, text, sizeof text));
+    const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+    assert_ok(kv8_attention_prepare(plan, &in.args, workspace.data));
+    assert_ok(kv8_attention_describe(plan, &in.args, workspace.data, text, sizeof text));
     const char *const said = ", cascade: 8 requests in 2 groups read 640 shared keys once, ";
     if (strstr(text, said) == NULL) fail_msg("\"%s\" has no \"%s\"", text, said);
     /* (640 + 8) keys x 64 bytes, 8 rows x 4 heads x 32 x (2 + 4) bytes */
     if (strstr(text, "0.048 MB to move") == NULL) fail_msg("%s", text);
     in.args.batch = 1;
-    assert_ok(kv8_attention_describe(plan, &in.args, text, sizeof text));
+    assert_ok(kv8_attention_prepare(plan, &in.args, workspace.data));
+    assert_ok(kv8_attention_describe(plan, &in.args, workspace.data, text, sizeof text));
     assert_null(strstr(text, "cascade"));
+    guarded_free(workspace);
     kv8_attention_plan_destroy(plan);
     case_free(&in);
 }

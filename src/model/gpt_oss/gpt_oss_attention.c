@@ -1,7 +1,8 @@
 /* gpt_oss_attention.c - a step's attention: plans and page tables kept per shape of cache.
  *
- * Plans depend on the cache's dtypes and page size and on each layer's sinks, so a set of them is
- * made when a cache of a new shape first appears and kept while that shape is used.
+ * Plans depend on the cache's dtypes, windows and page size, so a set of them is made when a cache
+ * of a new shape first appears and kept while that shape is used. A step prepares each plan once,
+ * for all layers that have it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
@@ -95,7 +96,21 @@ static kv8_status create_plan(kv8_model *model, int32_t layer) {
     spec.max_kv_len = model->options.max_seq_len;
     const kv8_status status = kv8_attention_plan_create(&entry->plan, &spec, model->options.threads,
                                                         model->options.allocator);
-    return status == KV8_OK ? status : kv8_fail_within(status, "layer %d", layer);
+    if (status != KV8_OK) return kv8_fail_within(status, "layer %d", layer);
+    return kv8_buffers_take(&set->buffers, (int64_t)kv8_attention_workspace_size(entry->plan), 1,
+                            "attention workspace", &entry->workspace);
+}
+
+/* The first layer, this one at the latest, whose plan and pages are this one's. */
+static int32_t find_owner(const kv8_model *model, const kv8_cache *cache, int32_t layer) {
+    const kv8_layer_attention *const layers = model->attention.layers;
+    for (int32_t i = 0; i < layer; i++) {
+        if (same_layer(&layers[i].stored, &layers[layer].stored) &&
+            layer_window(model, i) == layer_window(model, layer) &&
+            kv8_cache_same_group(cache, i, layer))
+            return i;
+    }
+    return layer;
 }
 
 /* Assigns every layer to the table of the first layer it shares pages with. */
@@ -140,29 +155,31 @@ static kv8_status create_layers(kv8_model *model, const kv8_cache *cache) {
                              "attention plans", &memory));
     set->layers = memory;
     set->num_layers = model->config.num_layers;
-    size_t workspace = 0;
     for (int32_t i = 0; i < set->num_layers; i++) {
+        kv8_layer_attention *const entry = &set->layers[i];
         kv8_cache_layer stored;
         KV8_TRY(kv8_cache_get_layer(cache, i, &stored));
         KV8_TRY(check_window(model, i, stored.window_left));
         stored.k_scale = stored.v_scale = NULL;
-        set->layers[i].stored = stored;
-        set->layers[i].q_dtype = q_dtype_for(&stored);
-        KV8_TRY(create_plan(model, i));
-        const size_t needs = kv8_attention_workspace_size(set->layers[i].plan);
-        if (needs > workspace) workspace = needs;
+        entry->stored = stored;
+        entry->q_dtype = q_dtype_for(&stored);
+        entry->owner = find_owner(model, cache, i);
+        if (entry->owner == i) KV8_TRY(create_plan(model, i));
+        entry->plan = set->layers[entry->owner].plan;
+        entry->workspace = set->layers[entry->owner].workspace;
     }
     const int64_t scales = (int64_t)model->options.max_step_seqs * model->config.num_kv_heads;
     KV8_TRY(kv8_buffers_take(&set->buffers, scales, sizeof(float), "scales", &memory));
     set->k_scale = memory;
     KV8_TRY(kv8_buffers_take(&set->buffers, scales, sizeof(float), "scales", &memory));
     set->v_scale = memory;
-    return kv8_buffers_take(&set->buffers, (int64_t)workspace, 1, "attention workspace",
-                            &set->workspace);
+    return KV8_OK;
 }
 
 void kv8_attention_set_release(kv8_attention_set *set) {
-    for (int32_t i = 0; i < set->num_layers; i++) kv8_attention_plan_destroy(set->layers[i].plan);
+    for (int32_t i = 0; i < set->num_layers; i++) {
+        if (set->layers[i].owner == i) kv8_attention_plan_destroy(set->layers[i].plan);
+    }
     kv8_buffers_release(&set->buffers);
     *set = (kv8_attention_set){0};
 }
@@ -188,12 +205,36 @@ kv8_status kv8_attention_set_fit(kv8_model *model, const kv8_cache *cache) {
 
 /* --- running --- */
 
+static kv8_page_table page_table_of(const kv8_group_table *table) {
+    kv8_page_table pages = KV8_PAGE_TABLE_INIT;
+    pages.page_indptr = table->indptr;
+    pages.page_indices = table->indices;
+    pages.last_page_len = table->last_page_len;
+    return pages;
+}
+
+/* What all layers of a group have in common. */
+static kv8_attention_args batch_args(const kv8_step *step, const kv8_page_table *pages) {
+    kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
+    args.batch = step->num_seqs;
+    args.qo_indptr = step->indptr;
+    args.pages = pages;
+    return args;
+}
+
 kv8_status kv8_attention_set_load(kv8_model *model, const kv8_cache *cache, const kv8_step *step) {
     const kv8_attention_set *const set = &model->attention;
     for (int32_t g = 0; g < set->num_groups; g++) {
         const kv8_group_table *const table = &set->tables[g];
         KV8_TRY(kv8_cache_page_table(cache, table->layer, step->seqs, step->num_seqs, table->indptr,
                                      table->indices, set->capacity, table->last_page_len));
+    }
+    for (int32_t i = 0; i < set->num_layers; i++) {
+        const kv8_layer_attention *const entry = &set->layers[i];
+        if (entry->owner != i) continue;
+        const kv8_page_table pages = page_table_of(&set->tables[entry->group]);
+        const kv8_attention_args args = batch_args(step, &pages);
+        KV8_TRY(kv8_attention_prepare(entry->plan, &args, entry->workspace));
     }
     return KV8_OK;
 }
@@ -240,7 +281,6 @@ kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t lay
     const kv8_gpt_oss_config *const c = &model->config;
     const kv8_attention_set *const set = &model->attention;
     const kv8_layer_attention *const entry = &set->layers[layer];
-    const kv8_group_table *const table = &set->tables[entry->group];
     const int64_t width = (int64_t)c->num_qo_heads * c->head_dim;
     const size_t num_rows = (size_t)step->indptr[step->num_seqs];
     const bool observes = model->observer != NULL && kv8_observer_is_on(model->observer);
@@ -256,9 +296,8 @@ kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t lay
     if (entry->q_dtype == KV8_BF16)
         KV8_TRY(kv8_narrow(model->options.isa, KV8_BF16, model->act.q, num_rows * (size_t)width, 1,
                            model->act.q_rounded, NULL));
-    kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
-    args.batch = step->num_seqs;
-    args.qo_indptr = step->indptr;
+    const kv8_page_table pages = page_table_of(&set->tables[entry->group]);
+    kv8_attention_args args = batch_args(step, &pages);
     args.q = entry->q_dtype == KV8_BF16 ? (const void *)model->act.q_rounded : model->act.q;
     args.q_stride_row = width;
     args.q_stride_head = c->head_dim;
@@ -266,11 +305,6 @@ kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t lay
     KV8_TRY(kv8_cache_layer_kv(cache, layer, &k, &v));
     args.k = &k;
     args.v = &v;
-    kv8_page_table pages = KV8_PAGE_TABLE_INIT;
-    pages.page_indptr = table->indptr;
-    pages.page_indices = table->indices;
-    pages.last_page_len = table->last_page_len;
-    args.pages = &pages;
     args.sink_logit = model->weights.layers[layer].sink_logit;
     args.k_scale = set->k_scale;
     args.v_scale = set->v_scale;
@@ -279,5 +313,5 @@ kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t lay
     args.o = model->act.attended;
     args.o_stride_row = width;
     args.o_stride_head = c->head_dim;
-    return kv8_attention_run(entry->plan, &args, set->workspace);
+    return kv8_attention_run(entry->plan, &args, entry->workspace);
 }

@@ -45,10 +45,12 @@ typedef struct kv8_activations {
     int32_t *old_lengths;                 /* [max_step_seqs] */
 } kv8_activations;
 
-/* Attention over caches of one shape: a plan per layer (its sinks are part of it) and a page table
- * per group of layers. */
+/* Attention over caches of one shape: a page table per group of layers that share pages, a plan and
+ * its workspace for those of a group that store and see alike. */
 typedef struct kv8_layer_attention {
-    kv8_attention_plan *plan;
+    kv8_attention_plan *plan; /* the owner's, as the workspace */
+    void *workspace;
+    int32_t owner;          /* the first layer with this plan */
     kv8_cache_layer stored; /* dtypes and window the plan was made for; scales unset */
     kv8_dtype q_dtype;      /* what the plan takes */
     int32_t group;          /* which table */
@@ -66,7 +68,6 @@ typedef struct kv8_attention_set {
     int32_t num_layers, num_groups;
     int64_t capacity;         /* of indices */
     float *k_scale, *v_scale; /* [max_step_seqs, num_kv_heads] */
-    void *workspace;
 } kv8_attention_set;
 
 struct kv8_model {
@@ -87,7 +88,8 @@ struct kv8_model {
  * and tables when its shape is another than before. Allocates only then. */
 kv8_status kv8_attention_set_fit(kv8_model *model, const kv8_cache *cache);
 void kv8_attention_set_release(kv8_attention_set *set);
-/* Reads the page tables of the step's sequences, after they were extended. */
+/* Reads the page tables of the step's sequences, after they were extended, and prepares every plan
+ * for them. */
 kv8_status kv8_attention_set_load(kv8_model *model, const kv8_cache *cache, const kv8_step *step);
 /* act.q, k, v (unrotated) of the step's rows -> the cache, and act.attended. */
 kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t layer,
