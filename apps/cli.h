@@ -82,6 +82,8 @@ int cli_interrupted(void);
 
 /* --- files in (cli_input.c) --- */
 
+/* A whole file, 0 after the last byte; pipes too, "-" = stdin. The caller frees. */
+int cli_read_file(const char *path, char **data_out, size_t *size_out);
 /* A text as a token stream: documents are separated by NUL bytes, each begins with <|endoftext|>
  * (where the tokenizer has it). The caller frees *ids_out. */
 int cli_read_text(const kv8_tokenizer *tokenizer, const char *path, int32_t **ids_out,

@@ -11,9 +11,9 @@
 
 /* --- text --- */
 
-/* A whole file, 0 after the last byte; pipes too. The caller frees. */
-static int read_file(const char *path, char **data_out, size_t *size_out) {
-    FILE *const file = fopen(path, "rb");
+int cli_read_file(const char *path, char **data_out, size_t *size_out) {
+    const bool is_stdin = strcmp(path, "-") == 0;
+    FILE *const file = is_stdin ? stdin : fopen(path, "rb");
     if (file == NULL) return cli_fail("%s: %s", path, strerror(errno));
     char *data = NULL;
     size_t size = 0, capacity = 1 << 16;
@@ -21,7 +21,7 @@ static int read_file(const char *path, char **data_out, size_t *size_out) {
         char *const grown = realloc(data, capacity + 1);
         if (grown == NULL) {
             free(data);
-            fclose(file);
+            if (!is_stdin) fclose(file);
             return cli_fail("%s: no memory for %zu bytes", path, capacity);
         }
         data = grown;
@@ -30,7 +30,7 @@ static int read_file(const char *path, char **data_out, size_t *size_out) {
         capacity *= 2;
     }
     const int error = ferror(file) ? errno : 0;
-    fclose(file);
+    if (!is_stdin) fclose(file);
     if (error != 0) {
         free(data);
         return cli_fail("%s: %s", path, strerror(error));
@@ -80,7 +80,7 @@ int cli_read_text(const kv8_tokenizer *tokenizer, const char *path, int32_t **id
                   int64_t *num_out) {
     char *text = NULL;
     size_t size = 0;
-    int status = read_file(path, &text, &size);
+    int status = cli_read_file(path, &text, &size);
     if (status != CLI_OK) return status;
     id_list list = {0};
     for (size_t at = 0; status == CLI_OK && at < size;) {
@@ -118,7 +118,7 @@ static int take_ids(const json_t *root, const char *path, int32_t vocab_size, in
 int cli_read_tokens(const char *path, int32_t vocab_size, int32_t **ids_out, int32_t *num_out) {
     char *text = NULL;
     size_t size = 0;
-    int status = read_file(path, &text, &size);
+    int status = cli_read_file(path, &text, &size);
     if (status != CLI_OK) return status;
     json_error_t error;
     errno = 0; /* the parser does not always say that memory ran out; malloc does */

@@ -87,12 +87,40 @@ static int open_scales(scale_rows *scales, const char *path, const kv8_model_inf
 
 /* --- results --- */
 
-static void print_share(double value) {
+static void print_number(const char *format, double value) {
     if (isnan(value)) {
         printf(" %8s", "-");
     } else {
-        printf(" %8.4f", value);
+        printf(format, value);
     }
+}
+
+/* A row, and under it the errors of its first five columns. */
+static void print_row(const kv8_compare_row *row, int width) {
+    printf("%-*s %9.3g %8.4f %+8.4f", width, row->setting.name, row->kl, row->top1, row->dloss);
+    print_number(" %8.4f", row->greedy_match);
+    print_number(" %8.4f", row->recall);
+    printf(" %12.0f %10.0f", row->bytes_per_token, row->tokens_per_s);
+    if (isnan(row->decode_tokens_per_s)) {
+        printf(" %10s\n", "-");
+    } else {
+        printf(" %10.0f\n", row->decode_tokens_per_s);
+    }
+    printf("%*s %9.2g", width, "+-", row->kl_error);
+    print_number(" %8.4f", row->top1_error);
+    print_number(" %8.4f", row->dloss_error);
+    print_number(" %8.4f", row->greedy_error);
+    print_number(" %8.4f", row->recall_error);
+    putchar('\n');
+}
+
+/* "6 windows of 4096 tokens, 2 threads, avx512". */
+static void describe_run(const compare_args *args, const cli_model *model, char *text,
+                         size_t size) {
+    const int32_t num_threads = kv8_threads_count(model->threads);
+    snprintf(text, size, "%d window%s of %d tokens, %d thread%s, %s", args->num_windows,
+             args->num_windows == 1 ? "" : "s", args->window_len, num_threads,
+             num_threads == 1 ? "" : "s", kv8_isa_name(model->isa));
 }
 
 static void print_table(const compare_args *args, const cli_model *model,
@@ -102,35 +130,38 @@ static void print_table(const compare_args *args, const cli_model *model,
         const int length = (int)strlen(rows[i].setting.name);
         if (length > width) width = length;
     }
-    printf("%s: %d windows of %d tokens, %d threads, %s; f32 KV is the reference\n\n", args->model,
-           args->num_windows, args->window_len, kv8_threads_count(model->threads),
-           kv8_isa_name(model->isa));
+    char what[128];
+    describe_run(args, model, what, sizeof what);
+    printf("%s: %s; f32 KV is the reference\n\n", args->model, what);
     printf("%-*s %9s %8s %8s %8s %8s %12s %10s %10s\n", width, "kv", "KL nats", "top-1", "dloss",
            "greedy", "recall", "bytes/token", "tokens/s", "decode/s");
-    for (int32_t i = 0; i < num_rows; i++) {
-        const kv8_compare_row *const row = &rows[i];
-        printf("%-*s %9.3g %8.4f %+8.4f", width, row->setting.name, row->kl, row->top1, row->dloss);
-        print_share(row->greedy_match);
-        print_share(row->recall);
-        printf(" %12.0f %10.0f", row->bytes_per_token, row->tokens_per_s);
-        if (isnan(row->decode_tokens_per_s)) {
-            printf(" %10s\n", "-");
-        } else {
-            printf(" %10.0f\n", row->decode_tokens_per_s);
-        }
-    }
+    for (int32_t i = 0; i < num_rows; i++) print_row(&rows[i], width);
     printf("\nloss with f32 KV: %.4f nats per token\n", rows[0].loss);
+    printf("+-: one standard error; of KL, which few positions dominate, a lower bound\n");
 }
 
 static json_t *row_json(const kv8_compare_row *row) {
-    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "kv", row->setting.name,
-                     "kl", cli_json_number(row->kl), "top1", cli_json_number(row->top1), "loss",
-                     cli_json_number(row->loss), "dloss", cli_json_number(row->dloss),
-                     "greedy_match", cli_json_number(row->greedy_match), "recall",
-                     cli_json_number(row->recall), "bytes_per_token",
-                     (json_int_t)row->bytes_per_token, "tokens_per_s",
-                     cli_json_number(row->tokens_per_s), "decode_tokens_per_s",
-                     cli_json_number(row->decode_tokens_per_s));
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {{"kl", row->kl},
+                   {"kl_error", row->kl_error},
+                   {"top1", row->top1},
+                   {"top1_error", row->top1_error},
+                   {"loss", row->loss},
+                   {"dloss", row->dloss},
+                   {"dloss_error", row->dloss_error},
+                   {"greedy_match", row->greedy_match},
+                   {"greedy_error", row->greedy_error},
+                   {"recall", row->recall},
+                   {"recall_error", row->recall_error},
+                   {"tokens_per_s", row->tokens_per_s},
+                   {"decode_tokens_per_s", row->decode_tokens_per_s}};
+    json_t *const object = json_pack("{s:s, s:I}", "kv", row->setting.name, "bytes_per_token",
+                                     (json_int_t)row->bytes_per_token);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        json_object_set_new(object, numbers[i].key, cli_json_number(numbers[i].value));
+    return object;
 }
 
 static json_t *report_json(const compare_args *args, const cli_model *model,
@@ -147,31 +178,31 @@ static json_t *report_json(const compare_args *args, const cli_model *model,
 
 static int draw_plot(const compare_args *args, const cli_model *model, const kv8_compare_row *rows,
                      int32_t num_rows, cli_output *plot) {
-    char title[256];
-    snprintf(title, sizeof title, "KV cache formats on %s: %d windows of %d tokens, %d threads, %s",
-             args->model, args->num_windows, args->window_len, kv8_threads_count(model->threads),
-             kv8_isa_name(model->isa));
+    char title[256], what[128];
+    describe_run(args, model, what, sizeof what);
+    snprintf(title, sizeof title, "KV cache formats on %s: %s", args->model, what);
     const int status = cli_plot_draw(rows, num_rows, title, plot->file);
     return status == CLI_OK ? cli_output_commit(plot) : status;
 }
 
+/* What was measured is printed first: a plot or a report that fails must not lose it. */
 static int show(const compare_args *args, const cli_model *model, const kv8_compare_row *rows,
                 int32_t num_rows, cli_output *plot, cli_output *report) {
     int status = CLI_OK;
-    if (args->report != NULL) {
+    if (args->json) {
+        status = cli_write_json(report_json(args, model, rows, num_rows), stdout, "stdout");
+    } else {
+        print_table(args, model, rows, num_rows);
+    }
+    if (status == CLI_OK) status = cli_finish_stdout();
+    if (status == CLI_OK && args->report != NULL) {
         status =
             cli_write_json(report_json(args, model, rows, num_rows), report->file, args->report);
         if (status == CLI_OK) status = cli_output_commit(report);
     }
     if (status == CLI_OK && args->plot != NULL)
         status = draw_plot(args, model, rows, num_rows, plot);
-    if (status != CLI_OK) return status;
-    if (args->json) {
-        status = cli_write_json(report_json(args, model, rows, num_rows), stdout, "stdout");
-    } else {
-        print_table(args, model, rows, num_rows);
-    }
-    return status == CLI_OK ? cli_finish_stdout() : status;
+    return status;
 }
 
 /* --- the run --- */

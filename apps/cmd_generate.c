@@ -12,20 +12,30 @@
 enum { STEP_TOKENS = 256, DEFAULT_MAX_TOKENS = 256 };
 
 typedef struct generate_args {
-    const char *model, *prompt, *chat, *tokens, *kv, *system, *reasoning;
+    const char *model, *prompt, *prompt_file, *chat, *chat_file, *tokens;
+    const char *kv, *system, *reasoning;
     int32_t max_tokens, threads; /* max_tokens 0 = not given */
-    float temperature;
-    uint64_t seed;
+    int32_t num_logprobs;
+    kv8_sampling sampling;
     bool ignore_eos, json;
 } generate_args;
 
+static bool is_chat(const generate_args *args) {
+    return args->chat != NULL || args->chat_file != NULL;
+}
+
 static int check(const generate_args *args) {
-    const int num_inputs = (args->prompt != NULL) + (args->chat != NULL) + (args->tokens != NULL);
+    const int num_inputs = (args->prompt != NULL) + (args->prompt_file != NULL) +
+                           (args->chat != NULL) + (args->chat_file != NULL) +
+                           (args->tokens != NULL);
     if (num_inputs != 1)
-        return cli_fail("exactly one of --prompt, --chat and --tokens is needed, not %d",
-                        num_inputs);
-    if (args->chat == NULL && (args->system != NULL || args->reasoning != NULL))
+        return cli_fail(
+            "exactly one of --prompt, --prompt-file, --chat, --chat-file and --tokens "
+            "is needed, not %d",
+            num_inputs);
+    if (!is_chat(args) && (args->system != NULL || args->reasoning != NULL))
         return cli_fail("--system and --reasoning go with --chat");
+    if (args->num_logprobs > 0 && !args->json) return cli_fail("--logprobs goes with --json");
     if (args->reasoning != NULL && strcmp(args->reasoning, "low") != 0 &&
         strcmp(args->reasoning, "medium") != 0 && strcmp(args->reasoning, "high") != 0)
         return cli_fail("--reasoning is \"%s\", must be low, medium or high", args->reasoning);
@@ -33,11 +43,15 @@ static int check(const generate_args *args) {
 }
 
 static int parse(generate_args *args, int argc, char **argv) {
+    kv8_sampling *const sampling = &args->sampling;
     const cli_option options[] = {
         {"prompt", "TEXT", "continue this text; control tokens in it count as such", CLI_TEXT,
          &args->prompt},
+        {"prompt-file", "FILE", "the same from a file, - = stdin", CLI_TEXT, &args->prompt_file},
         {"chat", "TEXT", "answer this message, in the harmony format", CLI_TEXT, &args->chat},
-        {"tokens", "FILE", "continue the ids of this JSON array", CLI_TEXT, &args->tokens},
+        {"chat-file", "FILE", "the same from a file, - = stdin", CLI_TEXT, &args->chat_file},
+        {"tokens", "FILE", "continue the ids of this JSON array, - = stdin", CLI_TEXT,
+         &args->tokens},
         {"system", "TEXT", "instructions that go before the chat's message", CLI_TEXT,
          &args->system},
         {"reasoning", "LEVEL", "low, medium or high (medium)", CLI_TEXT, &args->reasoning},
@@ -46,8 +60,22 @@ static int parse(generate_args *args, int argc, char **argv) {
         {"max-tokens", "N", "most tokens to generate (256, or what the context still holds)",
          CLI_INT, &args->max_tokens, 1, INT32_MAX},
         {"temperature", "T", "0 takes the likeliest token every time (0)", CLI_FLOAT,
-         &args->temperature, 0, 100},
-        {"seed", "N", "of the random draws when T is above 0 (0)", CLI_SEED, &args->seed},
+         &sampling->temperature, 0, 100},
+        {"top-k", "K", "draw from the K likeliest tokens; 0 = all (0)", CLI_INT, &sampling->top_k,
+         0, INT32_MAX},
+        {"top-p", "P", "draw from the likeliest that make up P of the probability (1)", CLI_FLOAT,
+         &sampling->top_p, 1e-6, 1},
+        {"min-p", "P", "draw from those of P times the likeliest's probability (0)", CLI_FLOAT,
+         &sampling->min_p, 0, 1},
+        {"repeat-penalty", "R", "divides logits of tokens already there; 1 = none (1)", CLI_FLOAT,
+         &sampling->repetition_penalty, 0.01, 100},
+        {"presence-penalty", "R", "taken from logits of generated tokens (0)", CLI_FLOAT,
+         &sampling->presence_penalty, -100, 100},
+        {"frequency-penalty", "R", "the same, times how often they came (0)", CLI_FLOAT,
+         &sampling->frequency_penalty, -100, 100},
+        {"seed", "N", "of the random draws when T is above 0 (0)", CLI_SEED, &sampling->seed},
+        {"logprobs", "N", "with --json: logprobs of each token and the N likeliest", CLI_INT,
+         &args->num_logprobs, 1, 32},
         {"ignore-eos", NULL, "go on after an end-of-text token", CLI_FLAG, &args->ignore_eos},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object: tokens (the new ids), text, ...", CLI_FLAG,
@@ -67,16 +95,33 @@ static int parse(generate_args *args, int argc, char **argv) {
 
 /* --- the prompt --- */
 
-static kv8_status render_chat(const generate_args *args, const kv8_tokenizer *tokenizer,
-                              int32_t **ids_out, size_t *num_out) {
+static kv8_status render_chat(const generate_args *args, const char *message,
+                              const kv8_tokenizer *tokenizer, int32_t **ids_out, size_t *num_out) {
     kv8_harmony_options options = KV8_HARMONY_OPTIONS_INIT;
     options.reasoning = args->reasoning;
     kv8_message messages[2];
     size_t num = 0;
     if (args->system != NULL)
         messages[num++] = (kv8_message){.role = KV8_ROLE_DEVELOPER, .content = args->system};
-    messages[num++] = (kv8_message){.role = KV8_ROLE_USER, .content = args->chat};
+    messages[num++] = (kv8_message){.role = KV8_ROLE_USER, .content = message};
     return kv8_harmony_render(tokenizer, messages, num, &options, ids_out, num_out);
+}
+
+/* Text that was given, or read from the file; *owned_out is for free. */
+static int read_text(const generate_args *args, const char **text_out, size_t *length_out,
+                     char **owned_out) {
+    const char *const file = is_chat(args) ? args->chat_file : args->prompt_file;
+    *owned_out = NULL;
+    if (file == NULL) {
+        *text_out = is_chat(args) ? args->chat : args->prompt;
+        *length_out = strlen(*text_out);
+        return CLI_OK;
+    }
+    const int status = cli_read_file(file, owned_out, length_out);
+    *text_out = *owned_out;
+    if (status == CLI_OK && is_chat(args) && strlen(*text_out) != *length_out)
+        return cli_fail("%s: a NUL byte at byte %zu of the message", file, strlen(*text_out));
+    return status;
 }
 
 /* The caller frees *ids_out with kv8_free. */
@@ -84,20 +129,22 @@ static int read_prompt(const generate_args *args, const cli_model *model, int32_
                        int32_t *num_out) {
     if (args->tokens != NULL)
         return cli_read_tokens(args->tokens, model->info.vocab_size, ids_out, num_out);
-    size_t num = 0;
-    const kv8_status status =
-        args->chat != NULL
-            ? render_chat(args, model->tokenizer, ids_out, &num)
-            : kv8_tokenizer_encode(model->tokenizer, args->prompt, strlen(args->prompt),
-                                   KV8_SPECIAL_AS_TOKENS, ids_out, &num);
-    if (status != KV8_OK) return cli_fail_status(status);
-    if (num == 0 || num > INT32_MAX) {
-        kv8_free(*ids_out);
-        *ids_out = NULL;
-        return num == 0 ? cli_fail("the prompt is empty") : cli_fail("a prompt of %zu tokens", num);
+    const char *text = NULL;
+    char *owned = NULL;
+    size_t num = 0, length = 0;
+    int status = read_text(args, &text, &length, &owned);
+    if (status == CLI_OK) {
+        const kv8_status encoded = is_chat(args)
+                                       ? render_chat(args, text, model->tokenizer, ids_out, &num)
+                                       : kv8_tokenizer_encode(model->tokenizer, text, length,
+                                                              KV8_SPECIAL_AS_TOKENS, ids_out, &num);
+        if (encoded != KV8_OK) status = cli_fail_status(encoded);
     }
+    free(owned);
+    if (status == CLI_OK && num == 0) status = cli_fail("the prompt is empty");
+    if (status == CLI_OK && num > INT32_MAX) status = cli_fail("a prompt of %zu tokens", num);
     *num_out = (int32_t)num;
-    return CLI_OK;
+    return status;
 }
 
 /* --- what is shown --- */
@@ -207,63 +254,59 @@ typedef struct run {
     const generate_args *args;
     cli_model *model;
     kv8_cache *cache;
-    kv8_seq seq;
+    kv8_engine *engine;
     int32_t *prompt, num_prompt;
     int32_t *tokens, num_tokens, max_tokens;
-    float *logits; /* [vocab_size] */
-    bool ended_by_eos;
+    json_t *logprobs; /* one object for each token; NULL = not asked for */
+    kv8_finish finish;
     double prefill_s, decode_s;
 } run;
 
-static int step(run *r, const int32_t *ids, int32_t num, bool wants_logits) {
-    const int32_t indptr[2] = {0, num}, rows[1] = {num - 1};
-    const kv8_step model_step = {.num_seqs = 1,
-                                 .seqs = &r->seq,
-                                 .indptr = indptr,
-                                 .token_ids = ids,
-                                 .num_logit_rows = wants_logits,
-                                 .logit_rows = rows,
-                                 .logits_out = r->logits};
-    const kv8_status status = kv8_model_step(r->model->model, r->cache, &model_step);
-    if (status != KV8_OK) return cli_fail_status(status);
-    return cli_interrupted();
+static json_t *logprobs_json(const kv8_event *event, int32_t num) {
+    json_t *const top = json_array();
+    for (int32_t i = 0; i < num; i++)
+        json_array_append_new(top,
+                              json_pack("{s:i, s:o}", "token", (int)event->top[i].token, "logprob",
+                                        cli_json_number((double)event->top[i].logprob)));
+    return json_pack("{s:i, s:o, s:o}", "token", (int)event->token, "logprob",
+                     cli_json_number((double)event->logprob), "top", top);
 }
 
-static int prefill(run *r) {
+static int take_event(run *r, const kv8_event *event, writer *w) {
+    if (event->finish == KV8_FINISH_FAILED) return cli_fail("%s", event->message);
+    if (event->token < 0) return CLI_OK;
+    r->tokens[r->num_tokens++] = event->token;
+    r->finish = event->finish;
+    if (r->logprobs != NULL)
+        json_array_append_new(r->logprobs, logprobs_json(event, r->args->num_logprobs));
+    return write_token(w, event->token, event->finish == KV8_FINISH_EOS);
+}
+
+/* Steps until the request has ended; the prompt's progress is shown until its first token. */
+static int run_request(run *r, writer *w) {
     cli_progress progress;
     cli_progress_begin(&progress);
+    double first = progress.started;
     int status = CLI_OK;
-    for (int32_t at = 0; status == CLI_OK && at < r->num_prompt; at += STEP_TOKENS) {
-        const int32_t left = r->num_prompt - at, num = left < STEP_TOKENS ? left : STEP_TOKENS;
-        status = step(r, r->prompt + at, num, num == left);
-        cli_progress_show(&progress, "prompt", (uint64_t)(at + num), (uint64_t)r->num_prompt);
+    while (status == CLI_OK && r->finish == KV8_FINISH_NONE) {
+        int32_t num_events = 0;
+        const kv8_status stepped = kv8_engine_step(r->engine, &num_events);
+        if (r->num_tokens == 0) {
+            const kv8_event *const event = kv8_engine_event(r->engine, 0);
+            if (stepped == KV8_OK && event->token < 0)
+                cli_progress_show(&progress, "prompt", (uint64_t)event->num_computed,
+                                  (uint64_t)r->num_prompt);
+            else
+                cli_progress_end(&progress);
+            first = cli_seconds();
+        }
+        status = stepped == KV8_OK ? take_event(r, kv8_engine_event(r->engine, 0), w)
+                                   : cli_fail_status(stepped);
+        if (status == CLI_OK) status = cli_interrupted();
     }
-    cli_progress_end(&progress);
-    r->prefill_s = cli_seconds() - progress.started;
-    return status;
-}
-
-static bool is_eos(const kv8_model_info *info, int32_t id) {
-    for (int32_t i = 0; i < info->num_eos; i++) {
-        if (info->eos[i] == id) return true;
-    }
-    return false;
-}
-
-static int decode(run *r, writer *w) {
-    uint64_t random = r->args->seed;
-    const double begun = cli_seconds();
-    int status = CLI_OK;
-    while (status == CLI_OK) {
-        const int32_t id =
-            kv8_sample(r->logits, r->model->info.vocab_size, r->args->temperature, &random);
-        r->ended_by_eos = !r->args->ignore_eos && is_eos(&r->model->info, id);
-        r->tokens[r->num_tokens++] = id;
-        status = write_token(w, id, r->ended_by_eos);
-        if (status != CLI_OK || r->ended_by_eos || r->num_tokens == r->max_tokens) break;
-        status = step(r, &id, 1, true);
-    }
-    r->decode_s = cli_seconds() - begun;
+    if (r->num_tokens == 0) cli_progress_end(&progress);
+    r->prefill_s = first - progress.started;
+    r->decode_s = cli_seconds() - first;
     return status;
 }
 
@@ -283,14 +326,36 @@ static int print_json(const run *r, const writer *w) {
     for (int32_t i = 0; i < r->num_tokens; i++)
         json_array_append_new(tokens, json_integer(r->tokens[i]));
     char *const text = cli_clean_utf8(w->bytes == NULL ? "" : w->bytes, w->num_bytes);
-    json_t *const root =
-        json_pack("{s:s, s:i, s:s, s:o, s:o, s:o*, s:s*, s:o}", "kv", r->args->kv, "prompt_tokens",
-                  r->num_prompt, "stop", r->ended_by_eos ? "eos" : "length", "prefill_tokens_per_s",
-                  cli_json_number(r->num_prompt / r->prefill_s), "tokens_per_s",
-                  cli_json_number((r->num_tokens - 1) / r->decode_s), "messages",
-                  w->parser == NULL ? NULL : messages_json(w), "text", text, "tokens", tokens);
+    json_t *const root = json_pack(
+        "{s:s, s:i, s:s, s:o, s:o, s:o*, s:s*, s:o, s:O*}", "kv", r->args->kv, "prompt_tokens",
+        r->num_prompt, "stop", r->finish == KV8_FINISH_EOS ? "eos" : "length",
+        "prefill_tokens_per_s", cli_json_number(r->num_prompt / r->prefill_s), "tokens_per_s",
+        cli_json_number((r->num_tokens - 1) / r->decode_s), "messages",
+        w->parser == NULL ? NULL : messages_json(w), "text", text, "tokens", tokens, "logprobs",
+        r->logprobs);
     free(text);
     return cli_write_json(root, stdout, "stdout");
+}
+
+static int submit(run *r, const kv8_kv_setting *setting) {
+    kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
+    kv8_engine_options engine_options = KV8_ENGINE_OPTIONS_INIT;
+    kv8_request request = KV8_REQUEST_INIT;
+    cache_options.max_seq_len = r->num_prompt + r->max_tokens;
+    cache_options.step_tokens = engine_options.step_tokens = STEP_TOKENS;
+    request.token_ids = r->prompt;
+    request.num_tokens = r->num_prompt;
+    request.max_tokens = r->max_tokens;
+    request.sampling = &r->args->sampling;
+    request.ignore_eos = r->args->ignore_eos;
+    request.num_logprobs = r->args->num_logprobs;
+    uint64_t id = 0;
+    kv8_status status =
+        kv8_kv_setting_cache_create(&r->cache, r->model->model, setting, &cache_options);
+    if (status == KV8_OK)
+        status = kv8_engine_create(&r->engine, r->model->model, r->cache, &engine_options);
+    if (status == KV8_OK) status = kv8_engine_submit(r->engine, &request, &id);
+    return status == KV8_OK ? CLI_OK : cli_fail_status(status);
 }
 
 /* Sizes everything from the prompt and the model's context. */
@@ -308,15 +373,10 @@ static int prepare(run *r, const kv8_kv_setting *setting) {
     r->max_tokens = r->args->max_tokens;
     if (r->max_tokens == 0) r->max_tokens = room < DEFAULT_MAX_TOKENS ? room : DEFAULT_MAX_TOKENS;
     r->tokens = malloc((size_t)r->max_tokens * sizeof *r->tokens);
-    r->logits = malloc((size_t)r->model->info.vocab_size * sizeof *r->logits);
-    if (r->tokens == NULL || r->logits == NULL)
-        return cli_fail("no memory for %d tokens", r->max_tokens);
-    kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
-    options.max_seq_len = r->num_prompt + r->max_tokens;
-    options.step_tokens = STEP_TOKENS;
-    kv8_status status = kv8_kv_setting_cache_create(&r->cache, r->model->model, setting, &options);
-    if (status == KV8_OK) status = kv8_cache_seq_create(r->cache, &r->seq);
-    return status == KV8_OK ? CLI_OK : cli_fail_status(status);
+    if (r->tokens == NULL) return cli_fail("no memory for %d tokens", r->max_tokens);
+    if (r->args->num_logprobs > 0 && (r->logprobs = json_array()) == NULL)
+        return cli_fail("no memory for logprobs");
+    return submit(r, setting);
 }
 
 static int generate(run *r, const kv8_kv_setting *setting) {
@@ -325,15 +385,15 @@ static int generate(run *r, const kv8_kv_setting *setting) {
                 .dims = cli_has_colour(),
                 .message_idx = -1};
     int status = prepare(r, setting);
-    if (status == CLI_OK && r->args->chat != NULL) {
+    if (status == CLI_OK && is_chat(r->args)) {
         const kv8_status created = kv8_harmony_parser_create(&w.parser, w.tokenizer);
         if (created != KV8_OK) status = cli_fail_status(created);
     }
-    if (status == CLI_OK) status = prefill(r);
     if (status == CLI_OK) {
-        status = decode(r, &w);
+        status = run_request(r, &w);
         /* A text cut short by Ctrl-C still ends its line and its colour. */
-        const int finished = status == CLI_FAILED ? status : finish_writing(&w, r->ended_by_eos);
+        const bool begun = r->num_tokens > 0 && status != CLI_FAILED;
+        const int finished = begun ? finish_writing(&w, r->finish == KV8_FINISH_EOS) : status;
         if (status == CLI_OK) status = finished;
     }
     if (status == CLI_OK && r->args->json) status = print_json(r, &w);
@@ -343,7 +403,7 @@ static int generate(run *r, const kv8_kv_setting *setting) {
 }
 
 int cmd_generate(int argc, char **argv) {
-    generate_args args = {.kv = "f32"};
+    generate_args args = {.kv = "f32", .sampling = KV8_SAMPLING_INIT};
     int status = parse(&args, argc, argv);
     if (status >= 0) return status;
     kv8_kv_setting setting;
@@ -352,13 +412,14 @@ int cmd_generate(int argc, char **argv) {
     cli_model model;
     status = cli_model_open(&model, args.model, args.threads, true);
     if (status == CLI_OK) {
-        run r = {.args = &args, .model = &model, .seq = KV8_SEQ_NONE};
+        run r = {.args = &args, .model = &model};
         status = read_prompt(&args, &model, &r.prompt, &r.num_prompt);
         if (status == CLI_OK) status = generate(&r, &setting);
+        kv8_engine_destroy(r.engine);
         kv8_cache_destroy(r.cache);
         kv8_free(r.prompt);
         free(r.tokens);
-        free(r.logits);
+        json_decref(r.logprobs);
     }
     cli_model_close(&model);
     return status;

@@ -47,11 +47,17 @@ static int print_json(const kv8_kv_setting *setting, const float *nll, int32_t n
     return cli_write_json(root, stdout, "stdout");
 }
 
-static void print_text(const kv8_kv_setting *setting, const float *nll, int32_t num,
-                       double tokens_per_s) {
+static void print_text(const kv8_kv_setting *setting, const int32_t *ids, const float *nll,
+                       int32_t num, double tokens_per_s) {
     const double loss = mean(nll, num);
-    printf("%d tokens scored, KV %s: loss %.4f nats per token, perplexity %.4g, %.0f tokens/s\n",
-           num, setting->name, loss, exp(loss), tokens_per_s);
+    printf("%d token%s scored, KV %s: loss %.4f nats per token, perplexity %.4g, %.0f tokens/s\n",
+           num, num == 1 ? "" : "s", setting->name, loss, exp(loss), tokens_per_s);
+    int32_t worst = 0;
+    for (int32_t i = 1; i < num; i++) {
+        if (nll[i] > nll[worst]) worst = i;
+    }
+    printf("least expected: token %d (id %d), %.4f nats\n", worst + 1, ids[worst + 1],
+           (double)nll[worst]);
 }
 
 static int run(const score_args *args, const kv8_kv_setting *setting, cli_model *model) {
@@ -75,7 +81,7 @@ static int run(const score_args *args, const kv8_kv_setting *setting, cli_model 
         } else if (args->json) {
             status = print_json(setting, nll, num - 1, tokens_per_s);
         } else {
-            print_text(setting, nll, num - 1, tokens_per_s);
+            print_text(setting, ids, nll, num - 1, tokens_per_s);
         }
     }
     free(nll);

@@ -1,7 +1,7 @@
 /* model_speed.c - kv8 bench model: prefill (pp) and decode (tg) tokens per second at given depths,
  * per KV setting; columns and JSON fields as llama-bench has them.
  *
- * A depth is filled once and every repetition forks it. Tokens are random, nothing is sampled.
+ * A depth is filled once and every repetition forks it. Tokens are random.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
@@ -53,77 +53,113 @@ static stats speed_of(const test_row *row) {
 typedef struct bench_session {
     cli_model model;
     kv8_cache *cache;
-    float *logits; /* of one row */
+    kv8_engine *engine;
+    int32_t *token_ids; /* of the request being made */
     uint64_t random;
 } bench_session;
 
 /* Room for a sequence of max_len tokens and for a fork that adds `longest` of its own. */
-static kv8_status open_cache(bench_session *s, const kv8_kv_setting *setting, int32_t max_len,
-                             int32_t longest) {
-    kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
-    options.max_seqs = 2;
-    options.max_seq_len = max_len;
-    options.num_tokens = (int64_t)max_len + longest;
-    options.step_tokens = STEP;
-    return kv8_kv_setting_cache_create(&s->cache, s->model.model, setting, &options);
+static kv8_status open_engine(bench_session *s, const kv8_kv_setting *setting, int32_t max_len,
+                              int32_t longest) {
+    kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
+    kv8_engine_options engine_options = KV8_ENGINE_OPTIONS_INIT;
+    cache_options.max_seqs = 2;
+    cache_options.max_seq_len = max_len;
+    cache_options.num_tokens = (int64_t)max_len + longest;
+    cache_options.step_tokens = engine_options.step_tokens = STEP;
+    const kv8_status status =
+        kv8_kv_setting_cache_create(&s->cache, s->model.model, setting, &cache_options);
+    if (status != KV8_OK) return status;
+    return kv8_engine_create(&s->engine, s->model.model, s->cache, &engine_options);
 }
 
-/* `num` random tokens in steps of at most `step`; logits of the last row of each step. */
-static kv8_status run_tokens(bench_session *s, kv8_seq seq, int32_t num, int32_t step) {
-    int32_t ids[STEP];
-    kv8_status status = KV8_OK;
-    for (int32_t done = 0; status == KV8_OK && done < num && cli_interrupted() == 0;) {
-        const int32_t n = num - done < step ? num - done : step;
-        for (int32_t i = 0; i < n; i++)
-            ids[i] = (int32_t)(bench_random(&s->random) % (uint64_t)s->model.info.vocab_size);
-        const int32_t indptr[2] = {0, n}, last = n - 1;
-        const kv8_step work = {.num_seqs = 1,
-                               .seqs = &seq,
-                               .indptr = indptr,
-                               .token_ids = ids,
-                               .num_logit_rows = 1,
-                               .logit_rows = &last,
-                               .logits_out = s->logits};
-        status = kv8_model_step(s->model.model, s->cache, &work);
-        done += n;
+static void close_engine(bench_session *s) {
+    kv8_engine_destroy(s->engine);
+    kv8_cache_destroy(s->cache);
+    s->engine = NULL;
+    s->cache = NULL;
+}
+
+/* Submits the request with `num` random tokens. */
+static kv8_status submit(bench_session *s, kv8_request *request, int32_t num, uint64_t *id_out) {
+    for (int32_t i = 0; i < num; i++)
+        s->token_ids[i] = (int32_t)(bench_random(&s->random) % (uint64_t)s->model.info.vocab_size);
+    request->token_ids = s->token_ids;
+    request->num_tokens = num;
+    return kv8_engine_submit(s->engine, request, id_out);
+}
+
+/* Steps until nothing is left to do. */
+static kv8_status run_engine(const bench_session *s) {
+    int32_t num_events = 1;
+    while (num_events > 0 && cli_interrupted() == 0) {
+        const kv8_status status = kv8_engine_step(s->engine, &num_events);
+        if (status != KV8_OK) return status;
     }
-    return status;
+    return KV8_OK;
 }
 
-static kv8_status run_test(bench_session *s, kv8_seq depth, int32_t repetitions, test_row *row) {
+/* A kv8_logits_visitor: that logits are looked at makes the engine compute them. */
+static void look_away(void *cookie, int32_t first, int32_t num_rows, const float *logits) {
+    (void)cookie;
+    (void)first;
+    (void)num_rows;
+    (void)logits;
+}
+
+/* Prefill ends with the first token; decode takes given tokens one by one, logits of each. */
+static kv8_request request_of(const test_row *row, uint64_t depth) {
+    kv8_request request = KV8_REQUEST_INIT;
+    request.parent = depth;
+    if (row->num_prompt > 0) {
+        request.max_tokens = 1;
+    } else {
+        request.max_chunk = 1;
+        request.visit = look_away;
+    }
+    return request;
+}
+
+static kv8_status run_test(bench_session *s, uint64_t depth, int32_t repetitions, test_row *row) {
+    kv8_request request = request_of(row, depth);
     kv8_status status = KV8_OK;
     /* The first run warms up and is not counted. */
     for (int32_t i = -1; status == KV8_OK && i < repetitions && cli_interrupted() == 0; i++) {
-        kv8_seq seq = KV8_SEQ_NONE;
-        status = kv8_cache_seq_fork(s->cache, depth, &seq);
-        if (status != KV8_OK) break;
+        uint64_t id = 0;
+        status = submit(s, &request, tokens_of(row), &id);
         const double begin = cli_seconds();
-        status = run_tokens(s, seq, tokens_of(row), row->num_prompt > 0 ? STEP : 1);
+        if (status == KV8_OK) status = run_engine(s);
         if (i >= 0) row->ns[row->num++] = (cli_seconds() - begin) * 1e9;
-        const kv8_status gone = kv8_cache_seq_destroy(s->cache, seq);
-        if (status == KV8_OK) status = gone;
     }
     return status;
+}
+
+/* Fills the depth: a request at rest that the tests fork. *id_out is 0 without one. */
+static kv8_status fill_depth(bench_session *s, int32_t depth, uint64_t *id_out) {
+    *id_out = 0;
+    if (depth == 0) return KV8_OK;
+    kv8_request request = KV8_REQUEST_INIT;
+    request.hold = 1;
+    const kv8_status status = submit(s, &request, depth, id_out);
+    return status == KV8_OK ? run_engine(s) : status;
 }
 
 /* Both tests at one depth. */
 static kv8_status run_depth(bench_session *s, const model_args *args, const kv8_kv_setting *setting,
                             int32_t depth, test_row *rows, int32_t *num_rows) {
     const int32_t longest = args->num_prompt > args->num_gen ? args->num_prompt : args->num_gen;
-    kv8_seq seq = KV8_SEQ_NONE;
-    kv8_status status = open_cache(s, setting, depth + longest, longest);
-    if (status == KV8_OK) status = kv8_cache_seq_create(s->cache, &seq);
-    if (status == KV8_OK) status = run_tokens(s, seq, depth, STEP);
-    for (int test = 0; status == KV8_OK && test < 2; test++) {
+    uint64_t filled = 0;
+    kv8_status status = open_engine(s, setting, depth + longest, longest);
+    if (status == KV8_OK) status = fill_depth(s, depth, &filled);
+    for (int test = 0; status == KV8_OK && test < 2 && cli_interrupted() == 0; test++) {
         test_row row = {.setting = setting, .depth = depth};
         *(test == 0 ? &row.num_prompt : &row.num_gen) =
             test == 0 ? args->num_prompt : args->num_gen;
         if (tokens_of(&row) == 0) continue;
-        status = run_test(s, seq, args->repetitions, &row);
+        status = run_test(s, filled, args->repetitions, &row);
         rows[(*num_rows)++] = row;
     }
-    kv8_cache_destroy(s->cache);
-    s->cache = NULL;
+    close_engine(s);
     return status;
 }
 
@@ -217,12 +253,26 @@ static int parse(model_args *args, int argc, char **argv) {
     return cli_parse(&command, argc, argv, &args->model);
 }
 
+/* Before any work: does every depth leave room for the tests? */
+static int check_depths(const bench_session *s, const model_args *args, const int32_t *depths,
+                        int32_t num_depths) {
+    const int32_t longest = args->num_prompt > args->num_gen ? args->num_prompt : args->num_gen;
+    const int32_t context = s->model.info.max_seq_len;
+    for (int32_t i = 0; i < num_depths; i++) {
+        if ((int64_t)depths[i] + longest > context)
+            return cli_fail("--depth %d and a test of %d tokens: the model's context holds %d",
+                            depths[i], longest, context);
+    }
+    return CLI_OK;
+}
+
 static int run(bench_session *s, const model_args *args, const kv8_kv_setting *settings,
                int32_t num_settings, const int32_t *depths, int32_t num_depths) {
     static test_row rows[2 * MAX_SETTINGS * MAX_DEPTHS];
     int32_t num_rows = 0;
-    s->logits = malloc((size_t)s->model.info.vocab_size * sizeof *s->logits);
-    if (s->logits == NULL) return cli_fail("no memory for logits");
+    if (check_depths(s, args, depths, num_depths) != CLI_OK) return CLI_FAILED;
+    s->token_ids = malloc((size_t)s->model.info.max_seq_len * sizeof *s->token_ids);
+    if (s->token_ids == NULL) return cli_fail("no memory for tokens");
     cli_progress progress;
     cli_progress_begin(&progress);
     kv8_status status = KV8_OK;
@@ -261,8 +311,7 @@ int bench_model(int argc, char **argv) {
     bench_session session = {.random = 1};
     status = cli_model_open(&session.model, args.model, args.threads, false);
     if (status == CLI_OK) status = run(&session, &args, settings, num_settings, depths, num_depths);
-    kv8_cache_destroy(session.cache);
-    free(session.logits);
+    free(session.token_ids);
     cli_model_close(&session.model);
     return status;
 }

@@ -1,5 +1,8 @@
-/* kv8/engine.h - what stands between a model and a request: how a cache stores, and the draw of the
- * next token.
+/* kv8/engine.h - the step loop above a model: requests go in, tokens come out. How a cache stores,
+ * how a token is drawn, which rows a step takes.
+ *
+ * It knows neither text nor files nor time: a caller submits token ids, steps the engine until its
+ * requests have ended, and reads what each step gave.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_ENGINE_H
@@ -10,6 +13,8 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* --- how a cache stores --- */
 
 /* One way to store the cache: dtypes by layer kind, for K and V apart. */
 typedef struct kv8_kv_setting {
@@ -46,10 +51,126 @@ KV8_API KV8_NODISCARD kv8_status kv8_kv_setting_cache_create(kv8_cache **out,
                                                              const kv8_kv_setting *setting,
                                                              const kv8_kv_cache_options *options);
 
-/* Draws from softmax(logits / temperature); temperature 0 is argmax (lowest id on ties).
- * *rng_state is any 64-bit seed, advanced by the call. */
-KV8_API int32_t kv8_sample(const float *logits, int32_t vocab_size, float temperature,
-                           uint64_t *rng_state);
+/* --- how a token is drawn --- */
+
+/* The steps apply in the order of the fields. A 0 leaves a step out.
+ *
+ *   l_i    the model's logits, f32
+ *   bias   l_i + bias of i
+ *   repetition  of ids in the prompt or generated: l_i > 0 ? l_i / r : l_i * r
+ *   frequency   of generated ids: l_i - f * times generated
+ *   presence    of generated ids: l_i - p
+ *   temperature  T = 0: the id of the largest l, the lowest on ties, and nothing below applies.
+ *                Else every id has the weight floor(2^36 * exp((l_i - largest l) / T))
+ *   top_k  the k largest stay, by l, then by lower id
+ *   top_p  in that order, an id stays while less than floor(top_p * sum) of weight is before it;
+ *          the first always stays
+ *   min_p  ids of weight floor(2^36 * min_p) and more stay
+ *   draw   the first id, by id, at which the running sum of weights exceeds
+ *          floor(sum * u / 2^64), u the first two words of Philox4x32-10 with the key `seed` and
+ *          the counter (position, 0, stream)
+ *
+ * Weights are whole numbers, so that their sums have no order; exp is v_exp of
+ * src/base/simd/scalar.h, all else single f32 operations, each rounded. Equal logits therefore give
+ * equal tokens on every machine, whatever else runs. */
+typedef struct kv8_sampling {
+    size_t struct_size;
+    const int32_t *bias_ids; /* [num_bias], each once */
+    const float *bias;       /* below +inf; -inf forbids an id */
+    int32_t num_bias;
+    float repetition_penalty; /* > 0; 1 = none */
+    float frequency_penalty, presence_penalty;
+    float temperature;  /* >= 0 */
+    int32_t top_k;      /* >= 0 */
+    float top_p, min_p; /* 0 to 1 */
+    uint64_t seed;      /* equal seeds draw equal numbers */
+    uint64_t stream;    /* tells requests of one seed apart */
+} kv8_sampling;
+#define KV8_SAMPLING_INIT KV8_SIZED(kv8_sampling)
+
+typedef struct kv8_logprob {
+    int32_t token;
+    float logprob; /* ln of the probability under the model's own logits */
+} kv8_logprob;
+/* --- the engine --- */
+
+typedef struct kv8_engine kv8_engine;
+
+typedef struct kv8_engine_options {
+    size_t struct_size;
+    const kv8_allocator *allocator;
+    int32_t max_requests; /* at once, those at rest too; 0 = 16 */
+    int32_t step_tokens;  /* most rows of a step, at most the model's; 0 = the model's */
+    int32_t logit_rows;   /* rows of logits of a step, >= 1; 0 = the model's max_step_seqs */
+    float *logits;        /* [logit_rows, vocab_size] to work in; NULL = the engine's own */
+} kv8_engine_options;
+#define KV8_ENGINE_OPTIONS_INIT KV8_SIZED(kv8_engine_options)
+
+/* Model and cache are borrowed; the engine makes and destroys its own sequences in the cache. One
+ * thread at a time per engine, and per model. *out is NULL on failure. */
+KV8_API KV8_NODISCARD kv8_status kv8_engine_create(kv8_engine **out, kv8_model *model,
+                                                   kv8_cache *cache,
+                                                   const kv8_engine_options *options);
+/* Its requests' sequences go with it. */
+KV8_API void kv8_engine_destroy(kv8_engine *engine);
+
+/* Sees rows of logits [num_rows, vocab_size] of a request; row i is what follows token first + i.
+ * Valid during the call. */
+typedef void (*kv8_logits_visitor)(void *cookie, int32_t first, int32_t num_rows,
+                                   const float *logits);
+
+typedef struct kv8_request {
+    size_t struct_size;
+    const int32_t *token_ids; /* [num_tokens], at least one; copied, as all arrays are */
+    int32_t num_tokens;
+    int32_t max_tokens;           /* to generate; 0 = the request ends when its tokens are in */
+    const kv8_sampling *sampling; /* NULL = greedy */
+    const int32_t *stop_ids;      /* end the request, besides the model's end-of-text ids */
+    int32_t num_stop_ids;
+    int32_t ignore_eos;       /* 1: the model's ids do not end it */
+    int32_t num_logprobs;     /* n >= 1: events have the token's logprob and the n likeliest */
+    int32_t max_chunk;        /* most tokens of this request in one step; 0 = what the step holds */
+    int32_t hold;             /* 1: ended, it rests with its tokens and pages until cancelled */
+    uint64_t parent;          /* a request at rest, whose tokens come before these; its pages are
+                               * shared. 0 = none */
+    kv8_logits_visitor visit; /* sees the logits of all its rows; NULL = nobody */
+    void *visit_cookie;
+} kv8_request;
+#define KV8_REQUEST_INIT KV8_SIZED(kv8_request)
+
+/* Ids are 1, 2, ..: the order of submission. KV8_ERR_FULL when max_requests are alive or the cache
+ * has no sequence left; KV8_ERR_INVALID names what no step could take: an id, a length. */
+KV8_API KV8_NODISCARD kv8_status kv8_engine_submit(kv8_engine *engine, const kv8_request *request,
+                                                   uint64_t *id_out);
+/* Ends a request, or one at rest, and gives its pages back. There is no event. */
+KV8_API KV8_NODISCARD kv8_status kv8_engine_cancel(kv8_engine *engine, uint64_t id);
+
+typedef enum kv8_finish {
+    KV8_FINISH_NONE = 0, /* goes on */
+    KV8_FINISH_EOS,      /* an end-of-text id of the model */
+    KV8_FINISH_STOP,     /* one of stop_ids */
+    KV8_FINISH_LENGTH,   /* max_tokens */
+    KV8_FINISH_FAILED    /* logits that are not finite; `message` names the position */
+} kv8_finish;
+
+/* What a step did for one request. Borrowed until the engine's next call. */
+typedef struct kv8_event {
+    uint64_t request;
+    int32_t num_taken;    /* of its tokens in this step */
+    int32_t num_computed; /* of its tokens so far: what the cache holds */
+    int32_t token;        /* generated in this step, stop ids included; -1 = none */
+    kv8_finish finish;
+    const char *message;    /* FAILED */
+    float logprob;          /* with num_logprobs */
+    const kv8_logprob *top; /* [num_logprobs] */
+} kv8_event;
+
+/* One step: of every request the token it generated last, and then, in order of submission, tokens
+ * of those whose prompts are not in yet, as the step has room. *num_events_out requests have an
+ * event; 0 = nothing was left to do. On failure (KV8_ERR_FULL: the cache's pages ran out) no
+ * request has changed. */
+KV8_API KV8_NODISCARD kv8_status kv8_engine_step(kv8_engine *engine, int32_t *num_events_out);
+KV8_API const kv8_event *kv8_engine_event(const kv8_engine *engine, int32_t event_idx);
 
 #ifdef __cplusplus
 }

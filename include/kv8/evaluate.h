@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Progress of long work: `done` of `total` units; return non-zero to stop (the call then returns
- * KV8_ERR_INVALID, "interrupted"). A unit is about the work of one prefilled token. */
+ * KV8_ERR_CANCELLED). A unit is about the work of one prefilled token. */
 typedef int (*kv8_progress)(void *cookie, const char *what, uint64_t done, uint64_t total);
 
 typedef struct kv8_score_options {
@@ -27,7 +27,8 @@ typedef struct kv8_score_options {
 #define KV8_SCORE_OPTIONS_INIT KV8_SIZED(kv8_score_options)
 
 /* Natural-log loss of token t+1 given tokens 0..t: nll_out[num_tokens-1], num_tokens >= 2. Ids and
- * length are checked before the first step. */
+ * length are checked before the first step. Logits that are not finite are KV8_ERR_INVALID, here
+ * and below; the message names the position. */
 KV8_API KV8_NODISCARD kv8_status kv8_evaluate_score(kv8_model *model, const kv8_kv_setting *setting,
                                                     const int32_t *token_ids, int32_t num_tokens,
                                                     const kv8_score_options *options,
@@ -50,12 +51,18 @@ typedef struct kv8_compare_options {
 } kv8_compare_options;
 #define KV8_COMPARE_OPTIONS_INIT KV8_SIZED(kv8_compare_options)
 
+/* Errors are standard errors of the means beside them: of positions for kl, top1 and dloss (paired
+ * with f32's), of prompts for greedy_match, of questions for recall. Positions of a window are not
+ * independent and KL is heavy-tailed (one position of hundreds may make a quarter of the mean), so
+ * kl_error is a lower bound. Shares of n are taken as (hits + 1) of (n + 2), so that a share of 1
+ * has an error too. NaN where the mean is, and for one prompt. */
 typedef struct kv8_compare_row {
     kv8_kv_setting setting;
-    double kl;           /* mean KL(f32 KV || this) over all positions, nats per token */
-    double top1;         /* teacher-forced agreement of the argmax with f32 KV, all positions */
-    double loss;         /* mean nats per token, positions whose next token is in the window */
-    double dloss;        /* loss - loss with f32 KV */
+    double kl;    /* mean KL(f32 KV || this) over all positions, nats per token */
+    double top1;  /* teacher-forced agreement of the argmax with f32 KV, all positions */
+    double loss;  /* mean nats per token, positions whose next token is in the window */
+    double dloss; /* loss - loss with f32 KV */
+    double kl_error, top1_error, dloss_error, greedy_error, recall_error;
     double greedy_match; /* mean share of greedy_len tokens before the first difference; NaN = not
                             run. Control tokens do not end a continuation. */
     double recall;       /* share of codes looked up right; NaN = not run */

@@ -1,0 +1,63 @@
+/* request.c - a request's own memory, and when it ends.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "request.h"
+
+#include <string.h>
+
+/* Copies num values to *at and moves it on. */
+static void *put(char **at, const void *values, int32_t num, size_t size) {
+    void *const copy = *at;
+    if (num > 0) memcpy(copy, values, (size_t)num * size);
+    *at += (size_t)num * size;
+    return copy;
+}
+
+kv8_status kv8_running_create(kv8_running **out, const kv8_request *spec, const kv8_running *parent,
+                              const kv8_allocator *allocator) {
+    kv8_sampling sampling = KV8_SAMPLING_INIT;
+    if (spec->sampling != NULL) KV8_READ_STRUCT(kv8_sampling, &sampling, spec->sampling);
+    const int32_t before = parent == NULL ? 0 : parent->num_tokens;
+    const int32_t num_bias = sampling.num_bias;
+    const int32_t capacity = before + spec->num_tokens + spec->max_tokens;
+    const size_t words = (size_t)capacity + (size_t)spec->num_stop_ids + 2 * (size_t)num_bias;
+    const size_t bytes = sizeof(kv8_running) + words * 4;
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(allocator, bytes, 1, "request", &memory));
+    kv8_running *const running = memory;
+    char *at = (char *)(running + 1);
+    running->bytes = bytes;
+    running->seq = KV8_SEQ_NONE;
+    running->spec = *spec;
+    running->capacity = capacity;
+    running->num_prompt = running->num_tokens = before + spec->num_tokens;
+    running->num_computed = parent == NULL ? 0 : parent->num_computed;
+    running->token_ids = put(&at, parent == NULL ? NULL : parent->token_ids, before, 4);
+    (void)put(&at, spec->token_ids, spec->num_tokens, 4);
+    at += (size_t)spec->max_tokens * 4;
+    running->spec.stop_ids = put(&at, spec->stop_ids, spec->num_stop_ids, 4);
+    running->sampling = sampling;
+    running->sampling.bias_ids = put(&at, sampling.bias_ids, num_bias, 4);
+    running->sampling.bias = put(&at, sampling.bias, num_bias, 4);
+    *out = running;
+    return KV8_OK;
+}
+
+void kv8_running_destroy(kv8_running *running, const kv8_allocator *allocator) {
+    if (running != NULL) kv8_release(allocator, running, running->bytes, 1);
+}
+
+static bool contains(const int32_t *ids, int32_t num, int32_t id) {
+    for (int32_t i = 0; i < num; i++) {
+        if (ids[i] == id) return true;
+    }
+    return false;
+}
+
+kv8_finish kv8_running_take(kv8_running *running, int32_t token, const kv8_model_info *info) {
+    running->token_ids[running->num_tokens++] = token;
+    if (!running->spec.ignore_eos && contains(info->eos, info->num_eos, token))
+        return KV8_FINISH_EOS;
+    if (contains(running->spec.stop_ids, running->spec.num_stop_ids, token)) return KV8_FINISH_STOP;
+    return running->num_tokens == running->capacity ? KV8_FINISH_LENGTH : KV8_FINISH_NONE;
+}

@@ -1,0 +1,33 @@
+/* request.h - a request inside the engine: its tokens, what of them the cache holds, and what ends
+ * it. Private to the room.
+ *
+ * Prompt and generated tokens are one list: a request is computed up to num_computed of num_tokens,
+ * and a step takes some of the rest. Whoever has one token left is decoding.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_REQUEST_H
+#define KV8_REQUEST_H
+
+#include <kv8/engine.h>
+
+#include "base_impl.h"
+
+typedef struct kv8_running {
+    uint64_t id;
+    kv8_seq seq;
+    int32_t *token_ids; /* [capacity]: prompt, then generated */
+    int32_t num_prompt, num_tokens, num_computed, capacity;
+    bool rests; /* ended, but held */
+    kv8_request spec;
+    kv8_sampling sampling;
+    size_t bytes;
+} kv8_running;
+
+/* Copies spec and its arrays behind `parent`'s tokens (NULL = none) into one block. */
+kv8_status kv8_running_create(kv8_running **out, const kv8_request *spec, const kv8_running *parent,
+                              const kv8_allocator *allocator);
+void kv8_running_destroy(kv8_running *running, const kv8_allocator *allocator);
+/* Takes a generated token; what it means. */
+kv8_finish kv8_running_take(kv8_running *running, int32_t token, const kv8_model_info *info);
+
+#endif

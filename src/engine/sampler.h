@@ -1,0 +1,33 @@
+/* sampler.h - the draw of a token, as kv8/engine.h defines it for kv8_sampling: scratch for one
+ * vocabulary, and pure functions of logits, settings and history. Private to the room.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_SAMPLER_H
+#define KV8_SAMPLER_H
+
+#include <kv8/engine.h>
+
+/* The tokens before the one to draw; its position is num_tokens. */
+typedef struct kv8_history {
+    const int32_t *token_ids; /* the prompt, then what was generated */
+    int32_t num_prompt, num_tokens;
+} kv8_history;
+
+/* Scratch for one vocabulary; one thread at a time per sampler. */
+typedef struct kv8_sampler kv8_sampler;
+kv8_status kv8_sampler_create(kv8_sampler **out, int32_t vocab_size,
+                              const kv8_allocator *allocator);
+void kv8_sampler_destroy(kv8_sampler *sampler);
+/* KV8_ERR_INVALID names the field that is out of range. */
+kv8_status kv8_sampling_check(const kv8_sampling *sampling, int32_t vocab_size);
+/* Draws from finite logits [vocab_size] by a checked `sampling`. Allocates nothing;
+ * equal arguments give an equal token. */
+int32_t kv8_sampler_draw(kv8_sampler *sampler, const kv8_sampling *sampling,
+                         const kv8_history *history, const float *logits);
+
+/* The n <= vocab_size likeliest ids, falling, lower id first on ties. The result is the logprob of
+ * `token`. */
+float kv8_sampler_logprobs(kv8_sampler *sampler, const float *logits, int32_t token, int32_t n,
+                           kv8_logprob *top_out);
+
+#endif
