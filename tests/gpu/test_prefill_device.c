@@ -7,11 +7,12 @@
 #include <kv8/attention_device.h>
 
 #include "attention_case.h"
+#include "device_plan.h"
 #include "gpu_testing.h"
-#include "prefill_device.h"
 
-/* Of the group of tests that runs. */
-static kv8_prefill_path path;
+/* The kernels of the group of tests that runs. */
+static const char on_wgmma[] = "kv8_prefill_*__sm90", on_mma[] = "kv8_prefill_*__sm80";
+static const char *kernels;
 
 /* A case on the GPU: the device's copy of every buffer, and the arguments that point there. */
 typedef struct gpu_case {
@@ -57,7 +58,7 @@ static void pack_queries(const gpu *g, const attention_inputs *in, gpu_case *c) 
 }
 
 /* gap: of elements after every row of O, which must stay untouched; without one, Q has none. */
-static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_plan *plan,
+static void upload(const gpu *g, const attention_inputs *in, const kv8_attention_device_plan *plan,
                    int32_t gap, gpu_case *c) {
     memset(c, 0, sizeof *c);
     for (int i = 0; i < in->num_buffers; i++) {
@@ -96,7 +97,7 @@ static void upload(const gpu *g, const attention_inputs *in, const kv8_prefill_p
     c->o_bytes = (size_t)(in->total_q * a->o_stride_row) * kv8_dtype_size(in->spec.o_dtype);
     c->o = a->o = gpu_alloc(g, c->o_bytes + 1);
     a->lse = c->lse = gpu_alloc(g, (size_t)(in->total_q * in->num_qo_heads) * 4 + 4);
-    c->workspace = gpu_alloc(g, plan->workspace_size);
+    c->workspace = gpu_alloc(g, kv8_attention_device_workspace_size(plan));
 }
 
 static void gpu_case_free(const gpu *g, const attention_inputs *in, gpu_case *c) {
@@ -108,12 +109,14 @@ static void gpu_case_free(const gpu *g, const attention_inputs *in, gpu_case *c)
 }
 
 /* Everything that the launch writes starts as NaN, and the workspace too. */
-static void poison(const gpu *g, const attention_inputs *in, const kv8_prefill_plan *plan,
+static void poison(const gpu *g, const attention_inputs *in, const kv8_attention_device_plan *plan,
                    const gpu_case *c) {
     assert_ok(kv8_stream_fill(g->stream, c->o, 0xff, c->o_bytes + 1));
     assert_ok(
         kv8_stream_fill(g->stream, c->lse, 0xff, (size_t)(in->total_q * in->num_qo_heads) * 4 + 4));
-    assert_ok(kv8_stream_fill(g->stream, c->workspace, 0xff, plan->workspace_size));
+    assert_ok(
+        kv8_stream_fill(g->stream, c->workspace, 0xff, kv8_attention_device_workspace_size(plan)));
+    assert_ok(kv8_attention_device_workspace_init(plan, g->stream, c->workspace));
 }
 
 /* o_out and lse_out, as case_run gives them. */
@@ -142,14 +145,15 @@ static void compare(const attention_inputs *in, const float *o, const float *lse
 /* o_out and lse_out of one run over made inputs. */
 static void run_once(const gpu *g, const attention_inputs *in, int32_t gap, float *o_out,
                      float *lse_out) {
-    kv8_prefill_plan plan;
-    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in->spec, path));
+    kv8_attention_device_plan *plan = NULL;
+    assert_ok(kv8_attention_device_plan_create_of(&plan, g->device, &in->spec, kernels, NULL));
     gpu_case on_gpu;
-    upload(g, in, &plan, gap, &on_gpu);
-    poison(g, in, &plan, &on_gpu);
-    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.workspace));
+    upload(g, in, plan, gap, &on_gpu);
+    poison(g, in, plan, &on_gpu);
+    assert_ok(kv8_attention_device_run(plan, g->stream, &on_gpu.args, on_gpu.workspace));
     fetch(g, in, &on_gpu, o_out, lse_out);
     gpu_case_free(g, in, &on_gpu);
+    kv8_attention_device_plan_destroy(plan);
 }
 
 /* Made inputs against the oracle. */
@@ -180,7 +184,7 @@ static const kv8_dtype formats[][2] = {
 enum { NUM_FORMATS = sizeof formats / sizeof formats[0], E4M3_PAGES = 0, FP8 = 5 };
 /* e4m3 Q is the wgmma kernels' alone. */
 static int num_formats(void) {
-    return path == KV8_PREFILL_WGMMA ? NUM_FORMATS : FP8;
+    return kernels == on_wgmma ? NUM_FORMATS : FP8;
 }
 
 static attention_case plain(int format, int32_t head_dim) {
@@ -442,13 +446,13 @@ static void a_graph_follows_the_lengths(void **state) {
     c.dense_table = true;
     static attention_inputs in;
     case_make(&in, &c);
-    kv8_prefill_plan plan;
-    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec, path));
+    kv8_attention_device_plan *plan = NULL;
+    assert_ok(kv8_attention_device_plan_create_of(&plan, g->device, &in.spec, kernels, NULL));
     gpu_case on_gpu;
-    upload(g, &in, &plan, 0, &on_gpu);
+    upload(g, &in, plan, 0, &on_gpu);
     kv8_graph *graph = NULL;
     assert_ok(kv8_stream_capture_begin(g->stream));
-    assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.workspace));
+    assert_ok(kv8_attention_device_run(plan, g->stream, &on_gpu.args, on_gpu.workspace));
     assert_ok(kv8_stream_capture_end(g->stream, &graph));
     const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
     float *const o = calloc(rows * (size_t)in.v_head_dim + 1, sizeof *o);
@@ -462,7 +466,7 @@ static void a_graph_follows_the_lengths(void **state) {
         lens.out[1] = 290 - 40 * step;
         assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
         assert_ok(kv8_stream_copy(g->stream, on_device(&in, &on_gpu, lens.in), lens.in, 8));
-        poison(g, &in, &plan, &on_gpu);
+        poison(g, &in, plan, &on_gpu);
         assert_ok(kv8_graph_launch(graph, g->stream));
         fetch(g, &in, &on_gpu, o, lse);
         compare(&in, o, lse);
@@ -471,6 +475,7 @@ static void a_graph_follows_the_lengths(void **state) {
     free(o);
     free(lse);
     gpu_case_free(g, &in, &on_gpu);
+    kv8_attention_device_plan_destroy(plan);
     case_free(&in);
 }
 
@@ -488,8 +493,8 @@ static void company_changes_no_bit(void **state) {
         static attention_inputs in;
         case_make(&in, &c);
         /* The first request's bytes, wherever the case put them. */
-        kv8_prefill_plan plan;
-        assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec, path));
+        kv8_attention_device_plan *plan = NULL;
+        assert_ok(kv8_attention_device_plan_create_of(&plan, g->device, &in.spec, kernels, NULL));
         union {
             const void *in;
             uint8_t *out;
@@ -507,14 +512,15 @@ static void company_changes_no_bit(void **state) {
             case_store(KV8_BF16, q.out, i, rng_normal(&rng));
         for (int32_t h = 0; h < in.num_qo_heads; h++) in.sinks[h] = (float)h / 4;
         gpu_case on_gpu;
-        upload(g, &in, &plan, 0, &on_gpu);
+        upload(g, &in, plan, 0, &on_gpu);
         const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
         results[company] = calloc(rows * (size_t)in.v_head_dim, sizeof(float));
         float *const lse = calloc(rows, sizeof *lse);
-        assert_ok(kv8_prefill_run(&plan, g->stream, &on_gpu.args, on_gpu.workspace));
+        assert_ok(kv8_attention_device_run(plan, g->stream, &on_gpu.args, on_gpu.workspace));
         fetch(g, &in, &on_gpu, results[company], lse);
         free(lse);
         gpu_case_free(g, &in, &on_gpu);
+        kv8_attention_device_plan_destroy(plan);
         case_free(&in);
     }
     assert_memory_equal(results[0], results[1],
@@ -528,56 +534,57 @@ static void wrong_inputs_are_refused(void **state) {
     const attention_case c = plain(E4M3_PAGES, 64);
     static attention_inputs in;
     case_make(&in, &c);
-    kv8_prefill_plan plan;
-#define SPEC_REFUSED(change, part)                                                                \
-    do {                                                                                          \
-        kv8_attention_spec spec = in.spec;                                                        \
-        spec.change;                                                                              \
-        assert_refused(kv8_prefill_plan_make(&plan, g->device, &spec, path), KV8_ERR_UNSUPPORTED, \
-                       part);                                                                     \
+    kv8_attention_device_plan *plan = NULL;
+#define SPEC_REFUSED(change)                                                             \
+    do {                                                                                 \
+        kv8_attention_spec spec = in.spec;                                               \
+        spec.change;                                                                     \
+        assert_refused(                                                                  \
+            kv8_attention_device_plan_create_of(&plan, g->device, &spec, kernels, NULL), \
+            KV8_ERR_UNSUPPORTED, kernels);                                               \
     } while (0)
-    SPEC_REFUSED(q_dtype = KV8_F32, "q_dtype is f32");
-    if (path == KV8_PREFILL_WGMMA) {
-        SPEC_REFUSED(q_dtype = KV8_E4M3;
-                     spec.k_dtype = spec.v_dtype = KV8_INT8,
-                     "pages of int8 at head_dim 64 with q_dtype e4m3; supported: e4m3, e5m2");
-        SPEC_REFUSED(has_mask = 1, "has_mask is 1");
-        SPEC_REFUSED(v_dtype = KV8_BF16, "v_dtype bf16");
-        SPEC_REFUSED(v_head_dim = 32, "v_head_dim 32");
-        SPEC_REFUSED(head_dim = 80, "head_dim 80");
-        SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_E4M3FNUZ, "pages of e4m3fnuz");
-        SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_BF16; spec.q_dtype = KV8_F16, "f16 over bf16");
+    SPEC_REFUSED(q_dtype = KV8_F32);
+    if (kernels == on_wgmma) {
+        SPEC_REFUSED(q_dtype = KV8_E4M3; spec.k_dtype = spec.v_dtype = KV8_INT8);
+        SPEC_REFUSED(has_mask = 1);
+        SPEC_REFUSED(v_dtype = KV8_BF16);
+        SPEC_REFUSED(v_head_dim = 32);
+        SPEC_REFUSED(head_dim = 80);
+        SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_E4M3FNUZ);
+        SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_BF16; spec.q_dtype = KV8_F16);
     } else {
-        SPEC_REFUSED(q_dtype = KV8_E4M3, "q_dtype is e4m3");
-        SPEC_REFUSED(v_dtype = KV8_F32, "v_dtype f32");
-        SPEC_REFUSED(v_head_dim = 40, "v_head_dim 40");
-        SPEC_REFUSED(head_dim = 272, "head_dim is 272");
-        SPEC_REFUSED(k_dtype = KV8_BF16; spec.q_dtype = KV8_F16, "not both");
-        SPEC_REFUSED(k_dtype = KV8_BF16; spec.v_dtype = KV8_F16, "not both");
+        SPEC_REFUSED(q_dtype = KV8_E4M3);
+        SPEC_REFUSED(v_dtype = KV8_F32);
+        SPEC_REFUSED(v_head_dim = 40);
+        SPEC_REFUSED(head_dim = 272);
+        SPEC_REFUSED(k_dtype = KV8_BF16; spec.q_dtype = KV8_F16);
+        SPEC_REFUSED(k_dtype = KV8_BF16; spec.v_dtype = KV8_F16);
     }
 #undef SPEC_REFUSED
-    assert_ok(kv8_prefill_plan_make(&plan, g->device, &in.spec, path));
+    assert_ok(kv8_attention_device_plan_create_of(&plan, g->device, &in.spec, kernels, NULL));
     gpu_case on_gpu;
-    upload(g, &in, &plan, 0, &on_gpu);
-#define ARGS_REFUSED(change, status, part)                                                        \
-    do {                                                                                          \
-        kv8_attention_args args = on_gpu.args;                                                    \
-        kv8_paged k = on_gpu.k, v = on_gpu.v;                                                     \
-        kv8_page_table pages = on_gpu.pages;                                                      \
-        args.k = &k, args.v = &v, args.pages = &pages;                                            \
-        change;                                                                                   \
-        assert_refused(kv8_prefill_run(&plan, g->stream, &args, on_gpu.workspace), status, part); \
+    upload(g, &in, plan, 0, &on_gpu);
+#define ARGS_REFUSED(change, status, part)                                                         \
+    do {                                                                                           \
+        kv8_attention_args args = on_gpu.args;                                                     \
+        kv8_paged k = on_gpu.k, v = on_gpu.v;                                                      \
+        kv8_page_table pages = on_gpu.pages;                                                       \
+        args.k = &k, args.v = &v, args.pages = &pages;                                             \
+        change;                                                                                    \
+        assert_refused(kv8_attention_device_run(plan, g->stream, &args, on_gpu.workspace), status, \
+                       part);                                                                      \
     } while (0)
     ARGS_REFUSED(args.batch = 2, KV8_ERR_INVALID, "batch is 2");
     ARGS_REFUSED(args.qo_indptr = NULL, KV8_ERR_INVALID, "qo_indptr is NULL");
-    ARGS_REFUSED(pages.page_indptr = NULL, KV8_ERR_INVALID, "both NULL");
+    ARGS_REFUSED(pages.page_indptr = NULL, KV8_ERR_INVALID, "0 of page_indptr");
     ARGS_REFUSED(k.data = NULL, KV8_ERR_INVALID, "k.data is NULL");
     ARGS_REFUSED(args.q_scale = in.sinks, KV8_ERR_INVALID, "q_scale is set");
-    ARGS_REFUSED(v.stride_head += 3, KV8_ERR_UNSUPPORTED, "v strides");
-    ARGS_REFUSED(k.stride_page *= -1, KV8_ERR_UNSUPPORTED, "k strides");
-    ARGS_REFUSED(k.data = (const uint8_t *)on_gpu.k.data + 1, KV8_ERR_UNSUPPORTED, "k.data");
+    ARGS_REFUSED(v.stride_head += 3, KV8_ERR_UNSUPPORTED, "no kernel");
+    ARGS_REFUSED(k.stride_page *= -1, KV8_ERR_UNSUPPORTED, "no kernel");
+    ARGS_REFUSED(k.data = (const uint8_t *)on_gpu.k.data + 1, KV8_ERR_UNSUPPORTED, "no kernel");
 #undef ARGS_REFUSED
     gpu_case_free(g, &in, &on_gpu);
+    kv8_attention_device_plan_destroy(plan);
     case_free(&in);
 }
 
@@ -641,7 +648,7 @@ static void the_plan_chooses_mma(void **state) {
 
 /* Kernels on sm_90 alone. */
 static int open_wgmma(void **state) {
-    path = KV8_PREFILL_WGMMA;
+    kernels = on_wgmma;
     gpu_open(state);
     gpu *const g = *state;
     if (g->device == NULL || kv8_device_get_info(g->device)->sm_version == 90) return 0;
@@ -653,7 +660,7 @@ static int open_wgmma(void **state) {
     return 0;
 }
 static int open_mma(void **state) {
-    path = KV8_PREFILL_MMA;
+    kernels = on_mma;
     return gpu_open(state);
 }
 

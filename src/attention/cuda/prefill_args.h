@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /* Keys of one tile, on every machine: items count their keys in tiles. */
-enum { KV8_PREFILL_TILE_KEYS = 128 };
+enum { KV8_PREFILL_TILE_KEYS = 128, KV8_PREFILL_SCHEDULE_THREADS = 1024 };
 
 /* dtypes of Q and O. */
 enum { KV8_PREFILL_F32 = 1, KV8_PREFILL_BF16 = 2, KV8_PREFILL_F16 = 3, KV8_PREFILL_E4M3 = 4 };

@@ -256,10 +256,10 @@ __device__ __forceinline__ void bulk_body(const kv8_kernel_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_PAGES_DEFINE(name, format, head_dim, kv_heads, warps, stages, fixed_bytes) \
-    extern "C" __global__ void __launch_bounds__((warps + 1) * 32, 1)                         \
-        name(const __grid_constant__ kv8_kernel_args a) {                                     \
-        using config = kv8::BulkConfig<format, head_dim, kv_heads, warps, stages>;            \
-        static_assert(config::FIXED_BYTES == fixed_bytes);                                    \
-        kv8::bulk_body<config>(a);                                                            \
+#define KV8_DECODE_BULK_DEFINE(name, format, head_dim, kv_heads, warps, stages, fixed_bytes) \
+    extern "C" __global__ void __launch_bounds__((warps + 1) * 32, 1)                        \
+        name(const __grid_constant__ kv8_kernel_args a) {                                    \
+        using config = kv8::BulkConfig<format, head_dim, kv_heads, warps, stages>;           \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                                   \
+        kv8::bulk_body<config>(a);                                                           \
     }

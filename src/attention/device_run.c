@@ -1,0 +1,315 @@
+/* device_run.c - a run of attention on a GPU: its args checked, made the kernels' argument, and
+ * launched. Reads no device memory: all that it looks at are addresses, strides and the spec.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "device_plan.h"
+#include "prefill_args.h"
+
+/* --- checks --- */
+
+static kv8_status check_workspace(const void *workspace) {
+    if (workspace != NULL && (uintptr_t)workspace % KV8_DEVICE_ALIGNMENT == 0) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "workspace is %p, must be aligned to %d", workspace,
+                    (int)KV8_DEVICE_ALIGNMENT);
+}
+
+/* A pair of pointers that the plan's `field` asks for, and no other plan. */
+static kv8_status check_pair(const char *field, bool is_planned, const char *first_name,
+                             const void *first, const char *second_name, const void *second) {
+    if (is_planned && (first == NULL || second == NULL))
+        return kv8_fail(KV8_ERR_INVALID, "the plan's %s is 1 and %s is NULL", field,
+                        first == NULL ? first_name : second_name);
+    if (!is_planned && (first != NULL || second != NULL))
+        return kv8_fail(KV8_ERR_INVALID, "%s is given and the plan's %s is 0",
+                        first != NULL ? first_name : second_name, field);
+    return KV8_OK;
+}
+
+static kv8_status check_pointers(const kv8_attention_spec *spec, const kv8_attention_args *args) {
+    const bool has_codes = kv8_dtype_size(spec->o_dtype) == 1;
+    if (args->qo_indptr == NULL || args->o == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", args->o == NULL ? "o" : "qo_indptr");
+    KV8_TRY(kv8_attention_check_form(spec, args->pages));
+    if (args->pages->page_indptr != NULL && args->pages->page_indices == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "page_indptr is set and page_indices is NULL");
+    if (args->o_scale != NULL && !has_codes)
+        return kv8_fail(KV8_ERR_INVALID, "o_scale is set and o_dtype %s; o of 8 bits alone has one",
+                        kv8_dtype_name(spec->o_dtype));
+    KV8_TRY(check_pair("has_mask", spec->has_mask, "mask_bits", args->mask_bits, "mask_indptr",
+                       args->mask_indptr));
+    KV8_TRY(check_pair("has_key_range", spec->has_key_range, "key_begin", args->key_begin,
+                       "key_end", args->key_end));
+    return kv8_attention_check_data(spec, args);
+}
+
+static kv8_status check_run(const kv8_attention_device_plan *plan, const kv8_stream *stream,
+                            const kv8_attention_args *args, const void *workspace) {
+    if (plan == NULL || stream == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "stream");
+    const kv8_attention_spec *const spec = &plan->spec;
+    KV8_TRY(kv8_attention_check_scalars(args));
+    if (args->batch < 0 || args->batch > spec->max_batch)
+        return kv8_fail(KV8_ERR_INVALID, "batch is %d, must be 0 to %d", args->batch,
+                        spec->max_batch);
+    KV8_TRY(check_workspace(workspace));
+    return args->batch == 0 ? KV8_OK : check_pointers(spec, args);
+}
+
+/* --- the kernels' argument --- */
+
+kv8_kernel_pages kv8_device_pages(const kv8_attention_spec *spec, const kv8_paged *paged,
+                                  kv8_dtype dtype) {
+    const int64_t size = (int64_t)kv8_dtype_size(dtype);
+    const bool is_ragged = spec->page_size == 0; /* then a request is a page from any slot on */
+    return (kv8_kernel_pages){
+        .data = paged->data,
+        .stride_page = (is_ragged ? paged->stride_slot : paged->stride_page) * size,
+        .stride_slot = paged->stride_slot * size,
+        .stride_head = paged->stride_head * size,
+        .row_scale = (const uint16_t *)paged->row_scale,
+        .scale_stride_page =
+            is_ragged ? paged->row_scale_stride_slot : paged->row_scale_stride_page,
+        .scale_stride_slot = paged->row_scale_stride_slot,
+        .scale_stride_head = paged->row_scale_stride_head,
+    };
+}
+
+static void fill_tables(kv8_kernel_args *a, const kv8_attention_spec *spec,
+                        const kv8_attention_args *args) {
+    const kv8_page_table *const table = args->pages;
+    const int64_t k_pages = args->k->num_pages, v_pages = args->v->num_pages;
+    int64_t num_pages = KV8_ANY_PAGES;
+    if (k_pages > 0) num_pages = kv8_min_i64(num_pages, k_pages);
+    if (v_pages > 0) num_pages = kv8_min_i64(num_pages, v_pages);
+    a->k = kv8_device_pages(spec, args->k, spec->k_dtype);
+    a->v = kv8_device_pages(spec, args->v, spec->v_dtype);
+    a->table = table->page_indptr != NULL   ? table->page_indices
+               : table->block_table != NULL ? table->block_table
+                                            : table->kv_indptr;
+    a->table_stride = table->block_table != NULL ? table->block_table_stride : 1;
+    a->page_indptr = table->page_indptr;
+    a->last_page_len = table->last_page_len;
+    a->seq_lens = table->seq_lens;
+    a->kv_indptr = table->kv_indptr;
+    a->page_size = spec->page_size == 0 ? KV8_RAGGED_PAGE : spec->page_size;
+    a->num_pages = spec->page_size == 0 ? KV8_ANY_PAGES : (uint32_t)num_pages;
+    a->bad_pages = args->bad_pages;
+    a->by_page = kv8_make_divisor(a->page_size);
+}
+
+/* causal is 0; what leaves every key of the bounds visible is -1. */
+static int32_t window_right(const kv8_attention_spec *spec) {
+    if (spec->causal) return 0;
+    const int64_t all = (int64_t)spec->max_kv_len + spec->max_total_q;
+    return spec->window_right >= all ? -1 : spec->window_right;
+}
+
+static void fill_outputs(kv8_kernel_args *a, const kv8_attention_spec *spec,
+                         const kv8_attention_args *args) {
+    static const float ln_2 = 0.6931471805599453f;
+    const bool is_plain = args->lse_stride_row == 0 && args->lse_stride_head == 0;
+    a->o = args->o;
+    a->o_stride_row = args->o_stride_row;
+    a->o_stride_head = args->o_stride_head;
+    a->o_scale = args->o_scale;
+    a->lse = args->lse;
+    a->lse_stride_row = is_plain ? spec->num_qo_heads : args->lse_stride_row;
+    a->lse_stride_head = is_plain ? 1 : args->lse_stride_head;
+    a->lse_scale = args->lse_base2 ? 1 : ln_2;
+}
+
+/* All but a kernel's own tail. */
+static kv8_kernel_args kernel_args(const kv8_attention_spec *spec, const kv8_attention_args *args) {
+    static const float log2_e = 1.4426950408889634f;
+    kv8_kernel_args a = {
+        .q = args->q,
+        .q_stride_row = args->q_stride_row,
+        .q_stride_head = args->q_stride_head,
+        .qo_indptr = args->qo_indptr,
+        .qo_lens = args->qo_lens,
+        .q_scale = args->q_scale,
+        .q_scale_stride_batch = args->q_scale_stride_batch,
+        .q_scale_stride_row = args->q_scale_stride_row,
+        .q_scale_stride_kv_head = args->q_scale_stride_kv_head,
+        .q_scale_stride_group = args->q_scale_stride_group,
+        .k_scale = args->k_scale,
+        .v_scale = args->v_scale,
+        .k_scale_stride_batch = args->k_scale_stride_batch,
+        .k_scale_stride_head = args->k_scale_stride_head,
+        .v_scale_stride_batch = args->v_scale_stride_batch,
+        .v_scale_stride_head = args->v_scale_stride_head,
+        .sink_logit = args->sink_logit,
+        .mask_bits = args->mask_bits,
+        .mask_indptr = args->mask_indptr,
+        .key_begin = args->key_begin,
+        .key_end = args->key_end,
+        .by_group = kv8_make_divisor(spec->num_qo_heads / spec->num_kv_heads),
+        .batch = args->batch,
+        .num_qo_heads = spec->num_qo_heads,
+        .num_kv_heads = spec->num_kv_heads,
+        .group_size = spec->num_qo_heads / spec->num_kv_heads,
+        .head_dim = spec->head_dim,
+        .v_head_dim = spec->v_head_dim,
+        .q_dtype = (int32_t)spec->q_dtype,
+        .k_dtype = (int32_t)spec->k_dtype,
+        .v_dtype = (int32_t)spec->v_dtype,
+        .o_dtype = (int32_t)spec->o_dtype,
+        .window_left = spec->window_left,
+        .window_right = window_right(spec),
+        .score_scale = (float)kv8_args_sm_scale(spec, args) * log2_e,
+        .soft_cap = args->logits_soft_cap * log2_e,
+    };
+    fill_tables(&a, spec, args);
+    fill_outputs(&a, spec, args);
+    return a;
+}
+
+static bool aligned(const void *pointer, size_t bytes) {
+    return (uintptr_t)pointer % bytes == 0;
+}
+
+static void fill_decode(kv8_kernel_args *a, const kv8_attention_device_plan *plan,
+                        const kv8_device_choice *choice, uint8_t *workspace) {
+    const kv8_device_layout *const l = &plan->layout;
+    a->decode = choice->decode;
+    a->decode.partials = (float *)(void *)(workspace + l->partials_at);
+    a->decode.partial_sums = (float *)(void *)(workspace + l->sums_at);
+    a->decode.arrivals = (uint32_t *)(void *)(workspace + l->arrivals_at);
+    if (choice->variant->way == KV8_WAY_BULK) /* which prefetches before it may trust an index */
+        a->table_entries =
+            (int64_t)(kv8_device_bytes_from(plan->device, a->table) / sizeof *a->table);
+}
+
+static void fill_prefill(kv8_kernel_args *a, const kv8_attention_device_plan *plan,
+                         const kv8_device_choice *choice, uint8_t *workspace) {
+    const kv8_device_layout *const l = &plan->layout;
+    const bool fp8 = a->q_dtype == (int32_t)KV8_E4M3;
+    const int64_t of_q = fp8 ? 16 : 8, of_o = fp8 ? 4 : 2; /* elements at a time */
+    const size_t o_bytes = (size_t)of_o * kv8_dtype_size((kv8_dtype)a->o_dtype);
+    a->prefill = choice->prefill;
+    a->prefill.queue = (void *)(workspace + l->queue_at);
+    a->prefill.items = (void *)(workspace + l->items_at);
+    a->prefill.blocks = (void *)(workspace + l->blocks_at);
+    a->prefill.block_indptr = (void *)(workspace + l->indptr_at);
+    a->prefill.arrivals = (void *)(workspace + l->arrivals_at);
+    a->prefill.partial_sums = (void *)(workspace + l->sums_at);
+    a->prefill.partials = (void *)(workspace + l->partials_at);
+    a->prefill.q_aligned =
+        aligned(a->q, 16) && a->q_stride_row % of_q == 0 && a->q_stride_head % of_q == 0;
+    a->prefill.o_aligned =
+        aligned(a->o, o_bytes) && a->o_stride_row % of_o == 0 && a->o_stride_head % of_o == 0;
+}
+
+static kv8_prefill_pages prefill_pages(const kv8_kernel_pages *p) {
+    return (kv8_prefill_pages){
+        .data = p->data,
+        .stride_page = (uint32_t)(p->stride_page / 16),
+        .stride_slot = (uint32_t)(p->stride_slot / 16),
+        .stride_head = (uint32_t)(p->stride_head / 16),
+        .row_scale = p->row_scale,
+        .scale_stride_page = p->scale_stride_page,
+        .scale_stride_slot = p->scale_stride_slot,
+        .scale_stride_head = p->scale_stride_head,
+    };
+}
+static kv8_prefill_args prefill_args_of(const kv8_kernel_args *a) {
+    const kv8_prefill_tail *const t = &a->prefill;
+    const bool is_csr = a->page_indptr != NULL;
+    kv8_prefill_args p = {
+        .q = a->q,
+        .q_stride_row = a->q_stride_row,
+        .q_stride_head = a->q_stride_head,
+        .o = a->o,
+        .o_stride_row = a->o_stride_row,
+        .o_stride_head = a->o_stride_head,
+        .lse = a->lse,
+        .qo_indptr = a->qo_indptr,
+        .k = prefill_pages(&a->k),
+        .v = prefill_pages(&a->v),
+        .page_indptr = a->page_indptr,
+        .page_indices = is_csr ? a->table : NULL,
+        .last_page_len = a->last_page_len,
+        .block_table = is_csr ? NULL : a->table,
+        .block_table_stride = a->table_stride,
+        .seq_lens = a->seq_lens,
+        .q_scale = a->q_scale,
+        .q_scale_stride_batch = a->q_scale_stride_batch,
+        .q_scale_stride_row = a->q_scale_stride_row,
+        .q_scale_stride_kv_head = a->q_scale_stride_kv_head,
+        .q_scale_stride_group = a->q_scale_stride_group,
+        .k_scale = a->k_scale,
+        .v_scale = a->v_scale,
+        .k_scale_stride_batch = a->k_scale_stride_batch,
+        .k_scale_stride_head = a->k_scale_stride_head,
+        .v_scale_stride_batch = a->v_scale_stride_batch,
+        .v_scale_stride_head = a->v_scale_stride_head,
+        .sink_logit = a->sink_logit,
+        .mask_bits = a->mask_bits,
+        .mask_indptr = a->mask_indptr,
+        .queue = t->queue,
+        .items = t->items,
+        .blocks = t->blocks,
+        .block_indptr = t->block_indptr,
+        .arrivals = t->arrivals,
+        .partial_sums = t->partial_sums,
+        .partials = t->partials,
+        .batch = a->batch,
+        .num_qo_heads = a->num_qo_heads,
+        .num_kv_heads = a->num_kv_heads,
+        .group_size = a->group_size,
+        .page_size = a->page_size,
+        .q_dtype = a->q_dtype,
+        .o_dtype = a->o_dtype,
+        .head_dim = a->head_dim,
+        .v_head_dim = a->v_head_dim,
+        .k_dtype = a->k_dtype,
+        .v_dtype = a->v_dtype,
+        .q_aligned = t->q_aligned,
+        .o_aligned = t->o_aligned,
+        .causal = a->window_right == 0,
+        .window_left = a->window_left,
+        .block_rows = t->block_rows,
+        .num_blocks = t->num_blocks,
+        .max_tiles = t->max_tiles,
+        .max_slots = t->max_slots,
+        .score_scale = a->score_scale,
+        .soft_cap = a->soft_cap,
+    };
+    kv8_prefill_magic((uint32_t)p.group_size, &p.group_magic, &p.group_shift);
+    kv8_prefill_magic((uint32_t)p.page_size, &p.page_magic, &p.page_shift);
+    return p;
+}
+
+/* --- launches --- */
+
+kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *plan,
+                                               kv8_stream *stream, void *workspace) {
+    if (plan == NULL || stream == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "stream");
+    KV8_TRY(check_workspace(workspace));
+    if (plan->layout.zeroed_bytes == 0) return KV8_OK;
+    return kv8_stream_fill(stream, workspace, 0, plan->layout.zeroed_bytes);
+}
+
+kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                                    const kv8_attention_args *given, void *workspace) {
+    kv8_attention_inputs inputs;
+    KV8_TRY(kv8_attention_read_args(&inputs, given));
+    const kv8_attention_args *const args = &inputs.args;
+    KV8_TRY(check_run(plan, stream, args, workspace));
+    if (args->batch == 0) return KV8_OK;
+    kv8_kernel_args a = kernel_args(&plan->spec, args);
+    const kv8_device_choice *const choice =
+        kv8_device_choose(plan, kv8_needs_of_args(args), args->batch, &a.k, &a.v);
+    if (choice == NULL)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "no kernel of the plan takes these args");
+    if (choice->variant->way != KV8_WAY_PREFILL) {
+        fill_decode(&a, plan, choice, workspace);
+        return kv8_kernel_launch(&choice->kernel, stream, &choice->launch, &a);
+    }
+    fill_prefill(&a, plan, choice, workspace);
+    const kv8_launch schedule = {.grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}};
+    const kv8_prefill_args p = prefill_args_of(&a);
+    KV8_TRY(kv8_kernel_launch(&plan->schedule, stream, &schedule, &p));
+    return kv8_kernel_launch(&choice->kernel, stream, &choice->launch, &p);
+}

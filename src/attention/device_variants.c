@@ -1,0 +1,284 @@
+/* device_variants.c - the table of attention's CUDA kernels, what each takes, and the choice.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "device_variants.h"
+
+#include <fnmatch.h>
+
+#include "prefill_args.h"
+
+#define BIT(dtype) (1u << (dtype))
+#define WIDE       (BIT(KV8_BF16) | BIT(KV8_F16))
+#define FLOATS     (BIT(KV8_F32) | WIDE)
+#define CODES      (BIT(KV8_E4M3) | BIT(KV8_E4M3FNUZ) | BIT(KV8_E5M2) | BIT(KV8_INT8))
+/* f16 holds 8-bit codes, and bf16 Q as f16 times a power of two; bf16 pages want bf16 Q. */
+#define QUERIES(code) ((code) == KV8_BF16 ? BIT(KV8_BF16) : WIDE)
+
+enum {
+    BULK_LEAST_BATCH = 16, /* of fewer requests, combining their many splits takes longer */
+    PAGES_OF_ANY_SIZE = 1,
+    DECODE_TAKES = KV8_NEEDS_MASK | KV8_NEEDS_WINDOW_RIGHT | KV8_NEEDS_RAGGED | KV8_NEEDS_SOFT_CAP |
+                   KV8_NEEDS_QO_LENS | KV8_NEEDS_NUM_PAGES | KV8_NEEDS_LSE_LAYOUT,
+    CLUSTER_TAKES = DECODE_TAKES & ~(KV8_NEEDS_MASK | KV8_NEEDS_SOFT_CAP),
+    WGMMA_TAKES = KV8_NEEDS_INVARIANT | KV8_NEEDS_SOFT_CAP,
+    MMA_TAKES = WGMMA_TAKES | KV8_NEEDS_UNLIKE | KV8_NEEDS_MASK,
+};
+
+#define DECODE(code, way_, kernel, dim, pages, kv_heads, least, most, takes_, warps, heads, bytes) \
+    {.name = #kernel,                                                                              \
+     .way = way_,                                                                                  \
+     .q = QUERIES(code),                                                                           \
+     .k = BIT(code),                                                                               \
+     .v = BIT(code),                                                                               \
+     .o = FLOATS | BIT(KV8_E4M3) | BIT(KV8_E5M2),                                                  \
+     .takes = takes_,                                                                              \
+     .head_dim = dim,                                                                              \
+     .page_step = pages,                                                                           \
+     .num_kv_heads = kv_heads,                                                                     \
+     .min_batch = least,                                                                           \
+     .max_batch = most,                                                                            \
+     .num_warps = warps,                                                                           \
+     .warp_heads = heads,                                                                          \
+     .shared_bytes = bytes},
+#define ROWS(code, kernel, dim, warps, whole, heads, bytes)                                      \
+    DECODE(code, KV8_WAY_ROWS, kernel, dim, whole ? KV8_DECODE_TOKENS : PAGES_OF_ANY_SIZE, 0, 1, \
+           INT32_MAX, DECODE_TAKES, warps, heads, bytes)
+#define PREFILL(kernel, q_, k_, v_, takes_, dim, step, warps, rows, keys, bytes) \
+    {.name = #kernel,                                                            \
+     .way = KV8_WAY_PREFILL,                                                     \
+     .q = q_,                                                                    \
+     .k = k_,                                                                    \
+     .v = v_,                                                                    \
+     .o = FLOATS,                                                                \
+     .takes = takes_,                                                            \
+     .head_dim = dim,                                                            \
+     .dim_step = step,                                                           \
+     .page_step = PAGES_OF_ANY_SIZE,                                             \
+     .min_batch = 1,                                                             \
+     .max_batch = INT32_MAX,                                                     \
+     .num_warps = warps,                                                         \
+     .block_rows = rows,                                                         \
+     .tile_keys = keys,                                                          \
+     .shared_bytes = bytes},
+
+/* Of several that take a spec and work one way, the first is taken: the faster stand first. */
+static const kv8_variant variants[] = {
+#define KV8_DECODE_CLUSTER(format, name, dim, warps, stages, bytes)                             \
+    DECODE(KV8_##format, KV8_WAY_CLUSTER, name, dim, KV8_DECODE_TOKENS, 0, 1, 1, CLUSTER_TAKES, \
+           warps, 1, bytes)
+#define KV8_DECODE_BULK(format, name, dim, kv_heads, warps, stages, bytes)                       \
+    DECODE(KV8_##format, KV8_WAY_BULK, name, dim, KV8_DECODE_TOKENS, kv_heads, BULK_LEAST_BATCH, \
+           INT32_MAX, DECODE_TAKES, warps, 1, bytes)
+#define KV8_DECODE_E4M3(name, dim, warps, stages, whole, heads, bytes) \
+    ROWS(KV8_E4M3, name, dim, warps, whole, heads, bytes)
+#define KV8_DECODE_E5M2(name, dim, warps, stages, whole, heads, bytes) \
+    ROWS(KV8_E5M2, name, dim, warps, whole, heads, bytes)
+#define KV8_DECODE_INT8(name, dim, warps, stages, whole, heads, bytes) \
+    ROWS(KV8_INT8, name, dim, warps, whole, heads, bytes)
+#define KV8_DECODE_BF16(name, dim, warps, stages, whole, heads, bytes) \
+    ROWS(KV8_BF16, name, dim, warps, whole, heads, bytes)
+#define KV8_DECODE_F16(name, dim, warps, stages, whole, heads, bytes) \
+    ROWS(KV8_F16, name, dim, warps, whole, heads, bytes)
+#include "cuda/decode/decode_kernels.inc"
+
+/* On wgmma, for sm_90a: warpgroups of 64 rows, and one of producers. */
+#define KV8_PREFILL_FP8(code, name, dim, math, k_stages, v_stages, math_registers, registers) \
+    PREFILL(kv8_prefill_e4m3_##name##_d##dim##__sm90, BIT(KV8_E4M3), BIT(KV8_##code),         \
+            BIT(KV8_##code), WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,           \
+            KV8_PREFILL_FP8_SHARED(dim, math, k_stages, v_stages))
+#include "cuda/prefill/sm90/prefill_fp8_kernels.inc"
+#define IS_WIDE(code) ((code) == KV8_F16 || (code) == KV8_BF16)
+#define KV8_PREFILL(code, name, dim, math, stages, ahead, math_registers, registers)            \
+    PREFILL(kv8_prefill_##name##_d##dim##__sm90, QUERIES(KV8_##code), BIT(KV8_##code),          \
+            BIT(KV8_##code), WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,             \
+            KV8_PREFILL_SM90_SHARED((IS_WIDE(KV8_##code) ? 2 : 1), KV8_##code == KV8_INT8, dim, \
+                                    math, stages, ahead))
+#include "cuda/prefill/sm90/prefill_kernels.inc"
+#undef KV8_PREFILL_FP8
+#undef KV8_PREFILL
+
+/* On mma.sync: K and V of any two formats that the arithmetic of the products holds exactly. */
+#define KV8_PREFILL_MMA_F16(name, dim, row_tiles, keys, warps, blocks)                         \
+    PREFILL(name, WIDE, BIT(KV8_F16) | CODES, BIT(KV8_F16) | CODES, MMA_TAKES, dim, 16, warps, \
+            16 * (row_tiles) * (warps), keys, 0)
+#define KV8_PREFILL_MMA_BF16(name, dim, row_tiles, keys, warps, blocks)                            \
+    PREFILL(name, BIT(KV8_BF16), BIT(KV8_BF16) | CODES, BIT(KV8_BF16) | CODES, MMA_TAKES, dim, 16, \
+            warps, 16 * (row_tiles) * (warps), keys, 0)
+#include "cuda/prefill/sm80/prefill_mma_kernels.inc"
+
+    {.name = "kv8_attention_any_any_dany_generic__sm80",
+     .way = KV8_WAY_GENERIC,
+     .q = FLOATS | BIT(KV8_E4M3),
+     .k = FLOATS | CODES,
+     .v = FLOATS | CODES,
+     .o = FLOATS | BIT(KV8_E4M3) | BIT(KV8_E4M3FNUZ) | BIT(KV8_E5M2),
+     .takes = KV8_NEEDS_ALL,
+     .head_dim = KV8_MAX_HEAD_DIM,
+     .dim_step = 1,
+     .page_step = PAGES_OF_ANY_SIZE,
+     .min_batch = 1,
+     .max_batch = INT32_MAX,
+     .num_warps = 4},
+};
+enum { NUM_VARIANTS = sizeof variants / sizeof variants[0] };
+
+/* --- what is asked for --- */
+
+static uint32_t need(bool is_asked, kv8_need bit) {
+    return is_asked ? (uint32_t)bit : 0;
+}
+uint32_t kv8_needs_of_spec(const kv8_attention_spec *spec) {
+    return need(spec->k_dtype != spec->v_dtype || spec->head_dim != spec->v_head_dim,
+                KV8_NEEDS_UNLIKE) |
+           need(spec->has_mask, KV8_NEEDS_MASK) | need(spec->has_key_range, KV8_NEEDS_KEY_RANGE) |
+           need(spec->batch_invariant, KV8_NEEDS_INVARIANT) |
+           need(!spec->causal && spec->window_right >= 0, KV8_NEEDS_WINDOW_RIGHT) |
+           need(spec->page_size == 0, KV8_NEEDS_RAGGED);
+}
+uint32_t kv8_needs_of_args(const kv8_attention_args *args) {
+    return need(args->logits_soft_cap != 0, KV8_NEEDS_SOFT_CAP) |
+           need(args->qo_lens != NULL, KV8_NEEDS_QO_LENS) |
+           need(args->k->num_pages > 0 || args->v->num_pages > 0, KV8_NEEDS_NUM_PAGES) |
+           need(args->lse != NULL &&
+                    (args->lse_base2 || args->lse_stride_row != 0 || args->lse_stride_head != 0),
+                KV8_NEEDS_LSE_LAYOUT);
+}
+
+/* --- what a decode kernel is built and launched for --- */
+
+/* heads_per_block: four, so that rows of a token are 256 bytes or more in NHD, which DRAM serves at
+ * once; fewer where a small batch would leave too few streams to combine their splits in parallel,
+ * if a warp copies whole lines by itself. */
+int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    enum { LINE = 128, LARGE_BATCH = 32, LONG = 32768 };
+    if (variant->num_kv_heads > 0) return variant->num_kv_heads;
+    int32_t most = 4;
+    if (spec->max_batch <= LARGE_BATCH && kv8_k_row_bytes(spec) * variant->warp_heads % LINE == 0)
+        most = 2;
+    if (spec->max_batch <= 4 && spec->max_kv_len <= LONG) most = 2;
+    if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
+    int32_t heads = 1;
+    while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
+           variant->num_warps * variant->warp_heads % (heads * 2) == 0)
+        heads *= 2;
+    return heads;
+}
+
+size_t kv8_variant_shared_bytes(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    if (variant->way == KV8_WAY_ROWS || variant->way == KV8_WAY_BULK)
+        return variant->shared_bytes + ((size_t)spec->max_batch + 1) * KV8_DECODE_START_BYTES;
+    if (variant->tile_keys == 0) return variant->shared_bytes;
+    const bool k_wide = WIDE >> spec->k_dtype & 1, v_wide = WIDE >> spec->v_dtype & 1;
+    return (size_t)KV8_PREFILL_MMA_SHARED(variant->head_dim, variant->block_rows,
+                                          variant->tile_keys, k_wide, v_wide);
+}
+
+int64_t kv8_decode_max_row_tiles(const kv8_attention_spec *spec) {
+    const int64_t group = spec->num_qo_heads / spec->num_kv_heads;
+    return spec->max_total_q * group / KV8_DECODE_ROWS + spec->max_batch + 1;
+}
+
+/* The bounds fit what a decode kernel counts in 32 bits, and its shared memory. */
+static bool fits_decode(const kv8_variant *variant, const kv8_attention_spec *spec,
+                        const kv8_device_info *info) {
+    enum { STATIC_BYTES = 4096 }; /* at least what the kernels declare beside it */
+    const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2 + KV8_DECODE_MAX_SPLIT_UNITS;
+    const int64_t streams = kv8_decode_max_row_tiles(spec) * spec->num_kv_heads;
+    return kv8_variant_heads_per_block(variant, spec) % variant->warp_heads == 0 &&
+           kv8_variant_shared_bytes(variant, spec) + STATIC_BYTES <= info->shared_bytes_per_block &&
+           streams <= (INT32_MAX >> 1) / granules && granules <= INT32_MAX / KV8_DECODE_MAX_BLOCKS;
+}
+/* Keys of a head so many that reading them takes longer than combining what clusters leave. */
+static bool fits_cluster(const kv8_attention_spec *spec) {
+    enum { MAX_HEAD_BYTES = 2 << 20 };
+    return spec->max_kv_len <= MAX_HEAD_BYTES / kv8_k_row_bytes(spec);
+}
+
+/* --- the choice --- */
+
+static bool takes_dims(const kv8_variant *v, const kv8_attention_spec *spec) {
+    if (v->dim_step == 0) return spec->head_dim == v->head_dim;
+    return spec->head_dim <= v->head_dim && spec->v_head_dim <= v->head_dim &&
+           spec->head_dim % v->dim_step == 0 && spec->v_head_dim % v->dim_step == 0;
+}
+static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec,
+                       const kv8_device_info *info) {
+    if ((v->q >> spec->q_dtype & v->k >> spec->k_dtype & v->v >> spec->v_dtype &
+         v->o >> spec->o_dtype & 1) == 0)
+        return false;
+    if (!takes_dims(v, spec) || (kv8_needs_of_spec(spec) & ~v->takes) != 0 ||
+        spec->page_size % v->page_step != 0 || spec->max_batch < v->min_batch ||
+        (v->num_kv_heads != 0 && v->num_kv_heads != spec->num_kv_heads))
+        return false;
+    switch (v->way) {
+        case KV8_WAY_CLUSTER: return fits_cluster(spec);
+        case KV8_WAY_BULK:
+        case KV8_WAY_ROWS: return fits_decode(v, spec, info);
+        default: return true;
+    }
+}
+
+/* Many rows of a request share each widened tile of keys in a prefill kernel; with a few, a decode
+ * kernel reads the same bytes without computing for rows that are not there, where there is one. By
+ * the bounds alone. */
+static bool has_many_rows(const kv8_attention_spec *spec) {
+    enum { LEAST_ROWS = 64 }; /* packed, of a request on average: one warpgroup's */
+    const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
+    return packed >= (int64_t)LEAST_ROWS * spec->max_batch;
+}
+
+/* The first kernel for each way of [first, last], appended to out. */
+static int add_ways(const kv8_attention_spec *spec, const kv8_device *device, const char *pattern,
+                    kv8_way first, kv8_way last, const kv8_variant *out[KV8_NUM_WAYS], int count) {
+    const kv8_device_info *const info = kv8_device_get_info(device);
+    for (kv8_way way = first; way <= last; way++) {
+        for (int i = 0; i < NUM_VARIANTS; i++) {
+            const kv8_variant *const v = &variants[i];
+            if (v->way != way || (pattern != NULL && fnmatch(pattern, v->name, 0) != 0)) continue;
+            if (!takes_spec(v, spec, info) || !kv8_kernel_exists(device, v->name)) continue;
+            out[count++] = v;
+            break;
+        }
+    }
+    return count;
+}
+
+int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device,
+                        const char *pattern, const kv8_variant *out[KV8_NUM_WAYS]) {
+    int count = 0;
+    if (has_many_rows(spec))
+        count = add_ways(spec, device, pattern, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
+    if (count == 0)
+        count = add_ways(spec, device, pattern, KV8_WAY_CLUSTER, KV8_WAY_ROWS, out, count);
+    if (count == 0)
+        count = add_ways(spec, device, pattern, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
+    return add_ways(spec, device, pattern, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
+}
+
+/* What copies of 16 bytes and strides of 32 bits ask; and that all pages begin in the same half of
+ * a word of scales. */
+static bool fits_copies(const kv8_kernel_pages *p) {
+    const int64_t strides = p->stride_page | p->stride_slot | p->stride_head;
+    const int64_t scales = p->scale_stride_page | p->scale_stride_slot | p->scale_stride_head;
+    enum { MAX_SLOT = 1 << 27, MAX_HEAD = 1 << 30 };
+    return (((uintptr_t)p->data | (uintptr_t)strides) & 15) == 0 && strides >= 0 && scales >= 0 &&
+           p->stride_page <= UINT32_MAX && p->scale_stride_page <= UINT32_MAX &&
+           p->scale_stride_page % 2 == 0 && p->stride_slot < MAX_SLOT &&
+           p->scale_stride_slot < MAX_SLOT && p->stride_head < MAX_HEAD;
+}
+/* The tokens of a page one after another, each with its KV heads one after another. */
+static bool has_whole_pages(const kv8_attention_spec *spec, const kv8_kernel_pages *p) {
+    return p->stride_head == kv8_k_row_bytes(spec) &&
+           p->stride_slot == (int64_t)kv8_k_row_bytes(spec) * spec->num_kv_heads;
+}
+
+bool kv8_variant_takes_run(const kv8_variant *variant, const kv8_attention_spec *spec,
+                           uint32_t needs, int32_t batch, const kv8_kernel_pages *k,
+                           const kv8_kernel_pages *v) {
+    if (variant->way == KV8_WAY_GENERIC) return true;
+    if ((needs & ~variant->takes) != 0 || batch < variant->min_batch || batch > variant->max_batch)
+        return false;
+    if (variant->way == KV8_WAY_BULK && !(has_whole_pages(spec, k) && has_whole_pages(spec, v)))
+        return false;
+    return fits_copies(k) && fits_copies(v);
+}

@@ -1,0 +1,274 @@
+/* test_attention_choice.c - which kernel a plan of attention on a GPU launches for a spec and for
+ * the args of a run, with what launch and argument: on the stand-in, so on every machine. What
+ * kernels compute is tested on GPUs.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "device_plan.h"
+#include "stand_in.h"
+#include "testing.h"
+
+typedef struct setting {
+    kv8_device *device;
+    kv8_stream *stream;
+} setting;
+
+static void open_gpu(setting *s, int32_t sm_version) {
+    stand_in_reset();
+    const stand_in_gpu gpu = {sm_version, 132, (size_t)1 << 33};
+    stand_in_set_gpus(&gpu, 1);
+    assert_ok(kv8_device_open(&s->device, 0));
+    assert_ok(kv8_stream_create(&s->stream, s->device));
+}
+static void close_gpu(setting *s) {
+    kv8_stream_destroy(s->stream);
+    kv8_device_close(s->device);
+}
+
+/* gpt-oss' decode of 64 requests over e4m3 pages. */
+static kv8_attention_spec decode_spec(void) {
+    kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
+    spec.num_qo_heads = 64;
+    spec.num_kv_heads = 8;
+    spec.head_dim = 64;
+    spec.q_dtype = KV8_BF16;
+    spec.k_dtype = spec.v_dtype = KV8_E4M3;
+    spec.page_size = 16;
+    spec.causal = 1;
+    spec.max_batch = spec.max_total_q = 64;
+    spec.max_kv_len = 8192;
+    return spec;
+}
+
+static const char *text_of(const setting *s, const kv8_attention_spec *spec,
+                           const kv8_attention_args *args) {
+    static char text[512];
+    kv8_attention_device_plan *plan = NULL;
+    assert_ok(kv8_attention_device_plan_create(&plan, s->device, spec, NULL));
+    assert_ok(kv8_attention_device_describe(plan, args, text, sizeof text));
+    kv8_attention_device_plan_destroy(plan);
+    strtok(text, " ");
+    return text;
+}
+
+static void each_spec_has_its_kernel(void **state) {
+    (void)state;
+    setting s;
+    open_gpu(&s, 90);
+#define TAKES(change, name)                                  \
+    do {                                                     \
+        kv8_attention_spec spec = decode_spec();             \
+        change;                                              \
+        assert_string_equal(text_of(&s, &spec, NULL), name); \
+    } while (0)
+#define BOTH(dtype) spec.k_dtype = spec.v_dtype = dtype
+    const char *const generic = "kv8_attention_any_any_dany_generic__sm80";
+    TAKES((void)0, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.max_batch = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
+    TAKES(spec.max_batch = 1, "kv8_prefill_e4m3_d64__sm90");
+    TAKES(spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
+    TAKES(spec.max_batch = spec.max_total_q = 1;
+          spec.max_kv_len = 131072, "kv8_decode_f16_e4m3_d64_rows__sm90");
+    TAKES(spec.page_size = 7, "kv8_decode_f16_e4m3_d64_tokens__sm90");
+    TAKES(spec.page_size = 0, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_pairs__sm90");
+    TAKES(BOTH(KV8_INT8); spec.num_kv_heads = 1;
+          spec.num_qo_heads = 8, "kv8_decode_f16_int8_d64_rows__sm90");
+    TAKES(BOTH(KV8_BF16); spec.head_dim = 128, "kv8_decode_bf16_bf16_d128_rows__sm90");
+    TAKES(BOTH(KV8_BF16); spec.q_dtype = KV8_F16, generic);
+    TAKES(spec.o_dtype = KV8_E4M3, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.o_dtype = KV8_E4M3FNUZ, generic);
+    TAKES(spec.causal = 0; spec.window_right = 5, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.v_dtype = KV8_INT8, "kv8_prefill_any_d64__sm80");
+    TAKES(spec.v_head_dim = 128, "kv8_prefill_any_d128__sm80");
+    TAKES(spec.batch_invariant = 1, "kv8_prefill_e4m3_d64__sm90");
+    TAKES(spec.has_mask = 1; spec.batch_invariant = 1, "kv8_prefill_any_d64__sm80");
+    TAKES(spec.max_total_q = 1024, "kv8_prefill_e4m3_d64__sm90");
+    TAKES(spec.max_total_q = 1024; spec.has_mask = 1, "kv8_prefill_any_d64__sm80");
+    TAKES(spec.q_dtype = KV8_E4M3, "kv8_prefill_e4m3_e4m3_d64__sm90");
+    TAKES(spec.head_dim = 45, generic);
+    TAKES(BOTH(KV8_F32), generic);
+    close_gpu(&s);
+    open_gpu(&s, 80);
+    TAKES((void)0, "kv8_prefill_any_d64__sm80");
+    TAKES(spec.q_dtype = KV8_E4M3, generic);
+#undef BOTH
+#undef TAKES
+    close_gpu(&s);
+}
+
+/* Pages of `spec` in addresses that nobody reads. */
+typedef struct inputs {
+    kv8_attention_args args;
+    kv8_paged k, v;
+    kv8_page_table pages;
+} inputs;
+static void fill(inputs *in, const kv8_attention_spec *spec) {
+    static uint8_t memory[256] __attribute__((aligned(256)));
+    const int64_t dim = spec->head_dim, heads = spec->num_kv_heads;
+    const kv8_paged paged = {.struct_size = sizeof paged,
+                             .data = memory,
+                             .stride_page = dim * heads * spec->page_size,
+                             .stride_slot = dim * heads,
+                             .stride_head = dim};
+    *in = (inputs){.args = KV8_ATTENTION_ARGS_INIT, .k = paged, .v = paged};
+    in->pages = (kv8_page_table){.struct_size = sizeof in->pages,
+                                 .block_table = (const int32_t *)(const void *)memory,
+                                 .block_table_stride = 512,
+                                 .seq_lens = (const int32_t *)(const void *)memory};
+    in->args.k = &in->k, in->args.v = &in->v, in->args.pages = &in->pages;
+    in->args.qo_indptr = (const int32_t *)(const void *)memory;
+    in->args.q = in->args.o = memory;
+    in->args.batch = spec->max_batch;
+}
+
+/* Runs and gives what was launched last. */
+static stand_in_launch launch_of(const setting *s, const kv8_attention_spec *spec,
+                                 const kv8_attention_args *args, kv8_kernel_args *args_out) {
+    kv8_attention_device_plan *plan = NULL;
+    void *workspace = NULL;
+    assert_ok(kv8_attention_device_plan_create(&plan, s->device, spec, NULL));
+    assert_ok(kv8_device_alloc(s->device, kv8_attention_device_workspace_size(plan), &workspace));
+    assert_ok(kv8_attention_device_workspace_init(plan, s->stream, workspace));
+    assert_ok(kv8_attention_device_run(plan, s->stream, args, workspace));
+    assert_ok(kv8_stream_synchronize(s->stream));
+    const stand_in_launch *const last = stand_in_get_launch(stand_in_num_launches() - 1);
+    if (last->args_bytes == sizeof *args_out) memcpy(args_out, last->args, sizeof *args_out);
+    const stand_in_launch launch = *last;
+    kv8_device_free(s->device, workspace);
+    kv8_attention_device_plan_destroy(plan);
+    return launch;
+}
+
+/* The args of a run decide among the kernels of its plan. */
+static void each_run_has_its_kernel(void **state) {
+    (void)state;
+    setting s;
+    kv8_kernel_args a;
+    open_gpu(&s, 90);
+#define LAUNCHES(change, launched)                                              \
+    do {                                                                        \
+        kv8_attention_spec spec = decode_spec();                                \
+        inputs in;                                                              \
+        fill(&in, &spec);                                                       \
+        change;                                                                 \
+        assert_string_equal(launch_of(&s, &spec, &in.args, &a).name, launched); \
+        assert_string_equal(text_of(&s, &spec, &in.args), launched);            \
+    } while (0)
+    LAUNCHES((void)0, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    LAUNCHES(in.args.batch = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
+    LAUNCHES(in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
+    LAUNCHES(in.args.batch = 1; in.args.logits_soft_cap = 30, "kv8_decode_f16_e4m3_d64_rows__sm90");
+    LAUNCHES(in.k.stride_page += 16, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    LAUNCHES(in.v.stride_slot += 16, "kv8_decode_f16_e4m3_d64_rows__sm90");
+    LAUNCHES(in.v.stride_slot += 8, "kv8_attention_any_any_dany_generic__sm80");
+    LAUNCHES(in.k.num_pages = 1000; in.args.lse_base2 = 1;
+             in.args.qo_lens = in.args.qo_indptr, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+#undef LAUNCHES
+    close_gpu(&s);
+}
+
+static void a_run_says_what_it_was_given(void **state) {
+    (void)state;
+    setting s;
+    kv8_kernel_args a;
+    inputs in;
+    float sinks[64], lse[1], scale = 2;
+    uint32_t bad_pages = 0;
+    kv8_attention_spec spec = decode_spec();
+    spec.o_dtype = KV8_E4M3;
+    fill(&in, &spec);
+    in.k.num_pages = 900, in.v.num_pages = 800;
+    in.args.sink_logit = sinks, in.args.o_scale = &scale, in.args.bad_pages = &bad_pages;
+    in.args.lse = lse, in.args.lse_stride_row = 1, in.args.lse_stride_head = 64;
+    in.args.lse_base2 = 1;
+    in.args.sm_scale = 0.25f, in.args.logits_soft_cap = 10;
+    open_gpu(&s, 90);
+    const stand_in_launch launch = launch_of(&s, &spec, &in.args, &a);
+    assert_int_equal(launch.grid[0], 132);
+    assert_int_equal(launch.block[0], 17 * 32);
+    assert_true(launch.overlaps_previous);
+    assert_int_equal(a.num_pages, 800);
+    assert_ptr_equal(a.sink_logit, sinks);
+    assert_ptr_equal(a.o_scale, &scale);
+    assert_ptr_equal(a.bad_pages, &bad_pages);
+    assert_int_equal(a.lse_stride_row, 1);
+    assert_int_equal(a.lse_stride_head, 64);
+    assert_true(a.lse_scale == 1);
+    assert_true(a.score_scale == 0.25f * 1.4426950408889634f);
+    assert_true(a.soft_cap == 10 * 1.4426950408889634f);
+    assert_int_equal(a.window_right, 0);
+    assert_int_equal(a.by_page.factor, 1u << 31);
+    assert_int_equal(a.decode.heads_per_block, 8);
+    close_gpu(&s);
+}
+
+/* Ragged rows are one page a request, from any slot on. */
+static void ragged_rows_are_pages(void **state) {
+    (void)state;
+    setting s;
+    kv8_kernel_args a;
+    inputs in;
+    kv8_attention_spec spec = decode_spec();
+    spec.page_size = 0;
+    fill(&in, &spec);
+    in.pages.kv_indptr = in.pages.block_table;
+    in.pages.block_table = NULL, in.pages.seq_lens = NULL;
+    open_gpu(&s, 90);
+    assert_string_equal(launch_of(&s, &spec, &in.args, &a).name,
+                        "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    assert_ptr_equal(a.table, in.pages.kv_indptr);
+    assert_ptr_equal(a.kv_indptr, in.pages.kv_indptr);
+    assert_null(a.seq_lens);
+    assert_int_equal(a.table_stride, 1);
+    assert_int_equal(a.k.stride_page, a.k.stride_slot);
+    assert_int_equal(a.page_size, KV8_RAGGED_PAGE);
+    close_gpu(&s);
+}
+
+static void wrong_args_are_refused(void **state) {
+    (void)state;
+    setting s;
+    kv8_attention_spec spec = decode_spec();
+    kv8_attention_device_plan *plan = NULL;
+    void *workspace = NULL;
+    open_gpu(&s, 90);
+    assert_refused(
+        kv8_attention_device_plan_create_of(&plan, s.device, &spec, "kv8_append_*", NULL),
+        KV8_ERR_UNSUPPORTED, "no kernel like kv8_append_*");
+    assert_ok(kv8_attention_device_plan_create(&plan, s.device, &spec, NULL));
+    assert_ok(kv8_device_alloc(s.device, kv8_attention_device_workspace_size(plan), &workspace));
+#define REFUSED(change, part)                                                         \
+    do {                                                                              \
+        inputs in;                                                                    \
+        fill(&in, &spec);                                                             \
+        change;                                                                       \
+        assert_refused(kv8_attention_device_run(plan, s.stream, &in.args, workspace), \
+                       KV8_ERR_INVALID, part);                                        \
+    } while (0)
+    float scale = 1;
+    REFUSED(in.args.batch = 65, "batch is 65, must be 0 to 64");
+    REFUSED(in.args.qo_indptr = NULL, "qo_indptr is NULL");
+    REFUSED(in.args.k = NULL, "k is NULL");
+    REFUSED(in.args.pages = NULL, "pages is NULL");
+    REFUSED(in.pages.seq_lens = NULL, "seq_lens is NULL");
+    REFUSED(in.args.key_begin = in.args.qo_indptr,
+            "key_begin is given and the plan's has_key_range");
+    REFUSED(in.args.mask_indptr = (const int64_t *)1, "mask_indptr is given");
+    REFUSED(in.args.o_scale = &scale, "o_scale is set and o_dtype bf16");
+    REFUSED(in.args.lse_base2 = 2, "lse_base2 is 2");
+#undef REFUSED
+    assert_int_equal(stand_in_num_launches(), 0);
+    kv8_device_free(s.device, workspace);
+    kv8_attention_device_plan_destroy(plan);
+    close_gpu(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_spec_has_its_kernel), cmocka_unit_test(each_run_has_its_kernel),
+        cmocka_unit_test(a_run_says_what_it_was_given), cmocka_unit_test(ragged_rows_are_pages),
+        cmocka_unit_test(wrong_args_are_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
