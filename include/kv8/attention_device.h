@@ -32,7 +32,7 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
  * pages are not mixed. Q of e4m3 over e4m3 or e5m2 pages takes wgmma alone; over others, and on
  * other GPUs, the general kernel, which is exact.
  *
- * With fewer rows a decode kernel is taken, on sm_90 and later: formats as with wgmma, head_dim 64
+ * With fewer rows a decode kernel is taken, on sm_90 and sm_100: formats as with wgmma, head_dim 64
  * and 128 (e4m3: also 80, 96, 256 where page_size is a multiple of 16), neither mask nor
  * batch_invariant. What it does not take goes to a prefill kernel, and what neither takes to a
  * general kernel: as right, and about a hundred times slower.

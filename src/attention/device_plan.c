@@ -212,8 +212,11 @@ static kv8_status make_choices(kv8_attention_device_plan *plan, const char *patt
     const int count = kv8_choose_variants(&plan->spec, plan->device, pattern, found);
     for (int i = 0; i < count; i++) KV8_TRY(make_choice(plan, found[i]));
     if (plan->num_choices > 0) return lay_out(plan);
-    return kv8_fail(KV8_ERR_UNSUPPORTED, "no kernel like %s in this build takes the spec on %s",
-                    pattern == NULL ? "*" : pattern, kv8_device_get_info(plan->device)->name);
+    const kv8_device_info *const info = kv8_device_get_info(plan->device);
+    return kv8_fail(
+        KV8_ERR_UNSUPPORTED,
+        "no kernel like %s takes the spec on %s (sm_%d); this build's CUDA kernels are %s",
+        pattern == NULL ? "*" : pattern, info->name, info->sm_version, kv8_device_images_note());
 }
 
 kv8_status kv8_attention_device_plan_create_of(kv8_attention_device_plan **out, kv8_device *device,
