@@ -27,25 +27,6 @@ int cmd_bench(int argc, char **argv) {
     return cli_fail("what to measure is \"%s\", must be attention or model", what);
 }
 
-int bench_list(const char *option, const char *text, int32_t min, int32_t max, int32_t *values_out,
-               int32_t capacity, int32_t *num_out) {
-    int32_t num = 0;
-    const char *at = text;
-    for (;;) {
-        char *end = NULL;
-        const long value = strtol(at, &end, 10);
-        if (end == at || (*end != ',' && *end != '\0') || value < min || value > max)
-            return cli_fail("--%s is \"%s\", must be whole numbers from %d to %d with commas",
-                            option, text, min, max);
-        if (num == capacity) return cli_fail("--%s has more than %d values", option, capacity);
-        values_out[num++] = (int32_t)value;
-        if (*end == '\0') break;
-        at = end + 1;
-    }
-    *num_out = num;
-    return CLI_OK;
-}
-
 static int compare_doubles(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);

@@ -1,6 +1,6 @@
-/* attention_cuda.c - kv8 bench attention --device cuda: the same rows on a GPU, beside a
- * plain streaming read of as many bytes measured in the same process; with --check, a few query
- * rows of each against the f64 oracle on the device's own bytes.
+/* attention_cuda.c - measures rows of kv8 bench attention on the first GPU, beside a plain
+ * streaming read of as many bytes measured in the same process; with --check, a few query rows of
+ * each against the f64 oracle on the device's own bytes.
  *
  * Cold: every run of a captured graph takes the next of several sets of pages, in random order, and
  * a set returns only after --pool MiB of others. A time is that of a graph's replay over its runs,
@@ -12,17 +12,7 @@
 
 #include "bench.h"
 
-enum { MAX_SAMPLES = 1024, MAX_ROWS = 512, MAX_CEILINGS = 32 };
-
-typedef struct device_row {
-    const char *phase;
-    kv8_dtype kv;
-    int32_t batch, context, qo_len;
-    char kernel[96];
-    bench_times us;
-    double kv_bytes, flops, read_gb_s;
-    double error; /* relative, of the rows that --check samples; else NaN */
-} device_row;
+enum { MAX_SAMPLES = 1024, MAX_CEILINGS = 32 };
 
 /* Streaming reads of the sizes that rows had so far. */
 typedef struct ceilings {
@@ -31,12 +21,10 @@ typedef struct ceilings {
 } ceilings;
 
 typedef struct bench_device {
-    const bench_device_args *args;
+    const bench_args *args;
     kv8_device *device;
     kv8_stream *stream;
     ceilings ceilings;
-    device_row rows[MAX_ROWS];
-    int32_t num_rows;
 } bench_device;
 
 /* Device memory of one row, and the run over set 0. */
@@ -88,12 +76,7 @@ static kv8_status random_codes(kv8_dtype dtype, size_t num, uint64_t seed, uint8
     }
     float *const values = malloc(num * sizeof *values);
     if (values == NULL) return KV8_ERR_NO_MEMORY;
-    for (size_t i = 0; i < num; i++) {
-        const uint64_t bits = bench_random(&state);
-        float sum = 0;
-        for (int k = 0; k < 4; k++) sum += (float)((bits >> (16 * k)) & 0xffff) / 65536.0f - 0.5f;
-        values[i] = sum * 1.7320508f;
-    }
+    for (size_t i = 0; i < num; i++) values[i] = bench_random_value(&state);
     const kv8_status status = kv8_narrow(KV8_ISA_BEST, dtype, values, num, 1, out, NULL);
     free(values);
     return status;
@@ -113,8 +96,8 @@ static kv8_status fill_pool(device_run *r, kv8_stream *stream, const void *piece
     return status;
 }
 
-static kv8_status make_pages(device_run *r, const bench_device *b, const device_row *row) {
-    const bench_device_args *const a = b->args;
+static kv8_status make_pages(device_run *r, const bench_device *b, const bench_row *row) {
+    const bench_args *const a = b->args;
     const int64_t size = (int64_t)kv8_dtype_size(row->kv), dim = a->head_dim;
     const int64_t heads = a->num_kv_heads, slots = a->page_size;
     const size_t bytes = (size_t)(r->num_sets * r->pages_per_set * slots * heads * dim * size);
@@ -152,12 +135,8 @@ static kv8_status make_pages(device_run *r, const bench_device *b, const device_
     return status;
 }
 
-static int32_t request_keys(const bench_device *b, const device_row *row, int32_t request) {
-    return request == 0 && b->args->longest > 0 ? b->args->longest : row->context;
-}
-
 /* Page tables of all sets in random order, lengths, queries, sinks. */
-static kv8_status make_tables(device_run *r, const bench_device *b, const device_row *row) {
+static kv8_status make_tables(device_run *r, const bench_device *b, const bench_row *row) {
     const int64_t num = r->num_sets * r->pages_per_set;
     int32_t *const ids = malloc((size_t)num * sizeof *ids);
     int32_t *const lists = malloc(3 * ((size_t)row->batch + 1) * sizeof *lists);
@@ -178,7 +157,7 @@ static kv8_status make_tables(device_run *r, const bench_device *b, const device
     int32_t *const qo_indptr = last + row->batch + 1;
     indptr[0] = qo_indptr[0] = 0;
     for (int32_t i = 0; i < row->batch; i++) {
-        const int32_t keys = request_keys(b, row, i), size = b->args->page_size;
+        const int32_t keys = bench_request_keys(b->args, row, i), size = b->args->page_size;
         indptr[i + 1] = indptr[i] + (keys + size - 1) / size;
         last[i] = (keys - 1) % size + 1;
         qo_indptr[i + 1] = (i + 1) * row->qo_len;
@@ -200,8 +179,8 @@ static kv8_status make_tables(device_run *r, const bench_device *b, const device
     return status;
 }
 
-static kv8_status make_queries(device_run *r, const bench_device *b, const device_row *row) {
-    const bench_device_args *const a = b->args;
+static kv8_status make_queries(device_run *r, const bench_device *b, const bench_row *row) {
+    const bench_args *const a = b->args;
     const size_t size = kv8_dtype_size(a->q);
     const size_t num =
         (size_t)row->batch * (size_t)row->qo_len * (size_t)a->num_qo_heads * (size_t)a->head_dim;
@@ -226,13 +205,13 @@ static kv8_status make_queries(device_run *r, const bench_device *b, const devic
 
 enum { MAX_SINKS = 1024 };
 /* Fills sinks [MAX_SINKS]; false where the run has none. */
-static bool make_sinks(const bench_device_args *a, float *sinks) {
+static bool make_sinks(const bench_args *a, float *sinks) {
     for (int32_t h = 0; h < MAX_SINKS; h++) sinks[h] = 0.5f;
     return !a->no_sink && a->num_qo_heads <= MAX_SINKS;
 }
 
-static kv8_attention_spec make_spec(const bench_device *b, const device_row *row) {
-    const bench_device_args *const a = b->args;
+static kv8_attention_spec make_spec(const bench_device *b, const bench_row *row) {
+    const bench_args *const a = b->args;
     kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
     spec.num_qo_heads = a->num_qo_heads;
     spec.num_kv_heads = a->num_kv_heads;
@@ -249,7 +228,7 @@ static kv8_attention_spec make_spec(const bench_device *b, const device_row *row
     return spec;
 }
 
-static kv8_status make_plan(device_run *r, const bench_device *b, device_row *row) {
+static kv8_status make_plan(device_run *r, const bench_device *b, bench_row *row) {
     float sinks[MAX_SINKS];
     const void *to = NULL;
     const kv8_attention_spec spec = make_spec(b, row);
@@ -341,10 +320,10 @@ done:
 }
 
 /* Runs set 0 and holds rows of request 0, first to last, each of another KV head, against f64. */
-static kv8_status check(device_run *r, const bench_device *b, device_row *row) {
+static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
     enum { SAMPLES = 6 };
-    const bench_device_args *const a = b->args;
-    const int32_t keys = request_keys(b, row, 0), qo_len = row->qo_len;
+    const bench_args *const a = b->args;
+    const int32_t keys = bench_request_keys(b->args, row, 0), qo_len = row->qo_len;
     const int32_t num_pages = (keys + a->page_size - 1) / a->page_size;
     float sinks[MAX_SINKS];
     sample s = {.spec = make_spec(b, row), .args = r->args, .k = r->k, .v = r->v, .q_scale = 1};
@@ -454,35 +433,10 @@ static kv8_status read_ceiling(bench_device *b, double bytes, double *gb_s_out) 
     return KV8_OK;
 }
 
-/* Bytes of K and V that some query sees. */
-static double visible_bytes(const bench_device *b, const device_row *row) {
-    const bench_device_args *const a = b->args;
-    double keys = 0;
-    for (int32_t i = 0; i < row->batch; i++) {
-        const double all = request_keys(b, row, i);
-        keys += a->window < 0 ? all : fmin(all, (double)a->window + row->qo_len);
-    }
-    const double element = (double)kv8_dtype_size(row->kv);
-    return 2.0 * keys * a->num_kv_heads * (a->head_dim * element + (row->kv == KV8_INT8 ? 2 : 0));
-}
-
-/* Operations of both products over the keys that each query sees. */
-static double visible_flops(const bench_device *b, const device_row *row) {
-    const bench_device_args *const a = b->args;
-    double pairs = 0;
-    for (int32_t i = 0; i < row->batch; i++) {
-        for (int32_t q = 0; q < row->qo_len; q++) {
-            const double seen = request_keys(b, row, i) - row->qo_len + q + 1.0;
-            pairs += a->window < 0 ? seen : fmin(seen, a->window + 1.0);
-        }
-    }
-    return 4 * pairs * a->num_qo_heads * a->head_dim;
-}
-
 /* Sets of pages that runs take in turn, and runs of a graph: so many that a set is cold when it
  * returns; of prefill, which reads each key many times, a few. */
-static int32_t choose_runs(const bench_device *b, const device_row *row, device_run *run) {
-    const bench_device_args *const a = b->args;
+static int32_t choose_runs(const bench_device *b, const bench_row *row, device_run *run) {
+    const bench_args *const a = b->args;
     enum { MOST_SETS = 64, MOST_PREFILLS = 4, LEAST_DECODES = 32 };
     const double set_bytes = 2.0 * (double)run->pages_per_set * a->page_size * a->num_kv_heads *
                              a->head_dim * (double)kv8_dtype_size(row->kv);
@@ -493,14 +447,12 @@ static int32_t choose_runs(const bench_device *b, const device_row *row, device_
     return run->num_sets * (LEAST_DECODES / run->num_sets);
 }
 
-static int measure_row(bench_device *b, device_row *row) {
-    const bench_device_args *const a = b->args;
+static int measure_row(bench_device *b, bench_row *row) {
+    const bench_args *const a = b->args;
     device_run run = {.device = b->device};
     for (int32_t i = 0; i < row->batch; i++)
-        run.pages_per_set += (request_keys(b, row, i) + a->page_size - 1) / a->page_size;
-    row->kv_bytes = visible_bytes(b, row);
-    row->flops = visible_flops(b, row);
-    row->error = (double)NAN;
+        run.pages_per_set +=
+            (bench_request_keys(b->args, row, i) + a->page_size - 1) / a->page_size;
     const int32_t num_runs = choose_runs(b, row, &run);
     run.args = (kv8_attention_args)KV8_ATTENTION_ARGS_INIT;
     kv8_graph *graph = NULL;
@@ -518,118 +470,33 @@ static int measure_row(bench_device *b, device_row *row) {
     return status == KV8_OK ? CLI_OK : cli_fail_status(status);
 }
 
-/* --- the results --- */
+/* --- the machine --- */
 
-static double row_gb_s(const device_row *r) {
-    return r->kv_bytes / r->us.median * 1e-3;
-}
-static double row_tflop_s(const device_row *r) {
-    return r->flops / r->us.median * 1e-6;
-}
-
-static void print_rows(const bench_device *b) {
-    printf("%-8s %-7s %-5s %-5s %5s %8s %6s %10s %22s %8s %8s %6s %8s %9s  %s\n", "shape", "phase",
-           "q", "kv", "batch", "context", "qo_len", "us", "min .. max", "GB/s", "read", "share",
-           "TFLOP/s", "error", "kernel");
-    for (int32_t i = 0; i < b->num_rows; i++) {
-        const device_row *const r = &b->rows[i];
-        char error[16] = "-";
-        if (!isnan(r->error)) snprintf(error, sizeof error, "%.2e", r->error);
-        printf(
-            "%-8s %-7s %-5s %-5s %5d %8d %6d %10.2f %10.2f ..%10.2f %8.0f %8.0f %5.1f%% %8.1f %9s  "
-            "%s\n",
-            b->args->shape, r->phase, kv8_dtype_name(b->args->q), kv8_dtype_name(r->kv), r->batch,
-            r->context, r->qo_len, r->us.median, r->us.least, r->us.most, row_gb_s(r), r->read_gb_s,
-            100 * row_gb_s(r) / r->read_gb_s, row_tflop_s(r), error, r->kernel);
-    }
-    printf(
-        "GB/s counts every visible byte of K and V once; read is a plain streaming read of as "
-        "many bytes; TFLOP/s counts both products over visible keys.\n");
-}
-
-static void print_csv(const bench_device *b) {
-    printf(
-        "shape,phase,q,kv,kernel,batch,context,qo_len,us,us_min,us_max,gb_s,read_ceiling_gb_s,"
-        "share,tflop_s,error\n");
-    for (int32_t i = 0; i < b->num_rows; i++) {
-        const device_row *const r = &b->rows[i];
-        printf("%s,%s,%s,%s,%s,%d,%d,%d,%.3f,%.3f,%.3f,%.1f,%.1f,%.4f,%.2f,", b->args->shape,
-               r->phase, kv8_dtype_name(b->args->q), kv8_dtype_name(r->kv), r->kernel, r->batch,
-               r->context, r->qo_len, r->us.median, r->us.least, r->us.most, row_gb_s(r),
-               r->read_gb_s, row_gb_s(r) / r->read_gb_s, row_tflop_s(r));
-        if (!isnan(r->error)) printf("%.3e", r->error);
-        printf("\n");
-    }
-}
-
-static json_t *row_json(const bench_device *b, const device_row *r) {
-    return json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:f, s:f, s:f, s:f, s:o}",
-        "shape", b->args->shape, "phase", r->phase, "q", kv8_dtype_name(b->args->q), "kv",
-        kv8_dtype_name(r->kv), "kernel", r->kernel, "batch", r->batch, "context", r->context,
-        "qo_len", r->qo_len, "us", r->us.median, "us_min", r->us.least, "us_max", r->us.most,
-        "samples", r->us.num, "gb_s", row_gb_s(r), "read_ceiling_gb_s", r->read_gb_s, "share",
-        row_gb_s(r) / r->read_gb_s, "tflop_s", row_tflop_s(r), "error",
-        isnan(r->error) ? json_null() : json_real(r->error));
-}
-
-static int print_json(const bench_device *b) {
-    json_t *const list = json_array();
-    for (int32_t i = 0; i < b->num_rows; i++) json_array_append_new(list, row_json(b, &b->rows[i]));
-    return cli_write_json(json_pack("{s:s, s:s, s:o}", "version", kv8_version(), "device",
-                                    kv8_device_get_info(b->device)->name, "rows", list),
-                          stdout, "stdout");
-}
-
-/* Both phases of one format, batch and context. */
-static int walk_phases(bench_device *b, const device_row *of) {
-    const bench_device_args *const a = b->args;
+static int measure(void *self, const bench_row *of, bench_rows *rows) {
+    bench_device *const b = self;
     for (int phase = 0; phase < 2; phase++) {
-        if (phase == 0 ? !a->decode : !a->prefill) continue;
-        if (b->num_rows == MAX_ROWS) return cli_fail("more than %d rows", (int)MAX_ROWS);
-        device_row *const row = &b->rows[b->num_rows];
-        *row = *of;
-        row->phase = phase == 0 ? "decode" : "prefill";
-        row->qo_len = phase == 0 ? 1 : a->qo_len;
-        if (row->qo_len > row->context) row->qo_len = row->context;
-        const int status = measure_row(b, row);
+        bench_row *row = NULL;
+        int status = bench_rows_add(rows, b->args, of, phase, &row);
+        if (status == CLI_OK && row != NULL) status = measure_row(b, row);
         if (status != CLI_OK) return status;
-        b->num_rows++;
+        rows->num += row != NULL;
     }
     return CLI_OK;
 }
 
-static int walk(bench_device *b) {
-    const bench_device_args *const a = b->args;
-    for (int32_t k = 0; k < a->num_kv; k++) {
-        for (int32_t i = 0; i < a->num_batch; i++) {
-            for (int32_t c = 0; c < a->num_context; c++) {
-                const device_row row = {
-                    .kv = a->kv[k], .batch = a->batch[i], .context = a->context[c]};
-                const int status = walk_phases(b, &row);
-                if (status != CLI_OK) return status;
-            }
-        }
-    }
-    return CLI_OK;
+static void close_device(void *self) {
+    bench_device *const b = self;
+    kv8_stream_destroy(b->stream);
+    kv8_device_close(b->device);
 }
 
-int bench_attention_device(const bench_device_args *args) {
-    static bench_device b; /* large: every row */
+int bench_cuda_open(bench_machine *out, const bench_args *args) {
+    static bench_device b;
     b = (bench_device){.args = args};
-    kv8_status opened = kv8_device_open(&b.device, 0);
-    if (opened == KV8_OK) opened = kv8_stream_create(&b.stream, b.device);
-    int status = opened == KV8_OK ? walk(&b) : cli_fail_status(opened);
-    if (status == CLI_OK && args->json) {
-        status = print_json(&b);
-    } else if (status == CLI_OK) {
-        if (args->csv)
-            print_csv(&b);
-        else
-            print_rows(&b);
-        status = cli_finish_stdout();
-    }
-    kv8_stream_destroy(b.stream);
-    kv8_device_close(b.device);
-    return status;
+    *out = (bench_machine){.measure = measure, .close = close_device, .self = &b};
+    kv8_status status = kv8_device_open(&b.device, 0);
+    if (status == KV8_OK) status = kv8_stream_create(&b.stream, b.device);
+    if (status != KV8_OK) return cli_fail_status(status);
+    out->name = kv8_device_get_info(b.device)->name;
+    return CLI_OK;
 }

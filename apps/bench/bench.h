@@ -1,5 +1,9 @@
-/* bench.h - what the benchmarks share: lists of numbers, medians, a random source, a filled cache;
- * the plot.
+/* bench.h - what the benchmarks share: what is to be measured, rows of results and their printing,
+ * medians, a random source, a filled cache, the plot.
+ *
+ * kv8 bench attention: attention_args.c reads the options, bench_attention.c walks over formats,
+ * batches and contexts, attention_cpu.c and attention_cuda.c measure the rows of one of them,
+ * report.c prints all rows.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_BENCH_H
@@ -11,21 +15,6 @@
 
 int bench_attention(int argc, char **argv);
 int bench_model(int argc, char **argv);
-
-/* bench attention --device cuda (attention_cuda.c): every format, batch, context and phase
- * is a row. */
-typedef struct bench_device_args {
-    const char *shape;
-    int32_t num_qo_heads, num_kv_heads, head_dim, window, page_size, pool_mib, qo_len;
-    int32_t longest; /* keys of the first request; 0 = as the others */
-    kv8_dtype q;
-    const kv8_dtype *kv;
-    const int32_t *batch, *context;
-    int32_t num_kv, num_batch, num_context;
-    float seconds;
-    bool decode, prefill, check, no_sink, hnd, batch_invariant, json, csv;
-} bench_device_args;
-int bench_attention_device(const bench_device_args *args);
 
 /* Reads "1,16,64", every number in [min, max]. */
 int bench_list(const char *option, const char *text, int32_t min, int32_t max, int32_t *values_out,
@@ -39,42 +28,98 @@ typedef struct bench_times {
 bench_times bench_summary(double *samples, int32_t num);
 
 uint64_t bench_random(uint64_t *state);
-/* Normal enough: mean 0, variance 1. free() them; NULL = no memory. */
+/* Normal enough: mean 0, variance 1. */
+float bench_random_value(uint64_t *state);
+/* free() them; NULL = no memory. */
 float *bench_random_values(size_t num);
+
+/* --- attention: what to measure (attention_args.c) --- */
+
+enum { BENCH_MAX_VALUES = 16, BENCH_MAX_ROWS = 512 };
+
+typedef struct bench_args {
+    const char *shape; /* its name */
+    int32_t num_qo_heads, num_kv_heads, head_dim;
+    int32_t window, page_size, pool_mib, qo_len, shared_prefix;
+    int32_t longest; /* keys of the first request; 0 = as the others */
+    kv8_dtype q, kv[KV8_DTYPE_COUNT];
+    kv8_isa isa[KV8_ISA_COUNT];
+    kv8_attention_math math;
+    int32_t batch[BENCH_MAX_VALUES], context[BENCH_MAX_VALUES], threads[BENCH_MAX_VALUES];
+    int32_t num_kv, num_isa, num_batch, num_context, num_threads;
+    float seconds;
+    const char *plot;
+    bool decode, prefill, check, no_sink, hnd, batch_invariant, cuda, csv, json;
+} bench_args;
+/* Returns -1 to go on, or the exit status. */
+int bench_args_parse(bench_args *args, int argc, char **argv);
+
+/* --- attention: rows (bench_attention.c) --- */
+
+/* One line of the result. */
+typedef struct bench_row {
+    const char *phase;
+    kv8_dtype kv;
+    int32_t batch, context, qo_len, shared_prefix;
+    kv8_isa isa;               /* asked for; BEST on a GPU */
+    int32_t threads;           /* 0 on a GPU */
+    char kernel[96], math[16]; /* the plan's: its name, and what it multiplies in */
+    bench_times us;
+    double kv_bytes, macs;        /* visible K and V, each byte once; multiply-adds */
+    double read_gb_s, dot_gmac_s; /* limits of that kernel; the second is 0 when not known */
+    double error;                 /* relative, of the rows that --check samples; else NaN */
+} bench_row;
+
+typedef struct bench_rows {
+    const char *device; /* "cpu", or the GPU's name */
+    bench_row row[BENCH_MAX_ROWS];
+    int32_t num;
+} bench_rows;
+
+/* What measures rows: the processor or a GPU. `measure` adds the rows of one format, batch and
+ * context. */
+typedef struct bench_machine {
+    const char *name;
+    int (*measure)(void *self, const bench_row *of, bench_rows *rows);
+    void (*close)(void *self);
+    void *self;
+} bench_machine;
+int bench_cpu_open(bench_machine *out, const bench_args *args);
+int bench_cuda_open(bench_machine *out, const bench_args *args);
+
+/* A new row like `of` for phase 0 (decode) or 1 (prefill), its work counted. *row_out is NULL when
+ * the phase was not asked for. */
+int bench_rows_add(bench_rows *rows, const bench_args *args, const bench_row *of, int phase,
+                   bench_row **row_out);
+/* Keys of a request of the row. */
+int32_t bench_request_keys(const bench_args *args, const bench_row *row, int32_t request);
+/* Bytes of K and V of one token. */
+double bench_slot_bytes(const bench_args *args, kv8_dtype kv);
+/* Of the nearer limit. */
+double bench_row_share(const bench_row *row);
+
+/* Prints the rows as a table, CSV or JSON (report.c). */
+int bench_report(const bench_args *args, const bench_rows *rows);
 
 /* --- a cache to attend over (random_cache.c) --- */
 
-typedef struct bench_cache_shape {
-    int32_t num_kv_heads, head_dim, page_size;
-    int32_t batch, context; /* sequences of a set, tokens of each */
-    int32_t shared_prefix;  /* its first tokens are one sequence, forked */
-    int32_t pool_mib;       /* of other sets before one comes again */
-    kv8_dtype dtype;
-    bool hnd;
-} bench_cache_shape;
 /* One layer, filled with random rows: sets of `batch` sequences. */
 typedef struct bench_cache {
     kv8_cache *cache;
     kv8_seq *seqs;
     int32_t num_seqs;
 } bench_cache;
-/* Close it also when opening fails. */
-kv8_status bench_cache_open(bench_cache *b, const bench_cache_shape *s, kv8_threads *threads);
+/* Close it also when opening fails. An interrupt leaves it unfilled. */
+kv8_status bench_cache_open(bench_cache *b, const bench_args *args, const bench_row *row,
+                            kv8_threads *threads);
 void bench_cache_close(bench_cache *b);
 /* Tokens that the sequences of a set really share: a fork that goes on copies a begun page. */
 int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size);
 
 /* --- the plot of shares (share_plot.c) --- */
 
-typedef struct bench_bar {
-    const char *panel;          /* a picture of its own, one below the other */
-    char group[32], series[64]; /* the place on the axis; the colour */
-    double share, us;           /* the height; the figure above it */
-} bench_bar;
 /* Whether `path` names a format and so many series can be told apart. */
-int bench_plot_check(const char *path, int32_t num_series);
-/* Panels, groups and series stand in the order in which the bars name them. */
-int bench_plot_draw(const bench_bar *bars, int32_t num_bars, const char *title, const char *path,
-                    FILE *file);
+int bench_plot_check(const bench_args *args);
+int bench_plot_draw(const bench_args *args, const bench_rows *rows, FILE *file);
 
 #endif

@@ -1,5 +1,5 @@
 /* share_plot.c - the picture of kv8 bench attention: how near each row came to the smaller ceiling,
- * as bars from 0 to 100 %, with the median time above each. One panel per phase, one group of bars
+ * as bars in per cent, with the median time above each. One panel per phase, one group of bars
  * per context, one colour per cache format.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -12,12 +12,19 @@ static const char *const colours[] = {"#0072b2", "#e69f00", "#009e73", "#cc79a7"
                                       "#56b4e9", "#d55e00", "#999999", "#f0e442"};
 enum { MAX_SERIES = sizeof colours / sizeof colours[0], MAX_NAMES = 512, PANEL_HEIGHT = 340 };
 
+typedef struct bench_bar {
+    const char *panel;          /* a picture of its own, one below the other */
+    char group[32], series[64]; /* the place on the axis; the colour */
+    double share, us;           /* the height; the figure above it */
+} bench_bar;
+
 typedef struct picture {
     const bench_bar *bars;
     int32_t num_bars;
     const char *title, *panels[2], *groups[MAX_NAMES], *series[MAX_SERIES];
     int32_t num_panels, num_groups, num_series;
     bool png;
+    double top; /* of the axis, per cent: all bars and their figures fit */
 } picture;
 
 static bool ends_with(const char *text, const char *end) {
@@ -25,9 +32,10 @@ static bool ends_with(const char *text, const char *end) {
     return length > tail && strcmp(text + length - tail, end) == 0;
 }
 
-int bench_plot_check(const char *path, int32_t num_series) {
-    if (!ends_with(path, ".svg") && !ends_with(path, ".png"))
-        return cli_fail("--plot is \"%s\", must end in .svg or .png", path);
+int bench_plot_check(const bench_args *args) {
+    const int32_t num_series = args->num_kv * args->num_isa * args->num_threads;
+    if (!ends_with(args->plot, ".svg") && !ends_with(args->plot, ".png"))
+        return cli_fail("--plot is \"%s\", must end in .svg or .png", args->plot);
     if (num_series > MAX_SERIES)
         return cli_fail("--plot can tell %d series apart, these are %d", (int)MAX_SERIES,
                         num_series);
@@ -122,10 +130,10 @@ static void write_picture(const void *cookie, FILE *script) {
             "set tics nomirror scale 0.6,0 textcolor rgb '#333333'\n"
             "set grid ytics linetype 1 linecolor rgb '#e4e4e4'\n"
             "set key outside right top samplen 1.4\n"
-            "set xrange [0.4:%d.6]\nset yrange [0:125]\nset ytics 0,25,100\n"
+            "set xrange [0.4:%d.6]\nset yrange [0:%g]\nset ytics 0,%d\n"
             "set xlabel 'context, tokens' offset 0,0.4\nset ylabel '%% of the smaller ceiling'\n",
             1 - 0.05 / p->num_panels, (double)left / width, 1 - (double)right / width,
-            p->num_groups);
+            p->num_groups, p->top, p->top > 250 ? 100 : 25);
     for (int32_t panel = 0; panel < p->num_panels; panel++) {
         write_panel(p, panel, script);
         if (panel == 0) fprintf(script, "unset label 1\n");
@@ -133,14 +141,56 @@ static void write_picture(const void *cookie, FILE *script) {
     fprintf(script, "unset multiplot\n");
 }
 
-int bench_plot_draw(const bench_bar *bars, int32_t num_bars, const char *title, const char *path,
-                    FILE *file) {
-    picture p = {.bars = bars, .num_bars = num_bars, .title = title};
-    p.png = ends_with(path, ".png");
-    for (int32_t i = 0; i < num_bars; i++) {
-        place_of(bars[i].panel, p.panels, 2, &p.num_panels);
-        place_of(bars[i].group, p.groups, MAX_NAMES, &p.num_groups);
-        place_of(bars[i].series, p.series, MAX_SERIES, &p.num_series);
+/* One bar per row: a picture per phase, a group per batch and context, a colour for the rest. */
+static bench_bar bar_of(const bench_args *args, const bench_row *r) {
+    bench_bar bar = {.panel = r->phase, .share = bench_row_share(r), .us = r->us.median};
+    if (args->num_batch > 1) {
+        snprintf(bar.group, sizeof bar.group, "%d x %d", r->batch, r->context);
+    } else {
+        snprintf(bar.group, sizeof bar.group, "%d", r->context);
     }
-    return cli_plot_run(write_picture, &p, p.png ? NULL : title, file);
+    size_t at = (size_t)snprintf(bar.series, sizeof bar.series, "%s", kv8_dtype_name(r->kv));
+    if (args->num_isa > 1)
+        at +=
+            (size_t)snprintf(bar.series + at, sizeof bar.series - at, " %s", kv8_isa_name(r->isa));
+    if (args->num_threads > 1)
+        snprintf(bar.series + at, sizeof bar.series - at, " %d threads", r->threads);
+    return bar;
+}
+
+/* Panels, groups and series stand in the order in which the rows name them. */
+static void place_bars(picture *p) {
+    double most = 1;
+    for (int32_t i = 0; i < p->num_bars; i++) {
+        const bench_bar *const bar = &p->bars[i];
+        place_of(bar->panel, p->panels, 2, &p->num_panels);
+        place_of(bar->group, p->groups, MAX_NAMES, &p->num_groups);
+        place_of(bar->series, p->series, MAX_SERIES, &p->num_series);
+        if (bar->share > most) most = bar->share;
+    }
+    p->top = 125 * most;
+}
+
+static void write_title(const bench_args *args, const bench_row *first, char *out, size_t size) {
+    size_t at = (size_t)snprintf(out, size, "attention, %d/%d/%d, %s queries", args->num_qo_heads,
+                                 args->num_kv_heads, args->head_dim, kv8_dtype_name(args->q));
+    if (args->num_isa == 1)
+        at += (size_t)snprintf(out + at, size - at, ", %s", kv8_isa_name(args->isa[0]));
+    if (args->num_threads == 1)
+        snprintf(out + at, size - at, ", %d thread%s", first->threads,
+                 first->threads == 1 ? "" : "s");
+}
+
+int bench_plot_draw(const bench_args *args, const bench_rows *rows, FILE *file) {
+    bench_bar *const bars = malloc((size_t)rows->num * sizeof *bars);
+    if (bars == NULL) return cli_fail("no memory for the plot");
+    for (int32_t i = 0; i < rows->num; i++) bars[i] = bar_of(args, &rows->row[i]);
+    char title[256];
+    write_title(args, &rows->row[0], title, sizeof title);
+    picture p = {.bars = bars, .num_bars = rows->num, .title = title};
+    p.png = ends_with(args->plot, ".png");
+    place_bars(&p);
+    const int status = cli_plot_run(write_picture, &p, p.png ? NULL : title, file);
+    free(bars);
+    return status;
 }

@@ -2,6 +2,8 @@
  * are valid, its mistakes are one line.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <time.h>
+
 #include <kv8/machine.h>
 
 #include "program.h"
@@ -103,36 +105,43 @@ static void a_shared_byte_counts_once(void **state) {
     program_free(&result);
 }
 
+/* The dot ceiling of a decode row with such queries over the same measured now. */
+static double ceiling_over_now(const char *queries) {
+    const char *const args[] = {"bench", "attention", "--shape", "tiny",   "--context",
+                                "64",    "--kv",      "e4m3",    "--pool", "1",
+                                "--q",   queries,     "--phase", "decode", "--seconds",
+                                "0",     "--threads", "1",       "--json", NULL};
+    program_result result = bench(args);
+    json_t *const rows = rows_of(&result);
+    const json_t *const row = json_array_get(rows, 0);
+    const char *const kernel = json_string_value(json_object_get(row, "kernel"));
+    const char *const math = json_string_value(json_object_get(row, "math"));
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "kv8_attention_%s_", math);
+    assert_memory_equal(kernel, prefix, strlen(prefix));
+    if (strcmp(queries, "f32") == 0) assert_string_equal(math, "f32");
+    kv8_isa isa = KV8_ISA_SCALAR;
+    while (isa < KV8_ISA_COUNT && strcmp(strstr(kernel, "__") + 2, kv8_isa_name(isa)) != 0) isa++;
+    kv8_ceilings now;
+    assert_ok(kv8_machine_measure_ceilings(NULL, isa, &now));
+    const double want = 2 * (strcmp(math, "f32") == 0 ? now.f32_gmac_s : now.bf16_gmac_s);
+    const double got = number(row, "dot_ceiling_gflop_s");
+    json_decref(rows);
+    program_free(&result);
+    return got / want;
+}
+
 /* The ceiling of dot products is that of the arithmetic in the kernel's name: with f32 queries f32
- * multiply-adds, also where the machine has faster bf16 ones (AMX tiles: eighteen times). */
+ * multiply-adds, also where the machine has faster bf16 ones (AMX tiles: eighteen times). Beside
+ * other work a factor of three is noise, and now and then more: one of four tries must agree. */
 static void the_dot_ceiling_is_of_the_kernels_math(void **state) {
     (void)state;
-    const char *const queries[] = {"f32", "bf16"};
+    static const char *const queries[] = {"f32", "bf16"};
     for (int i = 0; i < 2; i++) {
-        const char *const args[] = {"bench", "attention", "--shape", "tiny",   "--context",
-                                    "64",    "--kv",      "e4m3",    "--pool", "1",
-                                    "--q",   queries[i],  "--phase", "decode", "--seconds",
-                                    "0",     "--threads", "1",       "--json", NULL};
-        program_result result = bench(args);
-        json_t *const rows = rows_of(&result);
-        const json_t *const row = json_array_get(rows, 0);
-        const char *const kernel = json_string_value(json_object_get(row, "kernel"));
-        const char *const math = json_string_value(json_object_get(row, "math"));
-        char prefix[64];
-        snprintf(prefix, sizeof prefix, "kv8_attention_%s_", math);
-        assert_memory_equal(kernel, prefix, strlen(prefix));
-        if (i == 0) assert_string_equal(math, "f32");
-        kv8_isa isa = KV8_ISA_SCALAR;
-        while (isa < KV8_ISA_COUNT && strcmp(strstr(kernel, "__") + 2, kv8_isa_name(isa)) != 0)
-            isa++;
-        kv8_ceilings now;
-        assert_ok(kv8_machine_measure_ceilings(NULL, isa, &now));
-        const double want = 2 * (strcmp(math, "f32") == 0 ? now.f32_gmac_s : now.bf16_gmac_s);
-        const double got = number(row, "dot_ceiling_gflop_s");
-        /* Twice measured beside other work: a factor of three is noise, eighteen is not. */
-        if (!(got < 3 * want && want < 3 * got)) fail_msg("%s: %g, now %g", kernel, got, want);
-        json_decref(rows);
-        program_free(&result);
+        double ratio = 0;
+        for (int try = 0; try < 4 && !(ratio > 1.0 / 3 && ratio < 3); try++)
+            ratio = ceiling_over_now(queries[i]);
+        if (!(ratio > 1.0 / 3 && ratio < 3)) fail_msg("%s queries: ratio %g", queries[i], ratio);
     }
 }
 
@@ -245,7 +254,22 @@ static void mistakes_are_one_line(void **state) {
         {{"bench", "attention", "--heads", "8/2", NULL}, "8/2"},
         {{"bench", "attention", "--batch", "1,,2", NULL}, "1,,2"},
         {{"bench", "attention", "--batch", "0", NULL}, "from 1 to"},
+        {{"bench", "attention", "--batch", " 1", NULL}, "from 1 to"},
+        {{"bench", "attention", "--batch", "1,", NULL}, "from 1 to"},
+        {{"bench", "attention", "--context", "99999999999", NULL}, "99999999999"},
+        {{"bench", "attention", "--heads", "99999999999/1/1", NULL}, "99999999999/1/1"},
+        {{"bench", "attention", "--heads", "8/2/64/1", NULL}, "must be QUERY/KV/DIM"},
+        {{"bench", "attention", "--heads", "65536/65536/65536", NULL}, "4294967296 values"},
+        {{"bench", "attention", "--heads", "7/2/64", "--context", "99999", NULL}, "7"},
         {{"bench", "attention", "--kv", "fp3", NULL}, "fp3"},
+        {{"bench", "attention", "--kv", "e4m", NULL}, "did you mean e4m3?"},
+        {{"bench", "attention", "--kv", "", NULL}, "must be names with commas"},
+        {{"bench", "attention", "--kv", "e4m3,", NULL}, "must be names with commas"},
+        {{"bench", "attention", "--isa", "", NULL}, "must be names with commas"},
+        {{"bench", "attention", "--phase", "", NULL}, "must be names with commas"},
+        {{"bench", "attention", "--shape", "lama", NULL}, "did you mean llama"},
+        {{"bench", "attention", "--csv", "--json", NULL}, "one of them"},
+        {{"bench", "attention", "--qo-len", "4", "--phase", "decode", NULL}, "goes with --phase"},
         {{"bench", "attention", "--isa", "sse9", NULL}, "sse9"},
         {{"bench", "attention", "--phase", "train", NULL}, "train"},
         {{"bench", "attention", "--math", "f64", NULL}, "must be auto, f32 or bf16"},
@@ -270,6 +294,21 @@ static void mistakes_are_one_line(void **state) {
     }
 }
 
+/* Filling the caches is the longest part of a run. */
+static void an_interrupt_ends_the_filling(void **state) {
+    (void)state;
+    const char *const args[] = {"bench",     "attention", "--context", "65536",   "--kv",
+                                "bf16",      "--pool",    "4096",      "--phase", "decode",
+                                "--threads", "1",         NULL};
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    program_result result = program_run(args, "/dev/null", "/dev/null", 400);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    assert_int_equal(result.status, 130);
+    assert_true(end.tv_sec - begin.tv_sec < 6); /* filling 4 GiB takes many times that */
+    program_free(&result);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_rows_count_bytes_and_products),
@@ -281,6 +320,7 @@ int main(void) {
         cmocka_unit_test(model_rows_have_llama_bench_fields),
         cmocka_unit_test(csv_has_a_header_and_as_many_fields),
         cmocka_unit_test(mistakes_are_one_line),
+        cmocka_unit_test(an_interrupt_ends_the_filling),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

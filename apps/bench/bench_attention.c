@@ -1,0 +1,112 @@
+/* bench_attention.c - kv8 bench attention: attention on random paged caches, cold, beside what the
+ * machine can do at most. Walks over formats, batches and contexts; a machine measures the rows of
+ * each.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
+#include "bench.h"
+
+/* --- the work of a row --- */
+
+int32_t bench_request_keys(const bench_args *args, const bench_row *row, int32_t request) {
+    return request == 0 && args->longest > 0 ? args->longest : row->context;
+}
+
+double bench_slot_bytes(const bench_args *args, kv8_dtype kv) {
+    const double scales = kv == KV8_INT8 ? 2 : 0; /* an f16 per head of K and of V */
+    return 2.0 * args->num_kv_heads * (args->head_dim * (double)kv8_dtype_size(kv) + scales);
+}
+
+/* Bytes of K and V that a query can see, each counted once however many share it, and multiply-adds
+ * of both products. */
+static void count_work(bench_row *row, const bench_args *args) {
+    const double shared = bench_shared_tokens(row->shared_prefix, row->context, args->page_size);
+    double pairs = 0, own_keys = 0, shared_keys = 0;
+    for (int32_t request = 0; request < row->batch; request++) {
+        const double keys = bench_request_keys(args, row, request);
+        double first = keys; /* that any of its rows sees */
+        for (int32_t r = 0; r < row->qo_len; r++) {
+            const double end = fmax(0, keys - row->qo_len + r + 1);
+            const double begin = args->window < 0 ? 0 : fmax(0, end - 1 - args->window);
+            pairs += end - begin;
+            first = fmin(first, begin);
+        }
+        own_keys += keys - fmax(first, shared);
+        shared_keys = fmax(shared_keys, shared - first);
+    }
+    row->kv_bytes = (own_keys + shared_keys) * bench_slot_bytes(args, row->kv);
+    row->macs = 2 * pairs * args->num_qo_heads * args->head_dim;
+}
+
+int bench_rows_add(bench_rows *rows, const bench_args *args, const bench_row *of, int phase,
+                   bench_row **row_out) {
+    *row_out = NULL;
+    if (phase == 0 ? !args->decode : !args->prefill) return CLI_OK;
+    if (rows->num == BENCH_MAX_ROWS) return cli_fail("more than %d rows", (int)BENCH_MAX_ROWS);
+    bench_row *const row = &rows->row[rows->num];
+    *row = *of;
+    row->phase = phase == 0 ? "decode" : "prefill";
+    row->qo_len = phase == 0 ? 1 : args->qo_len;
+    if (row->qo_len > row->context) row->qo_len = row->context;
+    count_work(row, args);
+    *row_out = row;
+    return CLI_OK;
+}
+
+double bench_row_share(const bench_row *row) {
+    const double read_us = row->kv_bytes / row->read_gb_s * 1e-3;
+    const double dot_us = row->dot_gmac_s > 0 ? row->macs / row->dot_gmac_s * 1e-3 : 0;
+    return fmax(read_us, dot_us) / row->us.median;
+}
+
+/* --- the walk --- */
+
+static int walk(const bench_machine *machine, const bench_args *args, bench_rows *rows) {
+    cli_progress progress;
+    cli_progress_begin(&progress);
+    int status = CLI_OK;
+    const int32_t per_kv = args->num_batch * args->num_context, total = args->num_kv * per_kv;
+    for (int32_t i = 0; status == CLI_OK && i < total; i++) {
+        const bench_row row = {.kv = args->kv[i / per_kv],
+                               .batch = args->batch[i % per_kv / args->num_context],
+                               .context = args->context[i % args->num_context],
+                               .shared_prefix = args->shared_prefix,
+                               .error = (double)NAN};
+        cli_progress_show(&progress, kv8_dtype_name(row.kv), (uint64_t)i, (uint64_t)total);
+        status = machine->measure(machine->self, &row, rows);
+    }
+    cli_progress_end(&progress);
+    return status;
+}
+
+static int open_plot(const bench_args *args, cli_output *plot) {
+    if (args->plot == NULL) return CLI_OK;
+    const int status = cli_plot_check();
+    return status == CLI_OK ? cli_output_open(plot, args->plot) : status;
+}
+
+static int draw_plot(const bench_args *args, const bench_rows *rows, cli_output *plot) {
+    const int status = bench_plot_draw(args, rows, plot->file);
+    return status == CLI_OK ? cli_output_commit(plot) : status;
+}
+
+int bench_attention(int argc, char **argv) {
+    bench_args args;
+    int status = bench_args_parse(&args, argc, argv);
+    if (status >= 0) return status;
+    cli_catch_interrupt();
+    static bench_rows rows; /* large */
+    cli_output plot = {0};
+    bench_machine machine = {0};
+    status = open_plot(&args, &plot);
+    if (status == CLI_OK)
+        status = args.cuda ? bench_cuda_open(&machine, &args) : bench_cpu_open(&machine, &args);
+    rows.device = machine.name;
+    if (status == CLI_OK) status = walk(&machine, &args, &rows);
+    if (status == CLI_OK) status = bench_report(&args, &rows);
+    if (status == CLI_OK && args.plot != NULL) status = draw_plot(&args, &rows, &plot);
+    if (machine.close != NULL) machine.close(machine.self);
+    cli_output_abort(&plot);
+    return status;
+}
