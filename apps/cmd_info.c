@@ -123,11 +123,11 @@ static kv8_status find_kv_bytes(const kv8_model *model, kv8_dtype dtype, kv_byte
     kv8_cache *cache = NULL;
     if (status == KV8_OK) status = kv8_kv_setting_cache_create(&cache, model, &setting, &options);
     if (status != KV8_OK) return status;
-    kv8_cache_stats stats;
-    kv8_cache_get_stats(cache, &stats);
+    kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
+    status = kv8_cache_get_stats(cache, &stats);
     *out = (kv_bytes){.all = stats.bytes_per_token, .unwindowed = stats.bytes_per_token_unwindowed};
     kv8_cache_destroy(cache);
-    return KV8_OK;
+    return status;
 }
 
 static void print_model(const char *directory, const kv8_model_info *info,

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <kv8/attention.h>
+#include <kv8/append.h>
 
 #define TRY(call)                                                        \
     do {                                                                 \
@@ -76,7 +76,8 @@ static pool new_pool(kv8_device *device, const shape *s, int64_t num_pages) {
               .scales = take(device, (size_t)(slots * NUM_HEADS * 2))};
     const int64_t slot = s->layout == KV8_LAYOUT_NHD ? NUM_HEADS : 1;
     const int64_t head = s->layout == KV8_LAYOUT_NHD ? 1 : PAGE;
-    p.view = (kv8_paged){.data = p.codes,
+    p.view = (kv8_paged){.struct_size = sizeof p.view,
+                         .data = p.codes,
                          .stride_page = PAGE * NUM_HEADS * s->head_dim,
                          .stride_slot = slot * s->head_dim,
                          .stride_head = head * s->head_dim};
@@ -126,35 +127,32 @@ static void run_shape(kv8_device *device, kv8_stream *stream, const shape *s, do
     spec.page_size = PAGE;
     spec.src_dtype = s->source;
     spec.k_dtype = spec.v_dtype = s->cache;
-    kv8_append_plan *plan;
-    if (s->rotates)
-        TRY(kv8_attention_append_rope_plan_create(&plan, device, &spec));
-    else
-        TRY(kv8_append_plan_create(&plan, device, &spec));
+    kv8_append_device_plan *plan;
+    TRY(kv8_append_device_plan_create(&plan, device, &spec));
     kv8_append_args args = KV8_APPEND_ARGS_INIT;
     args.batch = BATCH;
     args.max_rows = s->num_rows;
     args.indptr = upload(device, stream, indptr, sizeof indptr);
-    args.pages.block_table =
+    kv8_page_table pages = KV8_PAGE_TABLE_INIT;
+    pages.block_table =
         upload(device, stream, indices, sizeof(int32_t) * (size_t)(BATCH * pages_each));
-    args.pages.block_table_stride = pages_each;
-    args.pages.seq_lens = upload(device, stream, seq_lens, sizeof seq_lens);
+    pages.block_table_stride = pages_each;
+    pages.seq_lens = upload(device, stream, seq_lens, sizeof seq_lens);
+    args.pages = &pages;
     args.k = k;
     args.v = v;
     args.k_stride_row = args.v_stride_row = NUM_HEADS * s->head_dim;
     args.k_stride_head = args.v_stride_head = s->head_dim;
-    args.k_pages = pools[0].view;
-    args.v_pages = pools[1].view;
+    args.k_pages = &pools[0].view;
+    args.v_pages = &pools[1].view;
+    if (s->rotates) args.cos_sin = cos_sin;
     args.k_scale = args.v_scale = upload(device, stream, &s->scale, sizeof s->scale);
     const uint64_t zeros[4 * NUM_HEADS] = {0};
     args.counters = upload(device, stream, zeros, sizeof zeros);
 
     kv8_graph *graph;
     TRY(kv8_stream_capture_begin(stream));
-    if (s->rotates)
-        TRY(kv8_attention_append_rope_plan_run(plan, stream, &args, cos_sin));
-    else
-        TRY(kv8_append_plan_run(plan, stream, &args));
+    TRY(kv8_append_device_run(plan, stream, &args));
     TRY(kv8_stream_capture_end(stream, &graph));
     const double seconds = time_graph(device, stream, graph);
     double bytes =
@@ -167,7 +165,7 @@ static void run_shape(kv8_device *device, kv8_stream *stream, const shape *s, do
            seconds * 1e6, bytes / seconds * 1e-9, 100 * bytes / seconds * 1e-9 / copy_gb_s);
 
     kv8_graph_destroy(graph);
-    kv8_append_plan_destroy(plan);
+    kv8_append_device_plan_destroy(plan);
     void *const all[] = {k,
                          v,
                          cos_sin,
@@ -176,8 +174,8 @@ static void run_shape(kv8_device *device, kv8_stream *stream, const shape *s, do
                          pools[1].codes,
                          pools[1].scales,
                          (void *)(uintptr_t)args.indptr,
-                         (void *)(uintptr_t)args.pages.block_table,
-                         (void *)(uintptr_t)args.pages.seq_lens,
+                         (void *)(uintptr_t)pages.block_table,
+                         (void *)(uintptr_t)pages.seq_lens,
                          (void *)(uintptr_t)args.k_scale,
                          args.counters};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kv8_device_free(device, all[i]);

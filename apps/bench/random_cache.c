@@ -44,6 +44,7 @@ static kv8_status grow(bench_cache *b, const bench_args *args, int32_t step, int
         for (int32_t i = 0; status == KV8_OK && i < b->num_seqs && cli_interrupted() == 0;
              i += step) {
             const kv8_append append = {
+                .struct_size = sizeof append,
                 .num_seqs = 1,
                 .seqs = &b->seqs[i],
                 .indptr = indptr,
@@ -85,7 +86,8 @@ kv8_status bench_cache_open(bench_cache *b, const bench_args *args, const bench_
     const int32_t num_sets = 1 + (int32_t)(args->pool_mib * 1048576.0 / set_bytes);
     const int32_t own_pages = (row->context - shared + args->page_size - 1) / args->page_size;
     const int32_t stem_pages = (row->shared_prefix + args->page_size - 1) / args->page_size;
-    const kv8_cache_layer layer = {.k_dtype = row->kv, .v_dtype = row->kv, .window_left = -1};
+    const kv8_cache_layer layer = {
+        .struct_size = sizeof layer, .k_dtype = row->kv, .v_dtype = row->kv, .window_left = -1};
     kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
     options.threads = threads;
     options.num_layers = 1;

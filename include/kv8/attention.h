@@ -158,24 +158,6 @@ KV8_API void kv8_attention_merge(float *o_a, float *lse_a, const float *o_b, con
 KV8_API void kv8_attention_apply_sink(float *o, const float *lse, const float *sink_logit, size_t n,
                                       size_t dim);
 
-/* Fused rotate + quantise + append: like kv8_cache_append, but K arrives unrotated in f32 and
- * every row carries its cos_sin (kv8_rope_angles). The bytes equal rotate-then-append. */
-KV8_API KV8_NODISCARD kv8_status kv8_attention_append_rope(kv8_cache *cache, int32_t layer,
-                                                           const kv8_append *append,
-                                                           const kv8_rope *rope,
-                                                           const float *cos_sin);
-
-/* The same on a GPU: a plan of its own kind (k_head_dim even; destroy as any), run with cos_sin
- * [rows, k_head_dim] in device memory. K may be f32, bf16 or f16 and is rotated in f32. The bytes
- * equal the CPU's; a NaN that comes out of the rotation may have another sign. */
-KV8_API KV8_NODISCARD kv8_status kv8_attention_append_rope_plan_create(kv8_append_plan **out,
-                                                                       kv8_device *device,
-                                                                       const kv8_append_spec *spec);
-KV8_API KV8_NODISCARD kv8_status kv8_attention_append_rope_plan_run(const kv8_append_plan *plan,
-                                                                    kv8_stream *stream,
-                                                                    const kv8_append_args *args,
-                                                                    const float *cos_sin);
-
 #ifdef __cplusplus
 }
 #endif

@@ -14,6 +14,10 @@
  * requests find the full pages). Only create takes memory from the allocator. Not thread safe: one
  * thread at a time per cache (append may use a pool of threads).
  *
+ * Pages lie in host memory or in a GPU's; every call is the same for both. Of a cache on a GPU
+ * append takes rows in device memory, kv8_cache_layer_kv gives device addresses, and
+ * kv8_cache_page_table_device puts tables where attention there can read them.
+ *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_CACHE_H
 #define KV8_CACHE_H
@@ -34,11 +38,23 @@ typedef enum kv8_layout {
 } kv8_layout;
 
 typedef struct kv8_cache_layer {
+    size_t struct_size;
     kv8_dtype k_dtype, v_dtype;
     int32_t window_left;  /* -1 = every key stays; w = a query sees itself and w keys before it */
     const float *k_scale; /* [num_kv_heads], finite and > 0; NULL = 1. Copied. */
     const float *v_scale;
 } kv8_cache_layer;
+#ifdef __cplusplus
+static inline kv8_cache_layer kv8_cache_layer_init() {
+    kv8_cache_layer layer = KV8_SIZED(kv8_cache_layer);
+    layer.window_left = -1;
+    return layer;
+}
+#define KV8_CACHE_LAYER_INIT kv8_cache_layer_init()
+#else
+#define KV8_CACHE_LAYER_INIT \
+    { .struct_size = sizeof(kv8_cache_layer), .window_left = -1 }
+#endif
 
 typedef struct kv8_cache_options {
     size_t struct_size;
@@ -57,6 +73,11 @@ typedef struct kv8_cache_options {
     int32_t max_seq_len;           /* tokens of one sequence, >= 1 */
     int32_t window_slack;          /* tokens kept behind the window so that truncate can go back */
     const kv8_cache_layer *layers; /* [num_layers]. Copied. */
+    /* Where the pages lie: NULL = host memory. Else the GPU's, and all that the cache does to them
+     * is work on `stream`, which must then not be NULL; attention on another stream has to wait for
+     * it. No call of the cache may be made while the stream is captured. Both borrowed. */
+    kv8_device *device;
+    kv8_stream *stream;
 } kv8_cache_options;
 #define KV8_CACHE_OPTIONS_INIT KV8_SIZED(kv8_cache_options)
 
@@ -86,7 +107,8 @@ KV8_API KV8_NODISCARD kv8_status kv8_cache_seq_set_scales(kv8_cache *cache, kv8_
 /* Makes room for num_tokens more tokens in every group: frees pages that no later query can see
  * (window groups), copies a shared tail page, takes new pages. token_ids (may be NULL) are kept
  * for the prefix index and snapshots; a sequence extended once without ids is never published.
- * KV8_ERR_FULL (pool) or KV8_ERR_INVALID (max_seq_len): nothing is changed. */
+ * KV8_ERR_FULL (pool) or KV8_ERR_INVALID (max_seq_len): nothing is changed. When a GPU refuses the
+ * copy, no token is added. */
 KV8_API KV8_NODISCARD kv8_status kv8_cache_extend(kv8_cache *cache, kv8_seq seq, int32_t num_tokens,
                                                   const int32_t *token_ids);
 /* Drops tokens from the end. Going back past what a window group still holds (more than
@@ -98,12 +120,15 @@ KV8_API KV8_NODISCARD kv8_status kv8_cache_truncate(kv8_cache *cache, kv8_seq se
 /* Rows for the newest tokens of several sequences: request i owns rows indptr[i]..indptr[i+1]-1
  * (indptr[0] = 0), which go to the last (indptr[i+1]-indptr[i]) positions of seqs[i]; no sequence
  * is there twice. k: [rows, num_kv_heads, k_head_dim] of src_dtype (F32, BF16 or F16), strides in
- * elements, last dimension contiguous; v likewise. K arrives rotated. Quantises: code =
- * sat_rne(x / scale), or int8 as kv8_narrow_int8(x / scale); counts clips and NaN per (layer,
- * head). Positions in pages that a fork shares or that are published are KV8_ERR_INVALID: extend,
- * append, and only then fork or publish. */
+ * elements, last dimension contiguous; v likewise. K arrives rotated, or is rotated on the way by
+ * cos_sin. Quantises: code = sat_rne(x / scale), or int8 as kv8_narrow_int8(x / scale); counts
+ * clips and NaN per (layer, head). Positions in pages that a fork shares or that are published are
+ * KV8_ERR_INVALID: extend, append, and only then fork or publish. Of a cache on a GPU k, v and
+ * cos_sin lie in device memory, and are read when the stream comes to it. */
 typedef struct kv8_append {
+    size_t struct_size;
     int32_t num_seqs;
+    int32_t interleaved; /* cos_sin rotates pairs (2i, 2i + 1), not (i, i + k_head_dim / 2) */
     const kv8_seq *seqs;
     const int32_t *indptr;
     kv8_dtype src_dtype;
@@ -111,7 +136,9 @@ typedef struct kv8_append {
     int64_t k_stride_row, k_stride_head;
     const void *v;
     int64_t v_stride_row, v_stride_head;
+    const float *cos_sin; /* [rows, k_head_dim] by kv8_rope_angles; NULL = K comes rotated */
 } kv8_append;
+#define KV8_APPEND_INIT KV8_SIZED(kv8_append)
 KV8_API KV8_NODISCARD kv8_status kv8_cache_append(kv8_cache *cache, int32_t layer,
                                                   const kv8_append *append);
 
@@ -121,7 +148,7 @@ typedef struct kv8_cache_counters {
 KV8_API KV8_NODISCARD kv8_status kv8_cache_get_counters(const kv8_cache *cache, int32_t layer,
                                                         int32_t kv_head,
                                                         kv8_cache_counters *counters_out);
-KV8_API void kv8_cache_reset_counters(kv8_cache *cache);
+KV8_API KV8_NODISCARD kv8_status kv8_cache_reset_counters(kv8_cache *cache);
 
 /* --- reading --- */
 
@@ -185,54 +212,19 @@ KV8_API KV8_NODISCARD kv8_status kv8_cache_read(const kv8_cache *cache, int32_t 
                                                 int32_t begin, int32_t num_tokens, float *k_out,
                                                 float *v_out);
 
-/* --- writing on a GPU --- */
+/* --- reading on a GPU --- */
 
-/* Rows into a paged pool in device memory, with the bytes that kv8_cache_append stores: a plan for
- * one shape, then runs that allocate nothing, wait for nothing and can be captured into a graph. A
- * pool is any memory; the plan does not know a kv8_cache. */
-typedef struct kv8_append_spec {
-    size_t struct_size;
-    int32_t num_kv_heads;
-    int32_t k_head_dim; /* 1..576 */
-    int32_t v_head_dim; /* 0 = k_head_dim */
-    int32_t page_size;
-    kv8_dtype src_dtype; /* F32, BF16 or F16 */
-    kv8_dtype k_dtype, v_dtype;
-} kv8_append_spec;
-#define KV8_APPEND_SPEC_INIT KV8_SIZED(kv8_append_spec)
-
-typedef struct kv8_append_plan kv8_append_plan;
-
-/* Every pointer is the device's; what they point to may change between replays of a graph. Request
- * b owns rows indptr[b]..indptr[b+1]-1, which go to the last positions of its kv_len by `pages`, so
- * its table already has room for them; rows from max_rows on, and rows whose page is KV8_NO_PAGE,
- * are left out. `k_pages` and `v_pages` are written through. Two rows for one slot: either wins. */
-typedef struct kv8_append_args {
-    size_t struct_size;
-    int32_t batch;
-    int32_t max_rows;      /* >= indptr[batch]: sizes the grid */
-    const int32_t *indptr; /* [batch + 1], the first is 0 */
-    kv8_page_table pages;
-    const void *k; /* [rows, num_kv_heads, k_head_dim] of src_dtype, last dimension contiguous */
-    int64_t k_stride_row, k_stride_head;
-    const void *v;
-    int64_t v_stride_row, v_stride_head;
-    kv8_paged k_pages, v_pages;
-    const float *k_scale, *v_scale; /* [batch, num_kv_heads], finite and > 0; NULL = 1 */
-    int64_t scale_stride_request, scale_stride_head; /* of both; 0 broadcasts */
-    uint64_t *counters; /* [2 (K, V), num_kv_heads, 2 (clips, NaN)], added to; NULL = not counted */
-} kv8_append_args;
-#define KV8_APPEND_ARGS_INIT KV8_SIZED(kv8_append_args)
-
-/* *out is NULL on failure. KV8_ERR_UNSUPPORTED in a build without kernels for this GPU. */
-KV8_API KV8_NODISCARD kv8_status kv8_append_plan_create(kv8_append_plan **out, kv8_device *device,
-                                                        const kv8_append_spec *spec);
-KV8_API void kv8_append_plan_destroy(kv8_append_plan *plan);
-/* Rows 16-byte aligned and head_dim a multiple of 16 up to 512 run at the memory's speed; others
- * are stored one element at a time. */
-KV8_API KV8_NODISCARD kv8_status kv8_append_plan_run(const kv8_append_plan *plan,
-                                                     kv8_stream *stream,
-                                                     const kv8_append_args *args);
+/* The tables of kv8_cache_page_table in device memory, for a cache on a GPU: CSR, at addresses that
+ * are the same for every call of one group, so that a recorded graph finds the latest; at most
+ * max_seqs sequences. Filled on the cache's stream. *pages_out begins as KV8_PAGE_TABLE_INIT. */
+KV8_API KV8_NODISCARD kv8_status kv8_cache_page_table_device(kv8_cache *cache, int32_t layer,
+                                                             const kv8_seq *seqs, int32_t num_seqs,
+                                                             kv8_page_table *pages_out);
+/* The same of kv8_cache_scales, at addresses of the layer's own. */
+KV8_API KV8_NODISCARD kv8_status kv8_cache_scales_device(kv8_cache *cache, int32_t layer,
+                                                         const kv8_seq *seqs, int32_t num_seqs,
+                                                         const float **k_scale_out,
+                                                         const float **v_scale_out);
 
 /* --- sharing prefixes --- */
 
@@ -250,6 +242,7 @@ KV8_API KV8_NODISCARD kv8_status kv8_cache_prefix_match(kv8_cache *cache, const 
 /* --- accounting --- */
 
 typedef struct kv8_cache_stats {
+    size_t struct_size;
     int32_t num_groups;
     int32_t pages_total,
         pages_free; /* over all groups; published but unreferenced pages are free */
@@ -258,7 +251,10 @@ typedef struct kv8_cache_stats {
     uint64_t bytes_per_token;            /* K, V and row scales of one token, all layers */
     uint64_t bytes_per_token_unwindowed; /* of the layers that keep every token */
 } kv8_cache_stats;
-KV8_API void kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_out);
+#define KV8_CACHE_STATS_INIT KV8_SIZED(kv8_cache_stats)
+/* *stats_out begins as KV8_CACHE_STATS_INIT. */
+KV8_API KV8_NODISCARD kv8_status kv8_cache_get_stats(const kv8_cache *cache,
+                                                     kv8_cache_stats *stats_out);
 
 /* --- snapshots --- */
 

@@ -5,6 +5,7 @@
 #ifndef KV8_KV8_H
 #define KV8_KV8_H
 
+#include <kv8/append.h>
 #include <kv8/attention.h>
 #include <kv8/attention_device.h>
 #include <kv8/cache.h>

@@ -1,133 +1,76 @@
-/* append_device.c - rows into pages on a GPU, the host's part: checks, the choice between the two
- * kernels, and their argument. What they do is in cuda/append_body.cuh.
+/* append_device.c - append plans on a GPU, the host's part: the choice among the kernels, and their
+ * argument. What they do is in cuda/append_body.cuh.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "append_device.h"
+
 #include "append_args.h"
 #include "cache_state.h"
-#include "device_impl.h"
 
-struct kv8_append_plan {
+enum { UNROTATED, HALVES_ROTATED, PAIRS_ROTATED };
+
+struct kv8_append_device_plan {
     kv8_append_spec spec;
-    bool rotates;
-    kv8_kernel eights, ones;
+    kv8_append_kernels kernels;
 };
 
-/* --- plan --- */
+/* --- kernels and plan --- */
 
-static kv8_status check_spec(const kv8_append_spec *spec) {
-    const kv8_dtype source = spec->src_dtype;
-    if (source != KV8_F32 && source != KV8_BF16 && source != KV8_F16)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "append: src_dtype is %s, must be f32, bf16 or f16",
-                        kv8_dtype_name(source));
-    if (kv8_dtype_size(spec->k_dtype) == 0 || kv8_dtype_size(spec->v_dtype) == 0)
-        return kv8_fail(KV8_ERR_INVALID, "append: k_dtype is %d, v_dtype %d, must be 1 to %d",
-                        (int)spec->k_dtype, (int)spec->v_dtype, (int)KV8_DTYPE_COUNT - 1);
-    if (spec->num_kv_heads < 1 || spec->page_size < 1)
-        return kv8_fail(KV8_ERR_INVALID, "append: num_kv_heads is %d, page_size %d, must be >= 1",
-                        spec->num_kv_heads, spec->page_size);
-    if (spec->k_head_dim < 1 || spec->k_head_dim > KV8_MAX_HEAD_DIM || spec->v_head_dim < 0 ||
-        spec->v_head_dim > KV8_MAX_HEAD_DIM)
-        return kv8_fail(KV8_ERR_INVALID, "append: k_head_dim is %d, v_head_dim %d, must be 1 to %d",
-                        spec->k_head_dim, spec->v_head_dim, (int)KV8_MAX_HEAD_DIM);
-    return KV8_OK;
-}
-
-static kv8_status get_kernel(kv8_kernel *kernel_out, kv8_device *device,
-                             const kv8_append_plan *plan, const char *width) {
+static kv8_status get_kernel(kv8_kernel *kernel_out, kv8_device *device, kv8_dtype source,
+                             int rotation, const char *width) {
+    static const char *const rotations[KV8_NUM_ROTATIONS] = {"", "rope_", "rope_pairs_"};
     char name[64];
-    snprintf(name, sizeof name, "kv8_append_%s%s_%s__sm80", plan->rotates ? "rope_" : "",
-             kv8_dtype_name(plan->spec.src_dtype), width);
+    snprintf(name, sizeof name, "kv8_append_%s%s_%s__sm80", rotations[rotation],
+             kv8_dtype_name(source), width);
     return kv8_kernel_get(kernel_out, device, name, sizeof(kv8_append_kernel_args), 0);
 }
 
-static kv8_status create(kv8_append_plan **out, kv8_device *device, const kv8_append_spec *spec,
-                         bool rotates) {
+kv8_status kv8_append_kernels_get(kv8_append_kernels *kernels, kv8_device *device,
+                                  kv8_dtype src_dtype) {
+    for (int i = 0; i < KV8_NUM_ROTATIONS; i++) {
+        KV8_TRY(get_kernel(&kernels->ones[i], device, src_dtype, i, "x1"));
+        KV8_TRY(get_kernel(&kernels->eights[i], device, src_dtype, i, "x8"));
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_append_device_plan_create(kv8_append_device_plan **out, kv8_device *device,
+                                         const kv8_append_spec *spec) {
+    if (out == NULL) return kv8_fail(KV8_ERR_INVALID, "append: out is NULL");
     *out = NULL;
     if (device == NULL) return kv8_fail(KV8_ERR_INVALID, "append: device is NULL");
-    KV8_TAKE_STRUCT(kv8_append_spec, spec);
-    KV8_TRY(check_spec(spec));
+    kv8_append_device_plan made;
+    KV8_TRY(kv8_append_read_spec(&made.spec, spec));
+    if (made.spec.isa != KV8_ISA_BEST)
+        return kv8_fail(KV8_ERR_INVALID, "append: isa is %d, which is a processor's alone",
+                        (int)made.spec.isa);
+    KV8_TRY(kv8_append_kernels_get(&made.kernels, device, made.spec.src_dtype));
     void *memory;
-    KV8_TRY(kv8_alloc(NULL, 1, sizeof(kv8_append_plan), "append plan", &memory));
-    kv8_append_plan *const plan = memory;
-    plan->spec = *spec;
-    plan->rotates = rotates;
-    if (plan->spec.v_head_dim == 0) plan->spec.v_head_dim = spec->k_head_dim;
-    kv8_status status;
-    KV8_TRY_GOTO(get_kernel(&plan->eights, device, plan, "x8"));
-    KV8_TRY_GOTO(get_kernel(&plan->ones, device, plan, "x1"));
-    *out = plan;
+    KV8_TRY(kv8_alloc(NULL, 1, sizeof made, "append plan", &memory));
+    *out = memory;
+    **out = made;
     return KV8_OK;
-fail:
-    kv8_append_plan_destroy(plan);
-    return status;
 }
 
-kv8_status kv8_append_plan_create(kv8_append_plan **out, kv8_device *device,
-                                  const kv8_append_spec *spec) {
-    return create(out, device, spec, false);
-}
-
-kv8_status kv8_append_plan_create_rotating(kv8_append_plan **out, kv8_device *device,
-                                           const kv8_append_spec *spec) {
-    return create(out, device, spec, true);
-}
-
-void kv8_append_plan_destroy(kv8_append_plan *plan) {
+void kv8_append_device_plan_destroy(kv8_append_device_plan *plan) {
     kv8_release(NULL, plan, 1, sizeof *plan);
 }
 
 /* --- run --- */
 
-/* The rows have scales apart from them, and the pool has no place for those. */
-static bool lacks_scales(const kv8_append_plan *plan, int kv, const kv8_paged *pages) {
-    const kv8_row_format format =
-        kv8_row_format_of(kv == KV8_K ? plan->spec.k_dtype : plan->spec.v_dtype, 1);
-    return format.scale != KV8_SCALE_NONE && pages->row_scale == NULL;
-}
-
-static kv8_status check_args(const kv8_append_plan *plan, const kv8_append_args *args) {
-    if (args->batch < 0 || args->max_rows < 0)
-        return kv8_fail(KV8_ERR_INVALID, "append: batch is %d, max_rows %d, must be >= 0",
-                        args->batch, args->max_rows);
-    if (args->batch == 0 || args->max_rows == 0) return KV8_OK;
-    const kv8_page_table *const pages = &args->pages;
-    if ((pages->page_indptr != NULL) == (pages->block_table != NULL))
-        return kv8_fail(KV8_ERR_INVALID, "append: page_indptr and block_table are both %s",
-                        pages->page_indptr != NULL ? "set" : "NULL");
-    const bool csr = pages->page_indptr != NULL;
-    const char *const missing = args->indptr == NULL                        ? "indptr"
-                                : csr && pages->page_indices == NULL        ? "page_indices"
-                                : csr && pages->last_page_len == NULL       ? "last_page_len"
-                                : !csr && pages->seq_lens == NULL           ? "seq_lens"
-                                : args->k == NULL                           ? "k"
-                                : args->v == NULL                           ? "v"
-                                : args->k_pages.data == NULL                ? "k_pages.data"
-                                : args->v_pages.data == NULL                ? "v_pages.data"
-                                : lacks_scales(plan, KV8_K, &args->k_pages) ? "k_pages.row_scale"
-                                : lacks_scales(plan, KV8_V, &args->v_pages) ? "v_pages.row_scale"
-                                                                            : NULL;
-    if (missing != NULL) return kv8_fail(KV8_ERR_INVALID, "append: %s is NULL", missing);
-    return KV8_OK;
-}
-
-/* The pool is the caller's to write: kv8_paged is const because attention reads through it. */
-static void *writable(const void *data) {
-    return (void *)(uintptr_t)data;
-}
-
-static void fill_plane(const kv8_append_plan *plan, const kv8_append_args *args, int kv,
+static void fill_plane(const kv8_append_spec *spec, const kv8_append_inputs *in, int kv,
                        kv8_append_plane *out) {
-    const kv8_append_spec *const spec = &plan->spec;
-    const kv8_paged *const to = kv == KV8_K ? &args->k_pages : &args->v_pages;
+    const kv8_append_args *const args = &in->args;
+    const kv8_paged *const to = &in->pool[kv];
     *out = (kv8_append_plane){
         .source = kv == KV8_K ? args->k : args->v,
         .source_stride_row = kv == KV8_K ? args->k_stride_row : args->v_stride_row,
         .source_stride_head = kv == KV8_K ? args->k_stride_head : args->v_stride_head,
-        .codes = writable(to->data),
+        .codes = kv8_writable(to->data),
         .stride_page = to->stride_page,
         .stride_slot = to->stride_slot,
         .stride_head = to->stride_head,
-        .row_scale = writable(to->row_scale),
+        .row_scale = kv8_writable(to->row_scale),
         .row_scale_stride_page = to->row_scale_stride_page,
         .row_scale_stride_slot = to->row_scale_stride_slot,
         .row_scale_stride_head = to->row_scale_stride_head,
@@ -140,6 +83,15 @@ static void fill_plane(const kv8_append_plan *plan, const kv8_append_args *args,
         .head_dim = kv == KV8_K ? spec->k_head_dim : spec->v_head_dim,
         .dtype = (int32_t)(kv == KV8_K ? spec->k_dtype : spec->v_dtype),
     };
+}
+
+/* Pages that both pools have. */
+static int64_t common_pages(const kv8_append_inputs *in) {
+    int64_t num_pages = INT64_MAX;
+    for (int kv = 0; kv < 2; kv++) {
+        if (in->pool[kv].num_pages > 0) num_pages = kv8_min_i64(num_pages, in->pool[kv].num_pages);
+    }
+    return num_pages;
 }
 
 /* Threads of an item: as many as have something to do, rounded up to a power of two. */
@@ -195,44 +147,47 @@ static int32_t rows_per_block(const kv8_append_kernel_args *a, const kv8_device 
     return (int32_t)kv8_min_i64(kv8_max_i64(rows, 1), KV8_APPEND_MAX_ROWS);
 }
 
-kv8_status kv8_append_plan_run_rotating(const kv8_append_plan *plan, kv8_stream *stream,
-                                        const kv8_append_args *args, const float *cos_sin) {
-    if (plan == NULL || stream == NULL)
-        return kv8_fail(KV8_ERR_INVALID, "append: %s is NULL", plan == NULL ? "plan" : "stream");
-    if (plan->rotates != (cos_sin != NULL))
-        return kv8_fail(KV8_ERR_INVALID, "append: the plan %s, and cos_sin is %s",
-                        plan->rotates ? "rotates K" : "does not rotate K",
-                        cos_sin == NULL ? "NULL" : "there");
-    KV8_TAKE_STRUCT(kv8_append_args, args);
-    KV8_TRY(check_args(plan, args));
-    if (args->batch == 0 || args->max_rows == 0) return KV8_OK;
-    const kv8_append_spec *const spec = &plan->spec;
+kv8_status kv8_append_kernels_launch(const kv8_append_kernels *kernels, kv8_stream *stream,
+                                     const kv8_append_spec *spec, const kv8_append_inputs *in) {
+    const kv8_append_args *const args = &in->args;
     kv8_append_kernel_args a = {.indptr = args->indptr,
-                                .page_indptr = args->pages.page_indptr,
-                                .page_indices = args->pages.page_indices,
-                                .last_page_len = args->pages.last_page_len,
-                                .block_table = args->pages.block_table,
-                                .seq_lens = args->pages.seq_lens,
-                                .block_table_stride = args->pages.block_table_stride,
-                                .cos_sin = cos_sin,
+                                .slot_mapping = args->slot_mapping,
+                                .page_indptr = in->pages.page_indptr,
+                                .page_indices = in->pages.page_indices,
+                                .last_page_len = in->pages.last_page_len,
+                                .block_table = in->pages.block_table,
+                                .seq_lens = in->pages.seq_lens,
+                                .block_table_stride = in->pages.block_table_stride,
+                                .num_pages = common_pages(in),
+                                .bad_pages = args->bad_pages,
+                                .cos_sin = args->cos_sin,
                                 .batch = args->batch,
                                 .max_rows = args->max_rows,
                                 .num_kv_heads = spec->num_kv_heads,
                                 .page_size = spec->page_size};
-    bool eights = (uintptr_t)cos_sin % 16 == 0;
+    bool eights = (uintptr_t)args->cos_sin % 16 == 0;
     for (int kv = 0; kv < 2; kv++) {
-        fill_plane(plan, args, kv, &a.plane[kv]);
+        fill_plane(spec, in, kv, &a.plane[kv]);
         eights = eights && fits_eights(&a.plane[kv], spec->num_kv_heads);
     }
-    a.rows_per_block = rows_per_block(&a, plan->eights.device, eights);
+    const int rotation = args->cos_sin == NULL ? UNROTATED
+                         : args->interleaved   ? PAIRS_ROTATED
+                                               : HALVES_ROTATED;
+    const kv8_kernel *const kernel = eights ? &kernels->eights[rotation] : &kernels->ones[rotation];
+    a.rows_per_block = rows_per_block(&a, kernel->device, eights);
     for (int kv = 0; kv < 2; kv++)
         fill_passes(&a.plane[kv], spec->num_kv_heads, a.rows_per_block, eights);
     const int64_t num_blocks = kv8_ceil_div(args->max_rows, a.rows_per_block);
     const kv8_launch launch = {.grid = {(uint32_t)num_blocks, 2}, .block = {KV8_APPEND_THREADS}};
-    return kv8_kernel_launch(eights ? &plan->eights : &plan->ones, stream, &launch, &a);
+    return kv8_kernel_launch(kernel, stream, &launch, &a);
 }
 
-kv8_status kv8_append_plan_run(const kv8_append_plan *plan, kv8_stream *stream,
-                               const kv8_append_args *args) {
-    return kv8_append_plan_run_rotating(plan, stream, args, NULL);
+kv8_status kv8_append_device_run(const kv8_append_device_plan *plan, kv8_stream *stream,
+                                 const kv8_append_args *args) {
+    if (plan == NULL || stream == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "append: %s is NULL", plan == NULL ? "plan" : "stream");
+    kv8_append_inputs in;
+    KV8_TRY(kv8_append_read_args(&in, &plan->spec, args));
+    if (in.args.max_rows == 0) return KV8_OK;
+    return kv8_append_kernels_launch(&plan->kernels, stream, &plan->spec, &in);
 }

@@ -36,6 +36,13 @@ static kv8_status check_dtype(const char *name, int32_t layer, kv8_dtype dtype) 
                     (int)dtype);
 }
 
+/* The array steps by the size that its first element was compiled with. */
+static kv8_status read_layer(const kv8_cache_options *o, int32_t i, kv8_cache_layer *out) {
+    const void *const at = (const uint8_t *)o->layers + (size_t)i * o->layers->struct_size;
+    KV8_READ_STRUCT(kv8_cache_layer, out, at);
+    return KV8_OK;
+}
+
 static kv8_status check_options(const kv8_cache_options *o) {
     KV8_TRY(check_range("num_layers", o->num_layers, 1, INT32_MAX));
     KV8_TRY(check_range("num_kv_heads", o->num_kv_heads, 1, INT32_MAX));
@@ -50,15 +57,18 @@ static kv8_status check_options(const kv8_cache_options *o) {
     KV8_TRY(check_range("max_seq_len", o->max_seq_len, 1, INT32_MAX));
     KV8_TRY(check_range("window_slack", o->window_slack, 0, INT32_MAX));
     if (o->layers == NULL) return kv8_fail(KV8_ERR_INVALID, "cache: layers is NULL");
+    if (o->device == NULL && o->stream != NULL)
+        return kv8_fail(KV8_ERR_INVALID, "cache: stream is set and device is NULL");
     for (int32_t i = 0; i < o->num_layers; i++) {
-        const kv8_cache_layer *const layer = &o->layers[i];
-        KV8_TRY(check_dtype("k_dtype", i, layer->k_dtype));
-        KV8_TRY(check_dtype("v_dtype", i, layer->v_dtype));
-        if (layer->window_left < -1)
+        kv8_cache_layer layer;
+        KV8_TRY(read_layer(o, i, &layer));
+        KV8_TRY(check_dtype("k_dtype", i, layer.k_dtype));
+        KV8_TRY(check_dtype("v_dtype", i, layer.v_dtype));
+        if (layer.window_left < -1)
             return kv8_fail(KV8_ERR_INVALID, "cache: window_left of layer %d is %d, must be >= -1",
-                            i, layer->window_left);
-        KV8_TRY(check_scale_array("k_scale", i, layer->k_scale, o->num_kv_heads));
-        KV8_TRY(check_scale_array("v_scale", i, layer->v_scale, o->num_kv_heads));
+                            i, layer.window_left);
+        KV8_TRY(check_scale_array("k_scale", i, layer.k_scale, o->num_kv_heads));
+        KV8_TRY(check_scale_array("v_scale", i, layer.v_scale, o->num_kv_heads));
     }
     return KV8_OK;
 }
@@ -79,10 +89,9 @@ static size_t num_seq_scales(const kv8_cache *cache) {
 }
 
 /* Gives every layer its group; a new one for every window_left not seen before. */
-static void assign_groups(kv8_cache *cache, const kv8_cache_options *o) {
-    for (int32_t i = 0; i < o->num_layers; i++) {
+static void assign_groups(kv8_cache *cache) {
+    for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         kv8_layer *const layer = &cache->layers[i];
-        layer->window_left = o->layers[i].window_left;
         while (layer->group < cache->num_groups &&
                cache->layers[cache->first_layer[layer->group]].window_left != layer->window_left)
             layer->group++;
@@ -92,12 +101,10 @@ static void assign_groups(kv8_cache *cache, const kv8_cache_options *o) {
 
 /* What extend asks for: the bytes of every layer of the group. */
 static kv8_status copy_page(void *cookie, int32_t group, int32_t to, int32_t from) {
-    kv8_cache *const cache = cookie;
+    const kv8_cache *const cache = cookie;
+    kv8_store *const store = cache->store;
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
-        const kv8_layer *const layer = &cache->layers[i];
-        if (layer->group != group) continue;
-        memcpy(layer->data + (size_t)to * layer->page_bytes,
-               layer->data + (size_t)from * layer->page_bytes, layer->page_bytes);
+        if (cache->layers[i].group == group) KV8_TRY(store->ops->copy_page(store, i, to, from));
     }
     return KV8_OK;
 }
@@ -131,9 +138,10 @@ static kv8_status create_pages(kv8_cache *cache, const kv8_cache_options *o) {
     return status;
 }
 
-/* Everything of a layer but its memory. */
+/* Everything of a layer but its memory and its group. */
 static kv8_status lay_out_layer(kv8_cache *cache, int32_t layer_idx, const kv8_cache_layer *o) {
     kv8_layer *const layer = &cache->layers[layer_idx];
+    layer->window_left = o->window_left;
     const kv8_cache_shape *const shape = &cache->shape;
     const kv8_page_shape page = {.num_slots = shape->page_size,
                                  .num_heads = shape->num_kv_heads,
@@ -163,18 +171,6 @@ static kv8_status lay_out_layer(kv8_cache *cache, int32_t layer_idx, const kv8_c
             KV8_ERR_INVALID, "cache: a page of %d tokens, %d heads of %d + %d elements overflows",
             shape->page_size, shape->num_kv_heads, shape->k_head_dim, shape->v_head_dim);
     layer->page_bytes = kv8_round_up(page_bytes, KV8_ALIGNMENT);
-    return KV8_OK;
-}
-
-static kv8_status create_layer(kv8_cache *cache, kv8_layer *layer) {
-    void *data = NULL;
-    KV8_TRY(kv8_alloc(cache->allocator, (size_t)kv8_pages_num_pages(cache->pages, layer->group),
-                      layer->page_bytes, "cache pages of one layer", &data));
-    layer->data = data;
-    for (int kv = 0; kv < 2; kv++) {
-        layer->plane[kv].page_bytes = layer->page_bytes;
-        layer->plane[kv].data = layer->data;
-    }
     return KV8_OK;
 }
 
@@ -213,21 +209,23 @@ kv8_status kv8_cache_create(kv8_cache **out, const kv8_cache_options *options) {
     KV8_TRY_GOTO(
         kv8_alloc(allocator, num_heads_total(cache), sizeof(float), "cache scales", &memory));
     cache->layer_scales = memory;
-    KV8_TRY_GOTO(kv8_alloc(allocator, num_heads_total(cache), sizeof(kv8_counters_cell),
-                           "cache counters", &memory));
-    cache->counters = memory;
     KV8_TRY_GOTO(
         kv8_alloc(allocator, num_seq_scales(cache), sizeof(float), "sequence scales", &memory));
     cache->seq_scales = memory;
     KV8_TRY_GOTO(
         kv8_alloc(allocator, (size_t)options->max_seqs, sizeof(uint64_t), "append marks", &memory));
     cache->append_marks = memory;
-    assign_groups(cache, options);
-    for (int32_t i = 0; i < options->num_layers; i++)
-        KV8_TRY_GOTO(lay_out_layer(cache, i, &options->layers[i]));
+    for (int32_t i = 0; i < options->num_layers; i++) {
+        kv8_cache_layer layer;
+        KV8_TRY_GOTO(read_layer(options, i, &layer));
+        KV8_TRY_GOTO(lay_out_layer(cache, i, &layer));
+    }
+    assign_groups(cache);
     KV8_TRY_GOTO(create_pages(cache, options));
-    for (int32_t i = 0; i < options->num_layers; i++)
-        KV8_TRY_GOTO(create_layer(cache, &cache->layers[i]));
+    KV8_TRY_GOTO(
+        options->device == NULL
+            ? kv8_host_store_create(&cache->store, cache)
+            : kv8_device_store_create(&cache->store, cache, options->device, options->stream));
     *out = cache;
     return KV8_OK;
 fail:
@@ -240,16 +238,10 @@ void kv8_cache_destroy(kv8_cache *cache) {
     const kv8_allocator *const allocator = cache->allocator;
     const size_t num_layers = (size_t)cache->shape.num_layers;
     const size_t max_seqs = (size_t)cache->shape.max_seqs;
-    for (size_t i = 0; cache->layers != NULL && i < num_layers; i++) {
-        const kv8_layer *const layer = &cache->layers[i];
-        if (layer->data != NULL)
-            kv8_release(allocator, layer->data,
-                        (size_t)kv8_pages_num_pages(cache->pages, layer->group), layer->page_bytes);
-    }
+    if (cache->store != NULL) cache->store->ops->destroy(cache->store);
     kv8_pages_destroy(cache->pages);
     kv8_release(allocator, cache->append_marks, max_seqs, sizeof(uint64_t));
     kv8_release(allocator, cache->seq_scales, num_seq_scales(cache), sizeof(float));
-    kv8_release(allocator, cache->counters, num_heads_total(cache), sizeof(kv8_counters_cell));
     kv8_release(allocator, cache->layer_scales, num_heads_total(cache), sizeof(float));
     kv8_release(allocator, cache->first_layer, num_layers, sizeof(int32_t));
     kv8_release(allocator, cache->layers, num_layers, sizeof(kv8_layer));
@@ -278,6 +270,7 @@ kv8_status kv8_cache_get_layer(const kv8_cache *cache, int32_t layer, kv8_cache_
     KV8_TRY(kv8_cache_check_layer(cache, layer));
     const kv8_layer *const source = &cache->layers[layer];
     *layer_out = (kv8_cache_layer){
+        .struct_size = sizeof *layer_out,
         .k_dtype = kv8_plane_dtype(&source->plane[KV8_K]),
         .v_dtype = kv8_plane_dtype(&source->plane[KV8_V]),
         .window_left = source->window_left,
@@ -294,7 +287,8 @@ int kv8_cache_same_group(const kv8_cache *cache, int32_t layer_a, int32_t layer_
     return cache->layers[layer_a].group == cache->layers[layer_b].group;
 }
 
-void kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_out) {
+kv8_status kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_out) {
+    if (cache == NULL) return kv8_fail(KV8_ERR_INVALID, "cache is NULL");
     const kv8_pages *const pages = cache->pages;
     kv8_cache_stats stats = {.num_groups = cache->num_groups,
                              .num_seqs = kv8_pages_num_seqs(pages)};
@@ -311,7 +305,8 @@ void kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_out) {
         stats.bytes_per_token += token;
         if (layer->window_left < 0) stats.bytes_per_token_unwindowed += token;
     }
-    *stats_out = stats;
+    KV8_WRITE_STRUCT(kv8_cache_stats, stats_out, &stats);
+    return KV8_OK;
 }
 
 /* --- counters --- */
@@ -322,20 +317,10 @@ kv8_status kv8_cache_get_counters(const kv8_cache *cache, int32_t layer, int32_t
     if (kv_head < 0 || kv_head >= cache->shape.num_kv_heads)
         return kv8_fail(KV8_ERR_INVALID, "cache: kv_head is %d, must be 0 to %d", kv_head,
                         cache->shape.num_kv_heads - 1);
-    kv8_counters_cell *const k = &cache->counters[kv8_head_index(cache, KV8_K, layer, kv_head)];
-    kv8_counters_cell *const v = &cache->counters[kv8_head_index(cache, KV8_V, layer, kv_head)];
-    *counters_out = (kv8_cache_counters){
-        .k_clips = atomic_load_explicit(&k->clips, memory_order_relaxed),
-        .k_nans = atomic_load_explicit(&k->nans, memory_order_relaxed),
-        .v_clips = atomic_load_explicit(&v->clips, memory_order_relaxed),
-        .v_nans = atomic_load_explicit(&v->nans, memory_order_relaxed),
-    };
-    return KV8_OK;
+    return cache->store->ops->get_counters(cache->store, layer, kv_head, counters_out);
 }
 
-void kv8_cache_reset_counters(kv8_cache *cache) {
-    for (size_t i = 0; i < num_heads_total(cache); i++) {
-        atomic_store_explicit(&cache->counters[i].clips, 0, memory_order_relaxed);
-        atomic_store_explicit(&cache->counters[i].nans, 0, memory_order_relaxed);
-    }
+kv8_status kv8_cache_reset_counters(kv8_cache *cache) {
+    if (cache == NULL) return kv8_fail(KV8_ERR_INVALID, "cache is NULL");
+    return cache->store->ops->reset_counters(cache->store);
 }

@@ -2,7 +2,8 @@
  *
  *   kv8_cache
  *    |- pages                   sequences as lists of page ids, per group of layers with one window
- *    |- layers[num_layers]      bytes of K and V for every page id of the layer's group
+ *    |- layers[num_layers]      how K and V lie in a page, for every page id of the layer's group
+ *    |- store                   the bytes, in host memory or a GPU's
  *    `- seq_scales[max_seqs]    what the codes of each sequence are multiplied by
  *
  * Bytes of one page of one layer, each plane starting at a cache line (NHD; HND swaps slot and
@@ -15,10 +16,10 @@
 #ifndef KV8_CACHE_STATE_H
 #define KV8_CACHE_STATE_H
 
-#include <stdatomic.h>
-
+#include "append_rows.h"
 #include "cache_impl.h"
 #include "pages_impl.h"
+#include "store.h"
 
 enum { KV8_MAX_HEAD_DIM = KV8_MAX_ROW_VALUES, KV8_K = 0, KV8_V = 1 };
 
@@ -28,20 +29,14 @@ typedef struct kv8_plane {
     kv8_row_plane rows, scales; /* where they lie in a page */
     size_t row_bytes;
     size_t scale_bytes; /* of a row, apart from it; 0 = it has none there */
-    size_t page_bytes;
-    uint8_t *data; /* of page 0 */
-    float *scale;  /* [num_kv_heads], for sequences without their own */
+    float *scale;       /* [num_kv_heads], for sequences without their own */
 } kv8_plane;
-
-typedef struct kv8_counters_cell {
-    _Atomic uint64_t clips, nans;
-} kv8_counters_cell;
 
 typedef struct kv8_layer {
     int32_t window_left;
     int32_t group;
     size_t page_bytes;
-    uint8_t *data; /* [num_pages of the group, page_bytes] */
+    uint8_t *data; /* [num_pages of the group, page_bytes], where the store lies */
     kv8_plane plane[2];
 } kv8_layer;
 
@@ -51,34 +46,31 @@ struct kv8_cache {
     kv8_isa isa;
     kv8_cache_shape shape;
     kv8_pages *pages;
+    kv8_store *store;
     int32_t num_groups;
     int32_t *first_layer; /* [num_groups], the lowest of each */
     kv8_layer *layers;
-    float *layer_scales;         /* [2, num_layers, num_kv_heads]: K then V */
-    float *seq_scales;           /* [max_seqs, 2, num_layers, num_kv_heads] */
-    kv8_counters_cell *counters; /* [2, num_layers, num_kv_heads] */
-    uint64_t append_mark;        /* of the latest append, and of the latest that named a sequence */
-    uint64_t *append_marks;      /* [max_seqs] */
+    float *layer_scales;    /* [2, num_layers, num_kv_heads]: K then V */
+    float *seq_scales;      /* [max_seqs, 2, num_layers, num_kv_heads] */
+    uint64_t append_mark;   /* of the latest append, and of the latest that named a sequence */
+    uint64_t *append_marks; /* [max_seqs] */
 };
 
 /* --- addresses --- */
 
-/* The bytes of one row, and those of its scales (NULL where it has none apart from it). */
-static inline uint8_t *kv8_plane_row(const kv8_plane *plane, int32_t page, int32_t slot,
-                                     int32_t head) {
-    return plane->data + (size_t)page * plane->page_bytes + plane->rows.offset +
-           (size_t)slot * plane->rows.slot_bytes + (size_t)head * plane->rows.head_bytes;
+/* From a page's first byte to a row, and to the row's scales apart from it. */
+static inline size_t kv8_plane_row(const kv8_plane *plane, int32_t slot, int32_t head) {
+    return plane->rows.offset + (size_t)slot * plane->rows.slot_bytes +
+           (size_t)head * plane->rows.head_bytes;
 }
-static inline uint8_t *kv8_plane_scales(const kv8_plane *plane, int32_t page, int32_t slot,
-                                        int32_t head) {
-    if (plane->scale_bytes == 0) return NULL;
-    return plane->data + (size_t)page * plane->page_bytes + plane->scales.offset +
-           (size_t)slot * plane->scales.slot_bytes + (size_t)head * plane->scales.head_bytes;
+static inline size_t kv8_plane_scales(const kv8_plane *plane, int32_t slot, int32_t head) {
+    return plane->scales.offset + (size_t)slot * plane->scales.slot_bytes +
+           (size_t)head * plane->scales.head_bytes;
 }
 static inline kv8_dtype kv8_plane_dtype(const kv8_plane *plane) {
     return plane->format.segment[0].dtype;
 }
-/* Index of (K or V, layer, head) in layer_scales, counters and the scales of a sequence. */
+/* Index of (K or V, layer, head) in layer_scales and the scales of a sequence. */
 static inline size_t kv8_head_index(const kv8_cache *cache, int kv, int32_t layer, int32_t head) {
     const size_t num_layers = (size_t)cache->shape.num_layers;
     return ((size_t)kv * num_layers + (size_t)layer) * (size_t)cache->shape.num_kv_heads +
@@ -91,6 +83,12 @@ static inline size_t kv8_num_scales(const kv8_cache *cache) {
 static inline float *kv8_sequence_scales(const kv8_cache *cache, int32_t idx) {
     return cache->seq_scales + (size_t)idx * kv8_num_scales(cache);
 }
+
+/* Where row `row` of an append goes, which is its sequence `request`'s. */
+kv8_row_place kv8_cache_place(const kv8_cache *cache, const kv8_append *append, int32_t group,
+                              int32_t row, int32_t request);
+/* K or V of a layer as attention and append see it. */
+kv8_paged kv8_cache_paged(const kv8_cache *cache, int32_t layer, int kv);
 
 /* --- checks shared by the public calls --- */
 

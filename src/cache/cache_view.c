@@ -6,19 +6,19 @@
 
 #include "cache_state.h"
 
-static kv8_paged paged_view(const kv8_plane *plane) {
+kv8_paged kv8_cache_paged(const kv8_cache *cache, int32_t layer_idx, int kv) {
+    const kv8_layer *const layer = &cache->layers[layer_idx];
+    const kv8_plane *const plane = &layer->plane[kv];
     const size_t element = kv8_dtype_size(kv8_plane_dtype(plane));
-    kv8_paged view = {
-        .struct_size = sizeof view,
-        .data = kv8_plane_row(plane, 0, 0, 0),
-        .stride_page = (int64_t)(plane->page_bytes / element),
-        .stride_slot = (int64_t)(plane->rows.slot_bytes / element),
-        .stride_head = (int64_t)(plane->rows.head_bytes / element),
-    };
+    kv8_paged view = KV8_PAGED_INIT;
+    view.data = layer->data + plane->rows.offset;
+    view.stride_page = (int64_t)(layer->page_bytes / element);
+    view.stride_slot = (int64_t)(plane->rows.slot_bytes / element);
+    view.stride_head = (int64_t)(plane->rows.head_bytes / element);
     if (plane->scale_bytes > 0) {
-        const void *const scales = kv8_plane_scales(plane, 0, 0, 0);
+        const void *const scales = layer->data + plane->scales.offset;
         view.row_scale = scales;
-        view.row_scale_stride_page = (int64_t)(plane->page_bytes / sizeof(kv8_f16));
+        view.row_scale_stride_page = (int64_t)(layer->page_bytes / sizeof(kv8_f16));
         view.row_scale_stride_slot = (int64_t)(plane->scales.slot_bytes / sizeof(kv8_f16));
         view.row_scale_stride_head = (int64_t)(plane->scales.head_bytes / sizeof(kv8_f16));
     }
@@ -28,8 +28,8 @@ static kv8_paged paged_view(const kv8_plane *plane) {
 kv8_status kv8_cache_layer_kv(const kv8_cache *cache, int32_t layer, kv8_paged *k_out,
                               kv8_paged *v_out) {
     KV8_TRY(kv8_cache_check_layer(cache, layer));
-    const kv8_paged k = paged_view(&cache->layers[layer].plane[KV8_K]);
-    const kv8_paged v = paged_view(&cache->layers[layer].plane[KV8_V]);
+    const kv8_paged k = kv8_cache_paged(cache, layer, KV8_K);
+    const kv8_paged v = kv8_cache_paged(cache, layer, KV8_V);
     KV8_WRITE_STRUCT(kv8_paged, k_out, &k);
     KV8_WRITE_STRUCT(kv8_paged, v_out, &v);
     return KV8_OK;
@@ -67,4 +67,28 @@ kv8_status kv8_cache_scales(const kv8_cache *cache, int32_t layer, const kv8_seq
                heads * sizeof *scales);
     }
     return KV8_OK;
+}
+
+/* --- the same in device memory --- */
+
+static kv8_status check_on_device(const kv8_cache *cache, int32_t layer) {
+    KV8_TRY(kv8_cache_check_layer(cache, layer));
+    if (cache->store->ops->page_table != NULL) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "cache: its pages are in host memory, not on a GPU");
+}
+
+kv8_status kv8_cache_page_table_device(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                                       int32_t num_seqs, kv8_page_table *pages_out) {
+    KV8_TRY(check_on_device(cache, layer));
+    kv8_page_table pages;
+    KV8_TRY(cache->store->ops->page_table(cache->store, layer, seqs, num_seqs, &pages));
+    KV8_WRITE_STRUCT(kv8_page_table, pages_out, &pages);
+    return KV8_OK;
+}
+
+kv8_status kv8_cache_scales_device(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                                   int32_t num_seqs, const float **k_scale_out,
+                                   const float **v_scale_out) {
+    KV8_TRY(check_on_device(cache, layer));
+    return cache->store->ops->scales(cache->store, layer, seqs, num_seqs, k_scale_out, v_scale_out);
 }

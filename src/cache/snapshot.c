@@ -96,13 +96,13 @@ static kv8_status put_header(const kv8_cache *cache, int32_t idx, save_stream *s
     return put(stream, token_ids, (size_t)length * sizeof *token_ids);
 }
 
-static kv8_status put_row(const kv8_cache *cache, const kv8_plane *plane, int32_t page,
+static kv8_status put_row(const kv8_cache *cache, const kv8_plane *plane, const uint8_t *page,
                           int32_t slot, save_stream *stream) {
     const int32_t num_kv_heads = cache->shape.num_kv_heads;
     for (int32_t head = 0; head < num_kv_heads; head++)
-        KV8_TRY(put(stream, kv8_plane_row(plane, page, slot, head), plane->row_bytes));
+        KV8_TRY(put(stream, page + kv8_plane_row(plane, slot, head), plane->row_bytes));
     for (int32_t head = 0; plane->scale_bytes > 0 && head < num_kv_heads; head++)
-        KV8_TRY(put(stream, kv8_plane_scales(plane, page, slot, head), plane->scale_bytes));
+        KV8_TRY(put(stream, page + kv8_plane_scales(plane, slot, head), plane->scale_bytes));
     return KV8_OK;
 }
 
@@ -112,11 +112,14 @@ static kv8_status put_rows(const kv8_cache *cache, int32_t idx, save_stream *str
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         const kv8_layer *const layer = &cache->layers[i];
         const int32_t *const pages = kv8_pages_list(cache->pages, idx, layer->group);
-        for (int32_t token = kv8_pages_kept_from(cache->pages, idx, layer->group); token < length;
-             token++) {
+        const int32_t first = kv8_pages_kept_from(cache->pages, idx, layer->group);
+        const uint8_t *page = NULL;
+        for (int32_t token = first; token < length; token++) {
+            if (token == first || token % page_size == 0)
+                KV8_TRY(
+                    cache->store->ops->read_page(cache->store, i, pages[token / page_size], &page));
             for (int kv = 0; kv < 2; kv++)
-                KV8_TRY(put_row(cache, &layer->plane[kv], pages[token / page_size],
-                                token % page_size, stream));
+                KV8_TRY(put_row(cache, &layer->plane[kv], page, token % page_size, stream));
         }
     }
     return KV8_OK;
@@ -297,26 +300,39 @@ static const uint8_t *get(const uint8_t *from, void *to, size_t size) {
     return from + size;
 }
 
-static void fill_rows(kv8_cache *cache, int32_t idx, const uint8_t *at) {
+/* One row of every head. */
+static const uint8_t *get_row(const kv8_cache *cache, const kv8_plane *plane, const uint8_t *at,
+                              uint8_t *page, int32_t slot) {
+    const int32_t num_kv_heads = cache->shape.num_kv_heads;
+    for (int32_t head = 0; head < num_kv_heads; head++)
+        at = get(at, page + kv8_plane_row(plane, slot, head), plane->row_bytes);
+    for (int32_t head = 0; plane->scale_bytes > 0 && head < num_kv_heads; head++)
+        at = get(at, page + kv8_plane_scales(plane, slot, head), plane->scale_bytes);
+    return at;
+}
+
+static kv8_status fill_rows(kv8_cache *cache, int32_t idx, const uint8_t *at) {
+    kv8_store *const store = cache->store;
     const int32_t length = kv8_pages_length(cache->pages, idx);
-    const int32_t page_size = cache->shape.page_size, num_kv_heads = cache->shape.num_kv_heads;
+    const int32_t page_size = cache->shape.page_size;
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         const kv8_layer *const layer = &cache->layers[i];
         const int32_t *const pages = kv8_pages_list(cache->pages, idx, layer->group);
         const int32_t first = kv8_pages_held_from(cache->pages, idx, layer->group);
-        for (int64_t row = 2 * (int64_t)first; row < 2 * (int64_t)length; row++) {
-            const kv8_plane *const plane = &layer->plane[row % 2];
-            const int32_t token = (int32_t)(row / 2);
-            const int32_t page = pages[token / page_size], slot = token % page_size;
-            for (int32_t head = 0; head < num_kv_heads; head++)
-                at = get(at, kv8_plane_row(plane, page, slot, head), plane->row_bytes);
-            for (int32_t head = 0; plane->scale_bytes > 0 && head < num_kv_heads; head++)
-                at = get(at, kv8_plane_scales(plane, page, slot, head), plane->scale_bytes);
+        uint8_t *page = NULL;
+        for (int32_t token = first; token < length; token++) {
+            const int32_t id = pages[token / page_size], slot = token % page_size;
+            if (page == NULL) KV8_TRY(store->ops->edit_page(store, i, id, &page));
+            for (int kv = 0; kv < 2; kv++) at = get_row(cache, &layer->plane[kv], at, page, slot);
+            if (slot + 1 < page_size && token + 1 < length) continue;
+            KV8_TRY(store->ops->write_page(store, i, id, page));
+            page = NULL;
         }
     }
+    return KV8_OK;
 }
 
-static void fill(kv8_cache *cache, int32_t idx, const snapshot *file) {
+static kv8_status fill(kv8_cache *cache, int32_t idx, const snapshot *file) {
     float *const scales = kv8_sequence_scales(cache, idx);
     const uint8_t *at = file->data + file->scales_offset;
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
@@ -325,7 +341,7 @@ static void fill(kv8_cache *cache, int32_t idx, const snapshot *file) {
                      (size_t)cache->shape.num_kv_heads * sizeof(float));
     }
     kv8_cache_settle_scales(cache, idx);
-    fill_rows(cache, idx, file->data + file->rows_offset);
+    return fill_rows(cache, idx, file->data + file->rows_offset);
 }
 
 typedef struct restoring {
@@ -346,11 +362,15 @@ kv8_status kv8_cache_load_bytes(kv8_cache *cache, const uint8_t *data, size_t si
     const restoring r = {cache, &file};
     const bool has_ids = (file.header.flags & FLAG_TOKEN_IDS) != 0;
     kv8_seq seq = KV8_SEQ_NONE;
-    const kv8_status status =
+    kv8_status status =
         kv8_pages_seq_restore(cache->pages, file.header.length,
                               has_ids ? data + file.ids_offset : NULL, first_of_group, &r, &seq);
     if (status != KV8_OK) return kv8_fail_within(status, "%s", name);
-    fill(cache, kv8_seq_index(seq), &file);
+    status = fill(cache, kv8_seq_index(seq), &file);
+    if (status != KV8_OK) {
+        KV8_MUST(kv8_pages_seq_destroy(cache->pages, seq));
+        return status;
+    }
     *seq_out = seq;
     return KV8_OK;
 }

@@ -124,8 +124,8 @@ static void fill_rows(const windows *w) {
     for (int32_t i = 0; i < w->evaluation->num_lanes; i++) {
         const window_lane *const self = &w->lanes[i];
         kv8_compare_row *const row = &w->evaluation->rows[i];
-        kv8_cache_stats stats;
-        kv8_cache_get_stats(self->lane.cache, &stats);
+        kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
+        KV8_MUST(kv8_cache_get_stats(self->lane.cache, &stats));
         row->kl = self->kl / num;
         row->kl_error = kv8_mean_error(self->kl, self->kl_squares, num);
         row->top1 = (double)self->num_agree / num;

@@ -39,7 +39,7 @@ static void use(kv8_cache *cache, kv8_seq seq) {
 }
 
 static void load(kv8_cache *cache, const uint8_t *data, size_t size) {
-    kv8_cache_stats stats;
+    kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
     kv8_seq seq = KV8_SEQ_NONE;
     if (kv8_cache_load_bytes(cache, data, size, "fuzz", &seq) == KV8_OK) {
         use(cache, seq);
@@ -48,7 +48,7 @@ static void load(kv8_cache *cache, const uint8_t *data, size_t size) {
         require(seq == KV8_SEQ_NONE);
         require(kv8_status_message()[0] != '\0');
     }
-    kv8_cache_get_stats(cache, &stats);
+    require(kv8_cache_get_stats(cache, &stats) == KV8_OK);
     require(stats.num_seqs == 0 && stats.pages_free == stats.pages_total);
 }
 

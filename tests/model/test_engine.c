@@ -47,9 +47,9 @@ static bench open_bench(int32_t step_tokens, int32_t logit_rows) {
 }
 
 static void close_bench(bench *b) {
-    kv8_cache_stats stats;
+    kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
     kv8_engine_destroy(b->engine);
-    kv8_cache_get_stats(b->cache, &stats);
+    assert_ok(kv8_cache_get_stats(b->cache, &stats));
     assert_int_equal(stats.num_seqs, 0);
     kv8_cache_destroy(b->cache);
 }

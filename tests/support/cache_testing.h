@@ -35,8 +35,8 @@ static inline int32_t seq_length(const kv8_cache *cache, kv8_seq seq) {
     return length;
 }
 static inline int32_t pages_free(const kv8_cache *cache) {
-    kv8_cache_stats stats;
-    kv8_cache_get_stats(cache, &stats);
+    kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
+    assert_ok(kv8_cache_get_stats(cache, &stats));
     return stats.pages_free;
 }
 

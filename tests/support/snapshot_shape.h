@@ -11,9 +11,9 @@ enum { SHAPE_LAYERS = 3, SHAPE_HEADS = 2, SHAPE_K_DIM = 3, SHAPE_V_DIM = 2 };
 
 static const float shape_k_scale[SHAPE_HEADS] = {0.5f, 0.25f};
 static const kv8_cache_layer shape_layers[SHAPE_LAYERS] = {
-    {KV8_INT8, KV8_E4M3, -1, shape_k_scale, NULL},
-    {KV8_BF16, KV8_INT8, 4, NULL, NULL},
-    {KV8_E5M2, KV8_F32, -1, NULL, NULL},
+    {sizeof(kv8_cache_layer), KV8_INT8, KV8_E4M3, -1, shape_k_scale, NULL},
+    {sizeof(kv8_cache_layer), KV8_BF16, KV8_INT8, 4, NULL, NULL},
+    {sizeof(kv8_cache_layer), KV8_E5M2, KV8_F32, -1, NULL, NULL},
 };
 
 static inline kv8_cache_options snapshot_shape(void) {

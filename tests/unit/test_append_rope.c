@@ -2,7 +2,7 @@
  * kv8_rope_apply followed by kv8_cache_append stores, counters included, and its refusals.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <kv8/attention.h>
+#include <kv8/rope.h>
 
 #include "cache_testing.h"
 
@@ -15,8 +15,9 @@ enum {
     V_ROW = HEADS * V_DIM
 };
 
-static kv8_rope *yarn_rope(int32_t head_dim) {
+static kv8_rope *yarn_rope(int32_t head_dim, int32_t interleaved) {
     kv8_rope_options options = KV8_ROPE_OPTIONS_INIT;
+    options.interleaved = interleaved;
     options.kind = KV8_ROPE_YARN;
     options.head_dim = head_dim;
     options.theta = 10000;
@@ -31,8 +32,11 @@ static kv8_rope *yarn_rope(int32_t head_dim) {
 
 static kv8_cache *new_cache(kv8_dtype dtype, kv8_layout layout, kv8_threads *threads) {
     static const float scales[HEADS] = {0.02f, 0.05f, 1.5f};
-    const kv8_cache_layer layer = {
-        .k_dtype = dtype, .v_dtype = KV8_E4M3, .window_left = -1, .k_scale = scales};
+    const kv8_cache_layer layer = {.struct_size = sizeof layer,
+                                   .k_dtype = dtype,
+                                   .v_dtype = KV8_E4M3,
+                                   .window_left = -1,
+                                   .k_scale = scales};
     kv8_cache_options options = small_options(&layer, 1);
     options.num_kv_heads = HEADS;
     options.k_head_dim = DIM;
@@ -60,8 +64,8 @@ static void assert_same_heads(const kv8_cache *a, kv8_seq seq_a, const kv8_cache
 
 static float k_rows[ROWS * ROW], k_before[ROWS * ROW], v_rows[ROWS * V_ROW];
 
-static void check_dtype(const kv8_rope *rope, kv8_dtype dtype, kv8_layout layout,
-                        kv8_threads *threads) {
+static void check_dtype(const kv8_rope *rope, int32_t interleaved, kv8_dtype dtype,
+                        kv8_layout layout, kv8_threads *threads) {
     kv8_cache *const fused = new_cache(dtype, layout, threads);
     kv8_cache *const apart = new_cache(dtype, layout, NULL);
     const kv8_seq fused_seqs[2] = {new_seq(fused), new_seq(fused)};
@@ -82,7 +86,8 @@ static void check_dtype(const kv8_rope *rope, kv8_dtype dtype, kv8_layout layout
     }
     float cos_sin[ROWS * DIM];
     kv8_rope_angles(rope, positions, ROWS, cos_sin);
-    kv8_append append = {.num_seqs = 2,
+    kv8_append append = {.struct_size = sizeof(kv8_append),
+                         .num_seqs = 2,
                          .seqs = fused_seqs,
                          .indptr = indptr,
                          .src_dtype = KV8_F32,
@@ -92,10 +97,13 @@ static void check_dtype(const kv8_rope *rope, kv8_dtype dtype, kv8_layout layout
                          .v = v_rows,
                          .v_stride_row = V_ROW,
                          .v_stride_head = V_DIM};
-    assert_ok(kv8_attention_append_rope(fused, 0, &append, rope, cos_sin));
+    append.cos_sin = cos_sin;
+    append.interleaved = interleaved;
+    assert_ok(kv8_cache_append(fused, 0, &append));
     assert_memory_equal(k_rows, k_before, sizeof k_rows); /* the source is the caller's */
     kv8_rope_apply(rope, cos_sin, ROWS, k_rows, HEADS, ROW, DIM + 1);
     append.seqs = apart_seqs;
+    append.cos_sin = NULL;
     assert_ok(kv8_cache_append(apart, 0, &append));
     for (int i = 0; i < 2; i++) {
         for (int32_t t = 0; t < indptr[i + 1] - indptr[i]; t++)
@@ -114,48 +122,50 @@ static void check_dtype(const kv8_rope *rope, kv8_dtype dtype, kv8_layout layout
 
 static void fused_bytes_equal_two_steps(void **state) {
     (void)state;
-    kv8_rope *const rope = yarn_rope(DIM);
     kv8_threads *threads;
     assert_ok(kv8_threads_create(&threads, 2));
-    for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++) {
-        check_dtype(rope, (kv8_dtype)dtype, KV8_LAYOUT_NHD, NULL);
-        check_dtype(rope, (kv8_dtype)dtype, KV8_LAYOUT_HND, threads);
+    for (int interleaved = 0; interleaved < 2; interleaved++) {
+        kv8_rope *const rope = yarn_rope(DIM, interleaved);
+        for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++) {
+            check_dtype(rope, interleaved, (kv8_dtype)dtype, KV8_LAYOUT_NHD, NULL);
+            check_dtype(rope, interleaved, (kv8_dtype)dtype, KV8_LAYOUT_HND, threads);
+        }
+        kv8_rope_destroy(rope);
     }
     kv8_threads_destroy(threads);
-    kv8_rope_destroy(rope);
 }
 
 static void wrong_inputs_are_refused(void **state) {
     (void)state;
-    kv8_rope *const rope = yarn_rope(DIM), *const other = yarn_rope(DIM + 2);
     kv8_cache *const cache = new_cache(KV8_E4M3, KV8_LAYOUT_NHD, NULL);
     const kv8_seq seq = new_seq(cache);
     assert_ok(kv8_cache_extend(cache, seq, 1, NULL));
-    const int32_t indptr[2] = {0, 1};
     float k[HEADS * DIM] = {0}, v[V_ROW] = {0}, cos_sin[DIM] = {0};
-    kv8_append append = {.num_seqs = 1,
+    kv8_append append = {.struct_size = sizeof(kv8_append),
+                         .num_seqs = 1,
                          .seqs = &seq,
-                         .indptr = indptr,
+                         .indptr = (const int32_t[]){0, 1},
                          .src_dtype = KV8_F32,
                          .k = k,
                          .k_stride_head = DIM,
                          .v = v,
-                         .v_stride_head = V_DIM};
-    assert_ok(kv8_attention_append_rope(cache, 0, &append, rope, cos_sin));
-#define REFUSED(wanted, part, ...) \
-    assert_refused(kv8_attention_append_rope(__VA_ARGS__), KV8_ERR_##wanted, part)
-    REFUSED(INVALID, "cache is NULL", NULL, 0, &append, rope, cos_sin);
-    REFUSED(INVALID, "append is NULL", cache, 0, NULL, rope, cos_sin);
-    REFUSED(INVALID, "rope is NULL", cache, 0, &append, NULL, cos_sin);
-    REFUSED(INVALID, "cos_sin is NULL", cache, 0, &append, rope, NULL);
-    REFUSED(INVALID, "rope head_dim is 12", cache, 0, &append, other, cos_sin);
-    REFUSED(INVALID, "layer", cache, 1, &append, rope, cos_sin);
-    append.src_dtype = KV8_BF16;
-    REFUSED(UNSUPPORTED, "src_dtype is bf16", cache, 0, &append, rope, cos_sin);
-#undef REFUSED
+                         .v_stride_head = V_DIM,
+                         .cos_sin = cos_sin};
+    assert_ok(kv8_cache_append(cache, 0, &append));
+    append.interleaved = 2;
+    assert_refused(kv8_cache_append(cache, 0, &append), KV8_ERR_INVALID, "interleaved is 2");
     kv8_cache_destroy(cache);
-    kv8_rope_destroy(rope);
-    kv8_rope_destroy(other);
+    const kv8_cache_layer layer = {sizeof layer, KV8_BF16, KV8_BF16, -1, NULL, NULL};
+    kv8_cache_options options = small_options(&layer, 1);
+    options.k_head_dim = 5;
+    kv8_cache *odd = NULL;
+    assert_ok(kv8_cache_create(&odd, &options));
+    const kv8_seq other = new_seq(odd);
+    assert_ok(kv8_cache_extend(odd, other, 1, NULL));
+    append.interleaved = 0;
+    append.seqs = &other;
+    assert_refused(kv8_cache_append(odd, 0, &append), KV8_ERR_INVALID, "k_head_dim is 5");
+    kv8_cache_destroy(odd);
 }
 
 int main(void) {

@@ -328,7 +328,8 @@ static void append_random(kv8_cache *cache, kv8_seq seq, int32_t n, test_rng *rn
     float values[2][LONGEST * ROW];
     for (int i = 0; i < 2 * n * ROW; i++) values[i / (n * ROW)][i % (n * ROW)] = rng_normal(rng);
     const int32_t indptr[] = {0, n};
-    const kv8_append append = {.num_seqs = 1,
+    const kv8_append append = {.struct_size = sizeof(kv8_append),
+                               .num_seqs = 1,
                                .seqs = &seq,
                                .indptr = indptr,
                                .src_dtype = KV8_F32,
@@ -344,7 +345,8 @@ static void append_random(kv8_cache *cache, kv8_seq seq, int32_t n, test_rng *rn
 
 static kv8_cache *open_fork_cache(kv8_dtype dtype, kv8_seq seqs[FORKS], test_rng *rng) {
     const float k_scale[HEADS] = {0.05f, 0.08f}, v_scale[HEADS] = {0.06f, 0.04f};
-    const kv8_cache_layer layer = {.k_dtype = dtype,
+    const kv8_cache_layer layer = {.struct_size = sizeof layer,
+                                   .k_dtype = dtype,
                                    .v_dtype = KV8_E4M3,
                                    .window_left = -1,
                                    .k_scale = k_scale,

@@ -139,8 +139,8 @@ static void check(const model *m) {
         check_rows(m, s);
     }
     for (int g = 0; g < GROUPS; g++) check_pool(m, g);
-    kv8_cache_stats stats;
-    kv8_cache_get_stats(m->cache, &stats);
+    kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
+    assert_ok(kv8_cache_get_stats(m->cache, &stats));
     assert_int_equal(stats.num_seqs, num_alive);
 }
 
@@ -169,7 +169,8 @@ static bool extend_fits(const model *m, const model_seq *s, int32_t n) {
 
 static void write_newest(model *m, const model_seq *s, int32_t n) {
     static float k[MAX_LEN * ROW], v[MAX_LEN * ROW];
-    kv8_append append = {.num_seqs = 1,
+    kv8_append append = {.struct_size = sizeof(kv8_append),
+                         .num_seqs = 1,
                          .seqs = &s->handle,
                          .indptr = (const int32_t[]){0, n},
                          .src_dtype = KV8_F32,
@@ -334,7 +335,8 @@ static void run_round(test_rng *rng, model *m) {
     m->window_left[1] = rng_range(rng, 0, 8);
     m->window_left[2] = m->window_left[1] + rng_range(rng, 1, 9);
     for (int i = 0; i < LAYERS; i++)
-        layers[i] = (kv8_cache_layer){.k_dtype = k_dtypes[i],
+        layers[i] = (kv8_cache_layer){.struct_size = sizeof(kv8_cache_layer),
+                                      .k_dtype = k_dtypes[i],
                                       .v_dtype = v_dtypes[i],
                                       .window_left = m->window_left[group_of[i]]};
     kv8_cache_options options = small_options(layers, LAYERS);

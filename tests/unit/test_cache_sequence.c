@@ -12,7 +12,8 @@ static void write_rows(kv8_cache *cache, int32_t num_layers, kv8_seq seq, int32_
                        float tag) {
     float rows[64 * ROW];
     for (int32_t i = 0; i < num_tokens * ROW; i++) rows[i] = tag + (float)(i / ROW);
-    const kv8_append append = {.num_seqs = 1,
+    const kv8_append append = {.struct_size = sizeof(kv8_append),
+                               .num_seqs = 1,
                                .seqs = &seq,
                                .indptr = (const int32_t[]){0, num_tokens},
                                .src_dtype = KV8_F32,
@@ -46,7 +47,7 @@ static void check_rows(const kv8_cache *cache, int32_t layer, kv8_seq seq, int32
 static void wrong_options_are_refused(void **state) {
     (void)state;
     const float bad_scale[2] = {1.0f, -1.0f}, nan_scale[2] = {NAN, 1.0f};
-    kv8_cache_layer layer = {KV8_BF16, KV8_BF16, -1, NULL, NULL};
+    kv8_cache_layer layer = {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, -1, NULL, NULL};
     const kv8_cache_options good = small_options(&layer, 1);
     kv8_cache *cache = (kv8_cache *)(uintptr_t)1;
     assert_refused(kv8_cache_create(&cache, NULL), KV8_ERR_INVALID, "NULL");
@@ -73,9 +74,11 @@ static void wrong_options_are_refused(void **state) {
     REFUSE(window_slack, -1, "window_slack is -1");
     REFUSE(layers, NULL, "layers is NULL");
     const kv8_cache_layer layers[] = {
-        {KV8_DTYPE_NONE, KV8_BF16, -1, NULL, NULL}, {KV8_BF16, KV8_DTYPE_COUNT, -1, NULL, NULL},
-        {KV8_BF16, KV8_BF16, -2, NULL, NULL},       {KV8_BF16, KV8_BF16, -1, bad_scale, NULL},
-        {KV8_BF16, KV8_BF16, -1, NULL, nan_scale},
+        {sizeof(kv8_cache_layer), KV8_DTYPE_NONE, KV8_BF16, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_DTYPE_COUNT, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, -2, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, -1, bad_scale, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, -1, NULL, nan_scale},
     };
     const char *const parts[] = {"k_dtype", "v_dtype", "window_left of layer 0 is -2",
                                  "k_scale of layer 0, head 1 is -1", "v_scale of layer 0, head 0"};
@@ -89,7 +92,7 @@ static void *modest_alloc(void *cookie, size_t size, size_t alignment) {
 }
 static void sizes_that_overflow_are_refused(void **state) {
     (void)state;
-    const kv8_cache_layer layer = {KV8_F32, KV8_F32, -1, NULL, NULL};
+    const kv8_cache_layer layer = {sizeof(kv8_cache_layer), KV8_F32, KV8_F32, -1, NULL, NULL};
     kv8_cache_options options = small_options(&layer, 1);
     kv8_cache *cache = NULL;
     failing_heap heap = {.fail_at = -1};
@@ -108,7 +111,7 @@ static void sizes_that_overflow_are_refused(void **state) {
 /* An absurd max_seq_len costs no more than the pool can hold. */
 static void huge_max_seq_len_is_cheap(void **state) {
     (void)state;
-    const kv8_cache_layer layer = {KV8_E4M3, KV8_E4M3, -1, NULL, NULL};
+    const kv8_cache_layer layer = {sizeof(kv8_cache_layer), KV8_E4M3, KV8_E4M3, -1, NULL, NULL};
     kv8_cache_options options = small_options(&layer, 1);
     failing_heap heap = {.fail_at = -1};
     const kv8_allocator allocator = {failing_alloc, failing_release, &heap};
@@ -126,9 +129,10 @@ static void huge_max_seq_len_is_cheap(void **state) {
 /* Fails every allocation of create once; nothing else allocates at all. */
 static void only_create_allocates_and_it_cleans_up(void **state) {
     (void)state;
-    const kv8_cache_layer layers[3] = {{KV8_INT8, KV8_E4M3, -1, NULL, NULL},
-                                       {KV8_BF16, KV8_BF16, 5, NULL, NULL},
-                                       {KV8_BF16, KV8_INT8, -1, NULL, NULL}};
+    const kv8_cache_layer layers[3] = {
+        {sizeof(kv8_cache_layer), KV8_INT8, KV8_E4M3, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, 5, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_INT8, -1, NULL, NULL}};
     kv8_cache_options options = small_options(layers, 3);
     for (int64_t fail_at = 0;; fail_at++) {
         failing_heap heap = {.fail_at = fail_at};
@@ -167,10 +171,11 @@ static void only_create_allocates_and_it_cleans_up(void **state) {
 
 static void stats_groups_and_layout(void **state) {
     (void)state;
-    const kv8_cache_layer layers[4] = {{KV8_INT8, KV8_E4M3, -1, NULL, NULL},
-                                       {KV8_BF16, KV8_F32, 5, NULL, NULL},
-                                       {KV8_F16, KV8_INT8, -1, NULL, NULL},
-                                       {KV8_E5M2, KV8_E4M3FNUZ, 9, NULL, NULL}};
+    const kv8_cache_layer layers[4] = {
+        {sizeof(kv8_cache_layer), KV8_INT8, KV8_E4M3, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_F32, 5, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_F16, KV8_INT8, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_E5M2, KV8_E4M3FNUZ, 9, NULL, NULL}};
     for (int layout = 0; layout < 2; layout++) {
         kv8_cache_options options = small_options(layers, 4);
         options.k_head_dim = 45;
@@ -180,8 +185,8 @@ static void stats_groups_and_layout(void **state) {
         options.layout = (kv8_layout)layout;
         kv8_cache *cache = NULL;
         assert_ok(kv8_cache_create(&cache, &options));
-        kv8_cache_stats stats;
-        kv8_cache_get_stats(cache, &stats);
+        kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
+        assert_ok(kv8_cache_get_stats(cache, &stats));
         assert_int_equal(stats.num_groups, 3);
         assert_int_equal(stats.pages_total, 16 + 5 + 5);
         assert_int_equal(stats.pages_free, 26);
@@ -211,8 +216,9 @@ static void stats_groups_and_layout(void **state) {
 
 static void batch_tables_in_both_forms(void **state) {
     (void)state;
-    const kv8_cache_layer layers[2] = {{KV8_BF16, KV8_BF16, -1, NULL, NULL},
-                                       {KV8_BF16, KV8_BF16, 2, NULL, NULL}};
+    const kv8_cache_layer layers[2] = {
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, 2, NULL, NULL}};
     kv8_cache_options options = small_options(layers, 2);
     kv8_cache *cache = NULL;
     assert_ok(kv8_cache_create(&cache, &options));
@@ -248,8 +254,9 @@ static void batch_tables_in_both_forms(void **state) {
 static void scales_of_a_batch(void **state) {
     (void)state;
     const float k_scale[2] = {2, 3}, v_scale[2] = {4, 5}, own[2] = {6, 7}, bad[2] = {1, INFINITY};
-    const kv8_cache_layer layers[2] = {{KV8_E4M3, KV8_E4M3, -1, k_scale, v_scale},
-                                       {KV8_E4M3, KV8_E4M3, -1, NULL, NULL}};
+    const kv8_cache_layer layers[2] = {
+        {sizeof(kv8_cache_layer), KV8_E4M3, KV8_E4M3, -1, k_scale, v_scale},
+        {sizeof(kv8_cache_layer), KV8_E4M3, KV8_E4M3, -1, NULL, NULL}};
     const kv8_cache_options options = small_options(layers, 2);
     kv8_cache *cache = NULL;
     assert_ok(kv8_cache_create(&cache, &options));
@@ -280,7 +287,7 @@ static void scales_of_a_batch(void **state) {
 
 static void stale_and_foreign_handles_are_refused(void **state) {
     (void)state;
-    const kv8_cache_layer layer = {KV8_BF16, KV8_BF16, -1, NULL, NULL};
+    const kv8_cache_layer layer = {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, -1, NULL, NULL};
     kv8_cache_options options = small_options(&layer, 1);
     options.max_seqs = 2;
     kv8_cache *cache = NULL;
@@ -321,9 +328,10 @@ static void stale_and_foreign_handles_are_refused(void **state) {
 static void forks_share_until_they_write(void **state) {
     (void)state;
     /* Two layers of one group with different bytes per page: both must be copied. */
-    const kv8_cache_layer layers[3] = {{KV8_F32, KV8_E4M3, -1, NULL, NULL},
-                                       {KV8_E4M3, KV8_BF16, -1, NULL, NULL},
-                                       {KV8_BF16, KV8_BF16, 100, NULL, NULL}};
+    const kv8_cache_layer layers[3] = {
+        {sizeof(kv8_cache_layer), KV8_F32, KV8_E4M3, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_E4M3, KV8_BF16, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, 100, NULL, NULL}};
     kv8_cache_options options = small_options(layers, 3);
     kv8_cache *cache = NULL;
     assert_ok(kv8_cache_create(&cache, &options));
@@ -361,7 +369,7 @@ static void forks_share_until_they_write(void **state) {
 
 static void truncate_then_write_leaves_the_fork_alone(void **state) {
     (void)state;
-    const kv8_cache_layer layer = {KV8_BF16, KV8_BF16, -1, NULL, NULL};
+    const kv8_cache_layer layer = {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, -1, NULL, NULL};
     const kv8_cache_options options = small_options(&layer, 1);
     kv8_cache *cache = NULL;
     assert_ok(kv8_cache_create(&cache, &options));
@@ -395,7 +403,8 @@ static void pages_behind_the_window_are_freed(void **state) {
         for (int32_t window_left = 0; window_left <= 9; window_left += 3) {
             for (int32_t slack = 0; slack <= 5; slack += 5) {
                 const int32_t page_size = page_sizes[p];
-                const kv8_cache_layer layer = {KV8_BF16, KV8_E4M3, window_left, NULL, NULL};
+                const kv8_cache_layer layer = {
+                    sizeof(kv8_cache_layer), KV8_BF16, KV8_E4M3, window_left, NULL, NULL};
                 kv8_cache_options options = small_options(&layer, 1);
                 options.page_size = page_size;
                 options.window_slack = slack;
@@ -448,7 +457,8 @@ static void pages_behind_the_window_are_freed(void **state) {
 static void one_extend_can_always_be_undone(void **state) {
     (void)state;
     for (int32_t window_left = 0; window_left < 8; window_left++) {
-        const kv8_cache_layer layer = {KV8_BF16, KV8_BF16, window_left, NULL, NULL};
+        const kv8_cache_layer layer = {
+            sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, window_left, NULL, NULL};
         kv8_cache_options options = small_options(&layer, 1);
         options.page_size = 2;
         options.num_pages = 40;
@@ -475,7 +485,8 @@ typedef struct picture {
 static picture take_picture(const kv8_cache *cache, const kv8_seq *seqs) {
     picture result;
     memset(&result, 0, sizeof result);
-    kv8_cache_get_stats(cache, &result.stats);
+    result.stats.struct_size = sizeof result.stats;
+    assert_ok(kv8_cache_get_stats(cache, &result.stats));
     for (int32_t layer = 0; layer < 2; layer++)
         assert_ok(kv8_cache_page_table(cache, layer, seqs, 3, result.indptr[layer],
                                        result.indices[layer], 64, result.last[layer]));
@@ -484,8 +495,9 @@ static picture take_picture(const kv8_cache *cache, const kv8_seq *seqs) {
 
 static void a_full_pool_changes_nothing(void **state) {
     (void)state;
-    const kv8_cache_layer layers[2] = {{KV8_BF16, KV8_BF16, -1, NULL, NULL},
-                                       {KV8_BF16, KV8_BF16, 3, NULL, NULL}};
+    const kv8_cache_layer layers[2] = {
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, 3, NULL, NULL}};
     kv8_cache_options options = small_options(layers, 2);
     options.num_pages = 8;
     options.num_window_pages = 6;

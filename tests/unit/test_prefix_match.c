@@ -19,7 +19,8 @@ static void extend_ids(kv8_cache *cache, int32_t num_layers, kv8_seq seq, const 
     }
     if (begin >= num_tokens) return;
     assert_ok(kv8_cache_extend(cache, seq, num_tokens - begin, ids + begin));
-    const kv8_append append = {.num_seqs = 1,
+    const kv8_append append = {.struct_size = sizeof(kv8_append),
+                               .num_seqs = 1,
                                .seqs = &seq,
                                .indptr = (const int32_t[]){0, num_tokens - begin},
                                .src_dtype = KV8_F32,
@@ -65,7 +66,7 @@ static kv8_cache *open_cache(const kv8_cache_layer *layers, int32_t num_layers, 
     assert_ok(kv8_cache_create(&cache, &options));
     return cache;
 }
-static const kv8_cache_layer full = {KV8_BF16, KV8_BF16, -1, NULL, NULL};
+static const kv8_cache_layer full = {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, -1, NULL, NULL};
 
 static void whole_pages_and_one_token_left(void **state) {
     (void)state;
@@ -172,7 +173,8 @@ static void a_published_page_never_changes(void **state) {
 static void window_groups_need_only_what_is_seen(void **state) {
     (void)state;
     for (int32_t window_left = 0; window_left <= 9; window_left++) {
-        const kv8_cache_layer layers[2] = {full, {KV8_BF16, KV8_BF16, window_left, NULL, NULL}};
+        const kv8_cache_layer layers[2] = {
+            full, {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, window_left, NULL, NULL}};
         kv8_cache *const cache = open_cache(layers, 2, 16);
         int32_t ids[26];
         for (int t = 0; t < 26; t++) ids[t] = t % 3 + 1;
@@ -205,8 +207,9 @@ static void window_groups_need_only_what_is_seen(void **state) {
 /* Only window layers: a match may begin anywhere, a hole in front of the window is no harm. */
 static void windows_alone_match_behind_a_hole(void **state) {
     (void)state;
-    const kv8_cache_layer layers[2] = {{KV8_BF16, KV8_BF16, 4, NULL, NULL},
-                                       {KV8_BF16, KV8_BF16, 6, NULL, NULL}};
+    const kv8_cache_layer layers[2] = {
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, 4, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, 6, NULL, NULL}};
     kv8_cache *const cache = open_cache(layers, 2, 16);
     int32_t ids[42];
     for (int t = 0; t < 42; t++) ids[t] = t % 4 + 1;

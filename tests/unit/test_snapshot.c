@@ -97,7 +97,8 @@ static void make_rows(void) {
 static void grow_to(kv8_cache *cache, kv8_seq seq, int32_t length, bool with_ids) {
     const int32_t begin = seq_length(cache, seq);
     assert_ok(kv8_cache_extend(cache, seq, length - begin, with_ids ? token_ids + begin : NULL));
-    const kv8_append append = {.num_seqs = 1,
+    const kv8_append append = {.struct_size = sizeof(kv8_append),
+                               .num_seqs = 1,
                                .seqs = &seq,
                                .indptr = (const int32_t[]){0, length - begin},
                                .src_dtype = KV8_F32,
@@ -296,8 +297,8 @@ static void empty_and_anonymous_sequences(void **state) {
 /* --- refusals --- */
 
 static void check_untouched(const kv8_cache *cache) {
-    kv8_cache_stats stats;
-    kv8_cache_get_stats(cache, &stats);
+    kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
+    assert_ok(kv8_cache_get_stats(cache, &stats));
     assert_int_equal(stats.num_seqs, 0);
     assert_int_equal(stats.pages_free, stats.pages_total);
 }

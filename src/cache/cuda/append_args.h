@@ -30,11 +30,15 @@ typedef struct kv8_append_plane {
 
 typedef struct kv8_append_kernel_args {
     kv8_append_plane plane[2]; /* K, V */
-    const int32_t *indptr;     /* [batch + 1]: rows of each request */
-    /* The page table, CSR or dense: page_indptr or block_table is NULL. */
+    const int32_t *indptr;     /* [batch + 1]: rows of each request; NULL: max_rows of one */
+    /* Where rows go: page * page_size + slot of each, or the page table, CSR or dense; the first of
+     * slot_mapping, page_indptr and block_table that is not NULL. */
+    const int64_t *slot_mapping; /* [max_rows] */
     const int32_t *page_indptr, *page_indices, *last_page_len;
     const int32_t *block_table, *seq_lens;
     int64_t block_table_stride;
+    int64_t num_pages;    /* rows of this page and those after it are left out and counted */
+    uint32_t *bad_pages;  /* added to; NULL = not counted */
     const float *cos_sin; /* [rows, k head_dim]: cosines, then sines; NULL = K is not rotated */
     int32_t batch, max_rows, num_kv_heads, page_size;
     int32_t rows_per_block; /* 1 to 256 */
@@ -44,9 +48,9 @@ typedef struct kv8_append_kernel_args {
 enum { KV8_APPEND_THREADS = 256, KV8_APPEND_VECTOR = 8, KV8_APPEND_MAX_ROWS = 256 };
 
 #ifdef __cplusplus
-static_assert(sizeof(kv8_append_plane) == 160 && sizeof(kv8_append_kernel_args) == 408, "layout");
+static_assert(sizeof(kv8_append_plane) == 160 && sizeof(kv8_append_kernel_args) == 432, "layout");
 #else
-_Static_assert(sizeof(kv8_append_plane) == 160 && sizeof(kv8_append_kernel_args) == 408, "layout");
+_Static_assert(sizeof(kv8_append_plane) == 160 && sizeof(kv8_append_kernel_args) == 432, "layout");
 #endif
 
 #endif

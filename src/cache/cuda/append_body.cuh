@@ -37,7 +37,7 @@ struct unrotated {
 
 struct place {
     int64_t codes, row_scale, scale; /* offsets of the row's head 0 */
-    bool there;                      /* false: its page was freed */
+    bool there;                      /* false: the row is left out */
 };
 
 /* The request that owns a row: the last whose rows begin at or before it. */
@@ -54,10 +54,9 @@ static __device__ __forceinline__ int32_t find_request(const int32_t *indptr, in
     return low;
 }
 
-static __device__ __forceinline__ place find_place(const kv8_append_kernel_args &a,
-                                                   const kv8_append_plane &p, int32_t row) {
-    place at = {};
-    const int32_t b = find_request(a.indptr, a.batch, row);
+/* The page table's place of a row of request b; page -1 where it has none. */
+static __device__ __forceinline__ int64_t find_in_table(const kv8_append_kernel_args &a, int32_t b,
+                                                        int32_t row, int32_t &slot) {
     int32_t kv_len, first = 0;
     if (a.page_indptr != nullptr) {
         first = a.page_indptr[b];
@@ -67,15 +66,32 @@ static __device__ __forceinline__ place find_place(const kv8_append_kernel_args 
         kv_len = a.seq_lens[b];
     }
     const int32_t position = kv_len - (a.indptr[b + 1] - row);
-    if (position < 0) return at; /* a table without room for its rows stores nothing */
-    const int32_t page_idx = position / a.page_size, slot = position - page_idx * a.page_size;
-    const int64_t page = a.page_indptr != nullptr
-                             ? a.page_indices[first + page_idx]
-                             : a.block_table[b * a.block_table_stride + page_idx];
+    if (position < 0) return -1; /* a table without room for its rows stores nothing */
+    const int32_t page_idx = position / a.page_size;
+    slot = position - page_idx * a.page_size;
+    return a.page_indptr != nullptr ? a.page_indices[first + page_idx]
+                                    : a.block_table[b * a.block_table_stride + page_idx];
+}
+
+static __device__ __forceinline__ place find_place(const kv8_append_kernel_args &a,
+                                                   const kv8_append_plane &p, int32_t row) {
+    place at = {};
+    const int32_t b = a.indptr == nullptr ? 0 : find_request(a.indptr, a.batch, row);
+    int64_t page;
+    int32_t slot = 0;
+    if (a.slot_mapping != nullptr) {
+        const int64_t mapped = a.slot_mapping[row];
+        page = mapped < 0 ? -1 : mapped / a.page_size;
+        slot = static_cast<int32_t>(mapped - page * a.page_size);
+    } else {
+        page = find_in_table(a, b, row, slot);
+    }
+    at.there = page >= 0 && page < a.num_pages;
+    if (page >= a.num_pages && a.bad_pages != nullptr && blockIdx.y == 0) atomicAdd(a.bad_pages, 1);
+    if (!at.there) return at;
     at.codes = page * p.stride_page + slot * p.stride_slot;
     at.row_scale = page * p.row_scale_stride_page + slot * p.row_scale_stride_slot;
     at.scale = b * p.scale_stride_request;
-    at.there = page >= 0;
     return at;
 }
 
@@ -92,7 +108,8 @@ static __device__ __forceinline__ int32_t first_row(const kv8_append_kernel_args
 }
 /* Memory of rows past the last one may not exist. */
 static __device__ __forceinline__ int32_t rows_of_block(const kv8_append_kernel_args &a) {
-    return min(a.rows_per_block, min(a.max_rows, a.indptr[a.batch]) - first_row(a));
+    const int32_t num_rows = a.indptr == nullptr ? a.max_rows : min(a.max_rows, a.indptr[a.batch]);
+    return min(a.rows_per_block, num_rows - first_row(a));
 }
 
 template <typename SOURCE>

@@ -244,7 +244,8 @@ static kv8_status append(kv8_model *model, kv8_cache *cache, int32_t layer, cons
                          bool rotated) {
     const kv8_gpt_oss_config *const c = &model->config;
     const int64_t width = (int64_t)c->num_kv_heads * c->head_dim;
-    const kv8_append rows = {.num_seqs = step->num_seqs,
+    const kv8_append rows = {.struct_size = sizeof(kv8_append),
+                             .num_seqs = step->num_seqs,
                              .seqs = step->seqs,
                              .indptr = step->indptr,
                              .src_dtype = KV8_F32,
@@ -253,10 +254,9 @@ static kv8_status append(kv8_model *model, kv8_cache *cache, int32_t layer, cons
                              .k_stride_head = c->head_dim,
                              .v = model->act.v,
                              .v_stride_row = width,
-                             .v_stride_head = c->head_dim};
-    return rotated
-               ? kv8_cache_append(cache, layer, &rows)
-               : kv8_attention_append_rope(cache, layer, &rows, model->rope, model->act.cos_sin);
+                             .v_stride_head = c->head_dim,
+                             .cos_sin = rotated ? NULL : model->act.cos_sin};
+    return kv8_cache_append(cache, layer, &rows);
 }
 
 /* The step's rotated K and Q, and V. */

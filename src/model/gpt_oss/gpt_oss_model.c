@@ -205,7 +205,8 @@ void kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype, kv8_dtype
     const kv8_gpt_oss_config *const c = &model->config;
     for (int32_t i = 0; i < c->num_layers; i++) {
         const bool sliding = c->layer_kind[i] == KV8_LAYER_SLIDING;
-        layers_out[i] = (kv8_cache_layer){.k_dtype = k_dtype,
+        layers_out[i] = (kv8_cache_layer){.struct_size = sizeof(kv8_cache_layer),
+                                          .k_dtype = k_dtype,
                                           .v_dtype = v_dtype,
                                           .window_left = sliding ? c->sliding_window - 1 : -1};
     }

@@ -1,0 +1,105 @@
+/* append_rows.c - rows into pages in host memory.
+ *
+ * Work is cut into (block of rows, head) pieces for the pool of threads. Every piece writes bytes
+ * of its own; the counters of a head are sums, so their order changes nothing.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "append_rows.h"
+
+#include <stdatomic.h>
+
+#include "rope_impl.h"
+
+enum {
+    ROWS_PER_TASK = 32,
+    /* Fewer elements than this (some 6 us at 0.4 ns each on AVX-512) are written sooner by one
+     * thread than others wake. */
+    MIN_PARALLEL_ELEMENTS = 1 << 14
+};
+
+static uint8_t *entry(const kv8_row_array *array, const kv8_row_place *place, int32_t head) {
+    if (array->data == NULL) return NULL;
+    return array->data + place->page * array->page_bytes + place->slot * array->slot_bytes +
+           head * array->head_bytes;
+}
+
+/* One head of one row as f32: in place where it can be, else in scratch. */
+static const float *source_values(const kv8_append_job *job, int kv, int32_t row, int32_t head,
+                                  float *scratch) {
+    const kv8_append_target *const target = &job->target[kv];
+    const bool rotates = kv == 0 && job->cos_sin != NULL;
+    const void *const source =
+        target->source + row * target->source_row_bytes + head * target->source_head_bytes;
+    if (job->src_dtype == KV8_F32 && !rotates) return source;
+    const int32_t num_values = kv8_row_num_values(&target->format);
+    KV8_MUST(kv8_widen(job->isa, job->src_dtype, source, (size_t)num_values, scratch));
+    if (rotates)
+        kv8_rope_rotate(job->cos_sin + (size_t)row * (size_t)num_values, num_values / 2,
+                        job->interleaved, scratch);
+    return scratch;
+}
+
+static void store(const kv8_append_job *job, int kv, const kv8_row_place *place, int32_t row,
+                  int32_t head, kv8_narrow_counts *counts) {
+    _Alignas(KV8_ALIGNMENT) float scratch[KV8_MAX_ROW_VALUES];
+    const kv8_append_target *const target = &job->target[kv];
+    const float scale = target->scale == NULL
+                            ? 1.0f
+                            : target->scale[place->scale_idx * target->scale_stride_idx +
+                                            head * target->scale_stride_head];
+    const float *const values = source_values(job, kv, row, head, scratch);
+    KV8_MUST(kv8_row_narrow(job->isa, &target->format, values, scale, scratch,
+                            entry(&target->rows, place, head), entry(&target->scales, place, head),
+                            counts));
+}
+
+/* The caller's numbers are plain; other pieces of this append add to them at the same time. */
+static void add(uint64_t *to, uint64_t count) {
+    _Static_assert(sizeof(_Atomic uint64_t) == sizeof(uint64_t), "added to in place");
+    if (count > 0) atomic_fetch_add_explicit((_Atomic uint64_t *)to, count, memory_order_relaxed);
+}
+
+int32_t kv8_append_request_of(const int32_t *indptr, int32_t num_requests, int32_t row) {
+    int32_t low = 0, high = num_requests; /* indptr[low] <= row < indptr[high] */
+    while (high - low > 1) {
+        const int32_t middle = low + (high - low) / 2;
+        if (indptr[middle] <= row)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void append_task(void *cookie, size_t index, int32_t thread_idx) {
+    (void)thread_idx;
+    const kv8_append_job *const job = cookie;
+    const int32_t head = (int32_t)(index % (size_t)job->num_kv_heads);
+    const int32_t begin = (int32_t)(index / (size_t)job->num_kv_heads) * ROWS_PER_TASK;
+    const int32_t end = (int32_t)kv8_min_i64((int64_t)begin + ROWS_PER_TASK, job->num_rows);
+    kv8_narrow_counts counts[2] = {{0}, {0}};
+    int32_t request =
+        job->indptr == NULL ? 0 : kv8_append_request_of(job->indptr, job->num_requests, begin);
+    for (int32_t row = begin; row < end; row++) {
+        while (job->indptr != NULL && row >= job->indptr[request + 1]) request++;
+        const kv8_row_place place = job->place(job->cookie, row, request);
+        if (place.page < 0) continue;
+        for (int kv = 0; kv < 2; kv++) store(job, kv, &place, row, head, &counts[kv]);
+    }
+    for (int kv = 0; kv < 2; kv++) {
+        uint64_t *const counters = job->target[kv].counters;
+        if (counters == NULL) continue;
+        add(counters + 2 * head, counts[kv].clips);
+        add(counters + 2 * head + 1, counts[kv].nans);
+    }
+}
+
+void kv8_append_rows(const kv8_append_job *job, kv8_threads *threads) {
+    const int64_t values =
+        kv8_row_num_values(&job->target[0].format) + kv8_row_num_values(&job->target[1].format);
+    const int64_t elements = (int64_t)job->num_rows * job->num_kv_heads * values;
+    const int64_t num_tasks = kv8_ceil_div(job->num_rows, ROWS_PER_TASK) * job->num_kv_heads;
+    kv8_append_job own = *job; /* a task's cookie is not const */
+    kv8_threads_run(elements < MIN_PARALLEL_ELEMENTS ? NULL : threads, (size_t)num_tasks,
+                    append_task, &own);
+}

@@ -1,0 +1,47 @@
+/* store.h - where the bytes of a cache's pages lie, as a table of functions: in host memory
+ * (host_store.c) or a GPU's (device_store.c). A store knows addresses and copies; which page is
+ * whose, and what the bytes mean, is known above it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_STORE_H
+#define KV8_STORE_H
+
+#include "base_impl.h"
+
+#include <kv8/cache.h>
+
+typedef struct kv8_store kv8_store;
+
+typedef struct kv8_store_ops {
+    void (*destroy)(kv8_store *store);
+    /* Page `to` of a layer gets the bytes of page `from`. */
+    kv8_status (*copy_page)(kv8_store *store, int32_t layer, int32_t to, int32_t from);
+    /* kv8_cache_append of rows that have been checked, one at least. */
+    kv8_status (*append)(kv8_store *store, int32_t layer, const kv8_append *append);
+    /* The bytes of a page for the host to read, until the next call of the store. */
+    kv8_status (*read_page)(kv8_store *store, int32_t layer, int32_t page,
+                            const uint8_t **bytes_out);
+    /* Room for all bytes of a page, for the host to fill before it calls write_page. */
+    kv8_status (*edit_page)(kv8_store *store, int32_t layer, int32_t page, uint8_t **bytes_out);
+    kv8_status (*write_page)(kv8_store *store, int32_t layer, int32_t page, const uint8_t *bytes);
+    kv8_status (*get_counters)(kv8_store *store, int32_t layer, int32_t kv_head,
+                               kv8_cache_counters *counters_out);
+    kv8_status (*reset_counters)(kv8_store *store);
+    /* kv8_cache_page_table_device and kv8_cache_scales_device; NULL in a store of the host. */
+    kv8_status (*page_table)(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
+                             kv8_page_table *pages_out);
+    kv8_status (*scales)(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
+                         const float **k_scale_out, const float **v_scale_out);
+} kv8_store_ops;
+
+struct kv8_store {
+    const kv8_store_ops *ops;
+};
+
+/* Memory for every page of every layer of a cache whose layers and pages stand; sets the layers'
+ * `data`. *out is NULL on failure. The allocator gives what the store needs of host memory. */
+kv8_status kv8_host_store_create(kv8_store **out, kv8_cache *cache);
+kv8_status kv8_device_store_create(kv8_store **out, kv8_cache *cache, kv8_device *device,
+                                   kv8_stream *stream);
+
+#endif
