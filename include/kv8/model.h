@@ -1,4 +1,4 @@
-/* kv8/model.h - gpt-oss checkpoints: opening, facts, and one forward step through a paged cache.
+/* kv8/model.h - checkpoints of models: opening, facts, and one forward step through a paged cache.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_MODEL_H
@@ -21,6 +21,13 @@ typedef struct kv8_model_options {
     int32_t max_step_tokens; /* rows of one step, all requests together; 0 = 512 */
     int32_t max_step_seqs;   /* requests of one step; 0 = 16 */
     int32_t max_seq_len;     /* longest sequence of this run; 0 = the model's limit */
+    /* 1: a token's bits do not depend on the step's other requests (how its own prompt is cut into
+     * steps may still change the last ones); -1: they may, and forks read shared pages once. 0 = 1.
+     */
+    int32_t batch_invariant;
+    /* 1: the model without its sinks, or with every layer seeing everything: to see what these are
+     * worth. */
+    int32_t without_sinks, without_window;
 } kv8_model_options;
 #define KV8_MODEL_OPTIONS_INIT KV8_SIZED(kv8_model_options)
 
@@ -34,13 +41,11 @@ KV8_API KV8_NODISCARD kv8_status kv8_model_open(kv8_model **out, const char *dir
                                                 const kv8_model_options *options);
 KV8_API void kv8_model_close(kv8_model *model);
 
-typedef enum kv8_layer_kind { KV8_LAYER_FULL = 0, KV8_LAYER_SLIDING } kv8_layer_kind;
-
 typedef struct kv8_model_info {
     int32_t num_layers, hidden_size, intermediate_size, vocab_size;
     int32_t num_qo_heads, num_kv_heads, head_dim;
     int32_t num_experts, num_experts_per_token;
-    int32_t window_left; /* of sliding layers: sliding_window - 1 */
+    int32_t window_left; /* of sliding layers, the widest: sliding_window - 1; -1 = none slide */
     int32_t max_seq_len; /* max_position_embeddings */
     int32_t num_full_layers, num_sliding_layers;
     int32_t num_tensors, num_files;
@@ -52,7 +57,8 @@ typedef struct kv8_model_info {
     const char *architecture; /* "GptOssForCausalLM"; borrowed */
 } kv8_model_info;
 KV8_API void kv8_model_get_info(const kv8_model *model, kv8_model_info *info_out);
-KV8_API kv8_layer_kind kv8_model_layer_kind(const kv8_model *model, int32_t layer);
+/* Keys before its own that a query of this layer sees; -1 = all. */
+KV8_API int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer);
 
 /* Calls `visit` for every tensor in file order; stops when it returns non-zero. */
 typedef struct kv8_tensor_info {

@@ -162,7 +162,7 @@ kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
         float *const scales = scales_memory;
         kv8_model_cache_layers(model, setting->full_k, setting->full_v, layers, &cache_options);
         for (int32_t i = 0; i < info.num_layers; i++) {
-            if (kv8_model_layer_kind(model, i) == KV8_LAYER_SLIDING) {
+            if (kv8_model_layer_window(model, i) >= 0) {
                 layers[i].k_dtype = setting->sliding_k;
                 layers[i].v_dtype = setting->sliding_v;
             }

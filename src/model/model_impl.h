@@ -9,6 +9,8 @@
 
 #include <kv8/model.h>
 
+enum { KV8_MODEL_MAX_LAYERS = 1024 };
+
 /* The options of kv8_model_open with their defaults filled in and the rung resolved. Borrowed. */
 const kv8_model_options *kv8_model_get_options(const kv8_model *model);
 

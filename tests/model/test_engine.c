@@ -2,7 +2,7 @@
  * else runs; every way to end; what is refused; logits that are no numbers.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "gpt_oss_model.h"
+#include "gpt_oss.h"
 #include "model_runs.h"
 
 enum { MAX_LEN = 512, MAX_REQUESTS = 8 };
@@ -343,7 +343,8 @@ static void logits_that_are_no_numbers_end_their_request(void **state) {
     (void)state;
     kv8_model *const sick = open_model(tiny_model, KV8_ISA_BEST);
     /* The embedding of one id becomes NaN: only sequences that hold it are sick. */
-    const kv8_weight *const embedding = &sick->weights.embedding;
+    kv8_gpt_oss *const own = sick->own;
+    const kv8_weight *const embedding = &own->weights.embedding;
     const size_t row = (size_t)embedding->cols * 2, bytes = (size_t)embedding->rows * row;
     uint8_t *const copy = malloc(bytes);
     assert_non_null(copy);
@@ -351,7 +352,7 @@ static void logits_that_are_no_numbers_end_their_request(void **state) {
     const int32_t bad = 4000; /* which the healthy prompt does not hold */
     for (int32_t i = 0; i < 40; i++) assert_true(ids[i] != bad);
     memset(copy + (size_t)bad * row, 0xff, row);
-    sick->weights.embedding.data = copy;
+    own->weights.embedding.data = copy;
     kv8_cache *const cache = open_cache(sick, KV8_F32, 16, MAX_REQUESTS, MAX_LEN, false);
     kv8_engine *engine = NULL;
     const kv8_engine_options options = KV8_ENGINE_OPTIONS_INIT;

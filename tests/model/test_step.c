@@ -2,8 +2,7 @@
  * matter, and a step that fails changes nothing.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "gpt_oss_model.h"
-#include "model_impl.h"
+#include "model.h"
 #include "model_runs.h"
 
 enum { TOKENS = 300 }; /* beyond the window of 128, and not a multiple of anything */
@@ -121,7 +120,7 @@ static void a_batch_equals_its_requests_alone(void **state) {
             const double first = max_difference(prompt_at, logits, logits_count(prompt_len[i]));
             const double second = max_difference(more_at, logits + logits_count(prompt_len[i]),
                                                  logits_count(more_len[i]));
-            if (!(first <= 1e-4 && second <= 1e-4))
+            if (!(first == 0 && second == 0)) /* the same bits */
                 fail_msg("%s, request %d: logits differ by %g and %g", kv8_dtype_name(dtypes[d]), i,
                          first, second);
             prompt_at += logits_count(prompt_len[i]);
@@ -161,6 +160,10 @@ static const char *describe_layer(const kv8_cache *cache, int32_t layer, const k
 static void forks_share_their_pages_and_equal_requests_alone(void **state) {
     (void)state;
     enum { STEM = 200 };
+    kv8_model *const kept = model;
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    options.batch_invariant = -1;
+    assert_ok(kv8_model_open(&model, tiny_model, &options));
     kv8_cache *const cache = open_cache(model, KV8_F32, 16, BATCH, 256, false);
     kv8_cache *const single = open_cache(model, KV8_F32, 16, 1, 256, false);
     float *const together = malloc(logits_count(BATCH) * sizeof *together);
@@ -174,7 +177,7 @@ static void forks_share_their_pages_and_equal_requests_alone(void **state) {
     for (int32_t layer = 0; layer < info.num_layers; layer++) {
         const bool shared = strstr(describe_layer(cache, layer, seqs),
                                    "cascade: 4 requests in 1 group read 192 shared keys once");
-        assert_int_equal(shared, model->config.layer_kind[layer] == KV8_LAYER_FULL);
+        assert_int_equal(shared, model->window_left[layer] == -1);
     }
     for (int i = 0; i < BATCH; i++) {
         kv8_seq seq = KV8_SEQ_NONE;
@@ -189,6 +192,40 @@ static void forks_share_their_pages_and_equal_requests_alone(void **state) {
     free(together);
     kv8_cache_destroy(single);
     kv8_cache_destroy(cache);
+    kv8_model_close(model);
+    model = kept;
+}
+
+static float *logits_without(const kv8_model_options *options, int32_t n) {
+    kv8_model *changed = NULL;
+    assert_ok(kv8_model_open(&changed, tiny_model, options));
+    float *const logits = logits_of(changed, KV8_F32, 16, ids, n, 512);
+    kv8_model_close(changed);
+    return logits;
+}
+
+/* The first 128 tokens see nothing of the window; sinks are there from the first. */
+static void sinks_and_windows_can_be_left_out(void **state) {
+    (void)state;
+    enum { INSIDE = 128 };
+    float *const whole = logits_of(model, KV8_F32, 16, ids, TOKENS, 512);
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    options.without_window = 1;
+    float *const wide = logits_without(&options, TOKENS);
+    const size_t inside = logits_count(INSIDE), outside = logits_count(TOKENS - INSIDE);
+    assert_true(max_difference(wide, whole, inside) <= 1e-4);
+    assert_true(max_difference(wide + inside, whole + inside, outside) > 0.1);
+    options = (kv8_model_options)KV8_MODEL_OPTIONS_INIT;
+    options.without_sinks = 1;
+    float *const bare = logits_without(&options, TOKENS);
+    assert_true(max_difference(bare, whole, logits_count(1)) > 0.1);
+    free(whole);
+    free(wide);
+    free(bare);
+    kv8_model *changed = NULL;
+    options.batch_invariant = 2;
+    assert_refused(kv8_model_open(&changed, tiny_model, &options), KV8_ERR_INVALID,
+                   "batch_invariant is 2");
 }
 
 /* Only the wanted rows are written, and they are those of a step that wants all. */
@@ -477,8 +514,8 @@ static void the_tiny_models_facts(void **state) {
     assert_int_equal(info.num_layers, 6);
     assert_int_equal(info.num_full_layers, 3);
     assert_int_equal(info.num_sliding_layers, 3);
-    assert_int_equal(kv8_model_layer_kind(model, 0), KV8_LAYER_SLIDING);
-    assert_int_equal(kv8_model_layer_kind(model, 1), KV8_LAYER_FULL);
+    assert_int_equal(kv8_model_layer_window(model, 0), 127);
+    assert_int_equal(kv8_model_layer_window(model, 1), -1);
     assert_int_equal(info.window_left, 127);
     assert_int_equal(info.max_seq_len, 131072);
     assert_int_equal(info.num_tensors, 117);
@@ -498,6 +535,7 @@ int main(void) {
         cmocka_unit_test(threads_do_not_matter),
         cmocka_unit_test(a_batch_equals_its_requests_alone),
         cmocka_unit_test(forks_share_their_pages_and_equal_requests_alone),
+        cmocka_unit_test(sinks_and_windows_can_be_left_out),
         cmocka_unit_test(wanted_rows_are_picked),
         cmocka_unit_test(caches_may_alternate),
         cmocka_unit_test(a_full_pool_changes_nothing),

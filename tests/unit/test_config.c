@@ -111,9 +111,9 @@ static void hugging_face_form_is_read(void **state) {
     assert_int_equal(c.head_dim, 64);
     assert_int_equal(c.sliding_window, 128);
     assert_true(c.rms_norm_eps == 1e-5f && c.swiglu_limit == 7.0f && c.swiglu_alpha == 1.702f);
-    const kv8_layer_kind kinds[] = {KV8_LAYER_SLIDING, KV8_LAYER_FULL, KV8_LAYER_FULL,
-                                    KV8_LAYER_SLIDING};
-    for (int i = 0; i < 4; i++) assert_int_equal(c.layer_kind[i], kinds[i]);
+    const int32_t slides[] = {1, 0, 0, 1};
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(c.window_left[i], slides[i] ? c.sliding_window - 1 : -1);
     check_yarn_of_gpt_oss(&c);
     assert_int_equal(c.num_eos, 1);
     assert_int_equal(c.eos[0], 200002);
@@ -128,7 +128,7 @@ static void original_form_is_read(void **state) {
     assert_int_equal(c.num_experts_per_token, 4);
     assert_true(c.rms_norm_eps == 1e-5f && c.swiglu_limit == 7.0f && c.swiglu_alpha == 1.702f);
     for (int i = 0; i < 24; i++)
-        assert_int_equal(c.layer_kind[i], i % 2 == 0 ? KV8_LAYER_SLIDING : KV8_LAYER_FULL);
+        assert_int_equal(c.window_left[i], i % 2 == 0 ? c.sliding_window - 1 : -1);
     check_yarn_of_gpt_oss(&c);
     assert_int_equal(c.num_eos, 3);
     assert_int_equal(c.eos[0], 200002);
@@ -184,8 +184,8 @@ static void optional_keys_take_their_defaults(void **state) {
     assert_int_equal(c.rope.truncate, 1); /* as transformers takes it */
     assert_true(c.rope.beta_fast == 32 && c.rope.beta_slow == 1 && c.rope.factor == 8);
     assert_ok(parse_changed("layer_types", NULL, &c));
-    assert_int_equal(c.layer_kind[2], KV8_LAYER_SLIDING);
-    assert_int_equal(c.layer_kind[3], KV8_LAYER_FULL);
+    assert_int_equal(c.window_left[2], c.sliding_window - 1);
+    assert_int_equal(c.window_left[3], -1);
     assert_ok(parse_changed("swiglu_limit", "null", &c));
     assert_true(c.swiglu_limit == 7.0f);
     assert_ok(parse_changed("swiglu_limit", "5", &c));

@@ -77,7 +77,7 @@ static kv8_status check_sizes(const char *file, const kv8_gpt_oss_config *c) {
 /* Even layers slide: how both forms mean it when they list no types. */
 static void alternate_layers(kv8_gpt_oss_config *c) {
     for (int32_t i = 0; i < c->num_layers; i++)
-        c->layer_kind[i] = i % 2 == 0 ? KV8_LAYER_SLIDING : KV8_LAYER_FULL;
+        c->window_left[i] = i % 2 == 0 ? c->sliding_window - 1 : -1;
 }
 
 /* Also outside YaRN: base 1 or below turns no pair slower than the one before it. */
@@ -142,9 +142,9 @@ static kv8_status read_layer_types(const kv8_json_fields *f, kv8_gpt_oss_config 
     for (int32_t i = 0; i < c->num_layers; i++) {
         const char *const type = json_string_value(json_array_get(types, (size_t)i));
         if (type != NULL && strcmp(type, "sliding_attention") == 0)
-            c->layer_kind[i] = KV8_LAYER_SLIDING;
+            c->window_left[i] = c->sliding_window - 1;
         else if (type != NULL && strcmp(type, "full_attention") == 0)
-            c->layer_kind[i] = KV8_LAYER_FULL;
+            c->window_left[i] = -1;
         else
             return kv8_fail(KV8_ERR_UNSUPPORTED,
                             "%s: layer_types[%d] is %.80s, supported are sliding_attention and "

@@ -8,12 +8,11 @@
 #ifndef KV8_GPT_OSS_CONFIG_H
 #define KV8_GPT_OSS_CONFIG_H
 
-#include "base_impl.h"
+#include "model_impl.h"
 
 #include <kv8/attention.h>
-#include <kv8/model.h>
 
-enum { KV8_MODEL_MAX_LAYERS = 1024, KV8_MODEL_MAX_EOS = 8 };
+enum { KV8_MODEL_MAX_EOS = 8 };
 
 typedef struct kv8_gpt_oss_config {
     int32_t num_layers, num_experts, num_experts_per_token;
@@ -23,7 +22,7 @@ typedef struct kv8_gpt_oss_config {
     int32_t max_seq_len;
     float rms_norm_eps, swiglu_alpha, swiglu_limit;
     kv8_rope_options rope;
-    uint8_t layer_kind[KV8_MODEL_MAX_LAYERS]; /* kv8_layer_kind */
+    int32_t window_left[KV8_MODEL_MAX_LAYERS]; /* sliding_window - 1, or -1: a full layer */
     int32_t num_eos, eos[KV8_MODEL_MAX_EOS];
 } kv8_gpt_oss_config;
 

@@ -329,12 +329,3 @@ kv8_weight kv8_experts_weight(const kv8_experts *experts, int64_t expert) {
 const void *kv8_experts_bias(const kv8_experts *experts, int64_t expert) {
     return experts->bias + expert * experts->rows * BF16_BYTES;
 }
-
-void kv8_weight_row(const kv8_weight *weight, int64_t row, float *out) {
-    const uint8_t *const codes = (const uint8_t *)weight->data + row * weight->cols * BF16_BYTES;
-    for (int64_t i = 0; i < weight->cols; i++) {
-        kv8_bf16 code;
-        memcpy(&code, codes + i * BF16_BYTES, sizeof code);
-        out[i] = kv8_bf16_to_f32(code);
-    }
-}

@@ -10,19 +10,7 @@
 
 #include "checkpoint_impl.h"
 #include "gpt_oss_config.h"
-#include "ops_impl.h"
-
-/* A norm's gain as the file has it. */
-typedef struct kv8_gain {
-    const void *data;
-    kv8_dtype dtype; /* BF16 or F32 */
-} kv8_gain;
-
-/* A matrix and its bias (bf16, any alignment). */
-typedef struct kv8_linear {
-    kv8_weight weight;
-    const uint8_t *bias;
-} kv8_linear;
+#include "linear.h"
 
 /* One matrix [rows, cols] per expert, MXFP4, and its bias. */
 typedef struct kv8_experts {
@@ -60,7 +48,5 @@ void kv8_gpt_oss_weights_release(kv8_gpt_oss_weights *weights);
 kv8_weight kv8_experts_weight(const kv8_experts *experts, int64_t expert);
 /* Its bias, [rows] bf16. */
 const void *kv8_experts_bias(const kv8_experts *experts, int64_t expert);
-/* Row `row` of a BF16 matrix, at any alignment, into f32. */
-void kv8_weight_row(const kv8_weight *weight, int64_t row, float *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* gpt_oss_attention.c - a step's attention: plans and page tables kept per shape of cache.
+/* model_attention.c - a step's attention: plans and page tables kept per shape of cache.
  *
  * Plans depend on the cache's dtypes, windows and page size, so a set of them is made when a cache
  * of a new shape first appears and kept while that shape is used. A step prepares each plan once,
@@ -7,17 +7,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "gpt_oss_model.h"
-
-static int32_t layer_window(const kv8_model *model, int32_t layer) {
-    return model->config.layer_kind[layer] == KV8_LAYER_SLIDING ? model->config.sliding_window - 1
-                                                                : -1;
-}
+#include "model.h"
 
 /* --- does the cache belong to this model? --- */
 
 static kv8_status check_shape(const kv8_model *model, const kv8_cache_shape *shape) {
-    const kv8_gpt_oss_config *const c = &model->config;
+    const kv8_model_info *const c = &model->info;
     const struct {
         const char *what;
         int32_t has, must;
@@ -35,7 +30,7 @@ static kv8_status check_shape(const kv8_model *model, const kv8_cache_shape *sha
 
 /* The cache may keep more than a layer sees, never less. */
 static kv8_status check_window(const kv8_model *model, int32_t layer, int32_t kept) {
-    const int32_t window = layer_window(model, layer);
+    const int32_t window = model->window_left[layer];
     if (kept == -1 || (window != -1 && kept >= window)) return KV8_OK;
     return kv8_fail(KV8_ERR_INVALID,
                     "layer %d: the cache keeps a window of %d, this layer needs %d", layer, kept,
@@ -49,7 +44,7 @@ static bool same_layer(const kv8_cache_layer *stored, const kv8_cache_layer *lay
 }
 
 static bool fits(const kv8_model *model, const kv8_cache *cache, const kv8_cache_shape *shape) {
-    const kv8_attention_set *const set = &model->attention;
+    const kv8_model_attention *const set = &model->attention;
     if (!set->ready || shape->page_size != set->shape.page_size ||
         shape->max_seq_len != set->shape.max_seq_len)
         return false;
@@ -76,8 +71,8 @@ static kv8_dtype q_dtype_for(const kv8_cache_layer *stored) {
 }
 
 static kv8_status create_plan(kv8_model *model, int32_t layer) {
-    const kv8_gpt_oss_config *const c = &model->config;
-    kv8_attention_set *const set = &model->attention;
+    const kv8_model_info *const c = &model->info;
+    kv8_model_attention *const set = &model->attention;
     kv8_layer_attention *const entry = &set->layers[layer];
     kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
     spec.num_qo_heads = c->num_qo_heads;
@@ -88,8 +83,9 @@ static kv8_status create_plan(kv8_model *model, int32_t layer) {
     spec.v_dtype = entry->stored.v_dtype;
     spec.o_dtype = KV8_F32;
     spec.page_size = set->shape.page_size;
-    spec.window_left = layer_window(model, layer);
+    spec.window_left = model->window_left[layer];
     spec.causal = 1;
+    spec.batch_invariant = model->options.batch_invariant == 1;
     spec.isa = model->options.isa;
     spec.max_batch = model->options.max_step_seqs;
     spec.max_total_q = model->options.max_step_tokens;
@@ -106,7 +102,7 @@ static int32_t find_owner(const kv8_model *model, const kv8_cache *cache, int32_
     const kv8_layer_attention *const layers = model->attention.layers;
     for (int32_t i = 0; i < layer; i++) {
         if (same_layer(&layers[i].stored, &layers[layer].stored) &&
-            layer_window(model, i) == layer_window(model, layer) &&
+            model->window_left[i] == model->window_left[layer] &&
             kv8_cache_same_group(cache, i, layer))
             return i;
     }
@@ -114,7 +110,7 @@ static int32_t find_owner(const kv8_model *model, const kv8_cache *cache, int32_
 }
 
 /* Assigns every layer to the table of the first layer it shares pages with. */
-static void group_layers(kv8_attention_set *set, const kv8_cache *cache) {
+static void group_layers(kv8_model_attention *set, const kv8_cache *cache) {
     for (int32_t i = 0; i < set->num_layers; i++) {
         int32_t group = 0;
         while (group < set->num_groups && !kv8_cache_same_group(cache, set->tables[group].layer, i))
@@ -125,7 +121,7 @@ static void group_layers(kv8_attention_set *set, const kv8_cache *cache) {
 }
 
 static kv8_status create_tables(kv8_model *model, const kv8_cache *cache) {
-    kv8_attention_set *const set = &model->attention;
+    kv8_model_attention *const set = &model->attention;
     void *memory = NULL;
     KV8_TRY(kv8_buffers_take(&set->buffers, set->num_layers, sizeof *set->tables, "table list",
                              &memory));
@@ -149,12 +145,12 @@ static kv8_status create_tables(kv8_model *model, const kv8_cache *cache) {
 }
 
 static kv8_status create_layers(kv8_model *model, const kv8_cache *cache) {
-    kv8_attention_set *const set = &model->attention;
+    kv8_model_attention *const set = &model->attention;
     void *memory = NULL;
-    KV8_TRY(kv8_buffers_take(&set->buffers, model->config.num_layers, sizeof *set->layers,
+    KV8_TRY(kv8_buffers_take(&set->buffers, model->info.num_layers, sizeof *set->layers,
                              "attention plans", &memory));
     set->layers = memory;
-    set->num_layers = model->config.num_layers;
+    set->num_layers = model->info.num_layers;
     for (int32_t i = 0; i < set->num_layers; i++) {
         kv8_layer_attention *const entry = &set->layers[i];
         kv8_cache_layer stored;
@@ -168,35 +164,41 @@ static kv8_status create_layers(kv8_model *model, const kv8_cache *cache) {
         entry->plan = set->layers[entry->owner].plan;
         entry->workspace = set->layers[entry->owner].workspace;
     }
-    const int64_t scales = (int64_t)model->options.max_step_seqs * model->config.num_kv_heads;
+    const int64_t scales = (int64_t)model->options.max_step_seqs * model->info.num_kv_heads;
     KV8_TRY(kv8_buffers_take(&set->buffers, scales, sizeof(float), "scales", &memory));
     set->k_scale = memory;
     KV8_TRY(kv8_buffers_take(&set->buffers, scales, sizeof(float), "scales", &memory));
     set->v_scale = memory;
+    const int64_t q_values =
+        (int64_t)model->options.max_step_tokens * model->info.num_qo_heads * model->info.head_dim;
+    KV8_TRY(
+        kv8_buffers_take(&set->buffers, q_values, sizeof *set->q_rounded, "rounded q", &memory));
+    set->q_rounded = memory;
     return KV8_OK;
 }
 
-void kv8_attention_set_release(kv8_attention_set *set) {
+void kv8_model_attention_release(kv8_model *model) {
+    kv8_model_attention *const set = &model->attention;
     for (int32_t i = 0; i < set->num_layers; i++) {
         if (set->layers[i].owner == i) kv8_attention_plan_destroy(set->layers[i].plan);
     }
     kv8_buffers_release(&set->buffers);
-    *set = (kv8_attention_set){0};
+    *set = (kv8_model_attention){0};
 }
 
-kv8_status kv8_attention_set_fit(kv8_model *model, const kv8_cache *cache) {
-    kv8_attention_set *const set = &model->attention;
+kv8_status kv8_model_attention_fit(kv8_model *model, const kv8_cache *cache) {
+    kv8_model_attention *const set = &model->attention;
     kv8_cache_shape shape;
     kv8_cache_get_shape(cache, &shape);
     KV8_TRY(check_shape(model, &shape));
     if (fits(model, cache, &shape)) return KV8_OK;
-    kv8_attention_set_release(set);
+    kv8_model_attention_release(model);
     set->buffers.allocator = model->options.allocator;
     set->shape = shape;
     kv8_status status = create_layers(model, cache);
     if (status == KV8_OK) status = create_tables(model, cache);
     if (status != KV8_OK) {
-        kv8_attention_set_release(set);
+        kv8_model_attention_release(model);
         return status;
     }
     set->ready = true;
@@ -222,8 +224,9 @@ static kv8_attention_args batch_args(const kv8_step *step, const kv8_page_table 
     return args;
 }
 
-kv8_status kv8_attention_set_load(kv8_model *model, const kv8_cache *cache, const kv8_step *step) {
-    const kv8_attention_set *const set = &model->attention;
+kv8_status kv8_model_attention_load(kv8_model *model, const kv8_cache *cache,
+                                    const kv8_step *step) {
+    const kv8_model_attention *const set = &model->attention;
     for (int32_t g = 0; g < set->num_groups; g++) {
         const kv8_group_table *const table = &set->tables[g];
         KV8_TRY(kv8_cache_page_table(cache, table->layer, step->seqs, step->num_seqs, table->indptr,
@@ -240,77 +243,78 @@ kv8_status kv8_attention_set_load(kv8_model *model, const kv8_cache *cache, cons
 }
 
 /* Quantises and stores the step's K and V rows; rotates K on the way when it is not yet. */
-static kv8_status append(kv8_model *model, kv8_cache *cache, int32_t layer, const kv8_step *step,
-                         bool rotated) {
-    const kv8_gpt_oss_config *const c = &model->config;
+static kv8_status store(const kv8_model *model, kv8_cache *cache, int32_t layer,
+                        const kv8_step *step, const kv8_layer_rows *rows, bool rotated) {
+    const kv8_model_info *const c = &model->info;
     const int64_t width = (int64_t)c->num_kv_heads * c->head_dim;
-    const kv8_append rows = {.struct_size = sizeof(kv8_append),
-                             .num_seqs = step->num_seqs,
-                             .seqs = step->seqs,
-                             .indptr = step->indptr,
-                             .src_dtype = KV8_F32,
-                             .k = model->act.k,
-                             .k_stride_row = width,
-                             .k_stride_head = c->head_dim,
-                             .v = model->act.v,
-                             .v_stride_row = width,
-                             .v_stride_head = c->head_dim,
-                             .cos_sin = rotated ? NULL : model->act.cos_sin};
-    return kv8_cache_append(cache, layer, &rows);
+    const kv8_append append = {.struct_size = sizeof(kv8_append),
+                               .num_seqs = step->num_seqs,
+                               .seqs = step->seqs,
+                               .indptr = step->indptr,
+                               .src_dtype = KV8_F32,
+                               .k = rows->k,
+                               .k_stride_row = width,
+                               .k_stride_head = c->head_dim,
+                               .v = rows->v,
+                               .v_stride_row = width,
+                               .v_stride_head = c->head_dim,
+                               .cos_sin = rotated ? NULL : rows->cos_sin};
+    return kv8_cache_append(cache, layer, &append);
 }
 
 /* The step's rotated K and Q, and V. */
-static kv8_status observe(const kv8_model *model, int32_t layer, int32_t num_rows) {
-    const kv8_gpt_oss_config *const c = &model->config;
+static kv8_status observe(const kv8_model *model, int32_t layer, int32_t num_rows,
+                          const kv8_layer_rows *rows) {
+    const kv8_model_info *const c = &model->info;
     kv8_observer_options options = KV8_OBSERVER_OPTIONS_INIT;
     KV8_TRY(kv8_observer_get_options(model->observer, &options));
     kv8_observe_args args = KV8_OBSERVE_ARGS_INIT;
     args.num_rows = num_rows;
     args.src_dtype = KV8_F32;
-    args.k = model->act.k;
-    args.v = model->act.v;
+    args.k = rows->k;
+    args.v = rows->v;
     args.k_stride_row = args.v_stride_row = (int64_t)c->num_kv_heads * c->head_dim;
-    args.q = options.num_qo_heads > 0 ? model->act.q : NULL;
+    args.q = options.num_qo_heads > 0 ? rows->q : NULL;
     args.q_stride_row = (int64_t)c->num_qo_heads * c->head_dim;
     args.k_stride_head = args.v_stride_head = args.q_stride_head = c->head_dim;
     return kv8_observer_add(model->observer, layer, &args);
 }
 
-kv8_status kv8_attention_set_run(kv8_model *model, kv8_cache *cache, int32_t layer,
-                                 const kv8_step *step) {
-    const kv8_gpt_oss_config *const c = &model->config;
-    const kv8_attention_set *const set = &model->attention;
+kv8_status kv8_model_attention_run(kv8_model *model, kv8_cache *cache, int32_t layer,
+                                   const kv8_step *step, const kv8_layer_rows *rows) {
+    const kv8_model_info *const c = &model->info;
+    const kv8_model_attention *const set = &model->attention;
     const kv8_layer_attention *const entry = &set->layers[layer];
     const int64_t width = (int64_t)c->num_qo_heads * c->head_dim;
     const size_t num_rows = (size_t)step->indptr[step->num_seqs];
     const bool observes = model->observer != NULL && kv8_observer_is_on(model->observer);
     /* The fused append keeps no rotated K to look at; its bytes are those of the two steps. */
     if (observes)
-        kv8_rope_apply(model->rope, model->act.cos_sin, num_rows, model->act.k, c->num_kv_heads,
+        kv8_rope_apply(rows->rope, rows->cos_sin, num_rows, rows->k, c->num_kv_heads,
                        (int64_t)c->num_kv_heads * c->head_dim, c->head_dim);
-    KV8_TRY(append(model, cache, layer, step, observes));
+    KV8_TRY(store(model, cache, layer, step, rows, observes));
     KV8_TRY(kv8_cache_scales(cache, layer, step->seqs, step->num_seqs, set->k_scale, set->v_scale));
-    kv8_rope_apply(model->rope, model->act.cos_sin, num_rows, model->act.q, c->num_qo_heads, width,
+    kv8_rope_apply(rows->rope, rows->cos_sin, num_rows, rows->q, c->num_qo_heads, width,
                    c->head_dim);
-    if (observes) KV8_TRY(observe(model, layer, (int32_t)num_rows));
+    if (observes) KV8_TRY(observe(model, layer, (int32_t)num_rows, rows));
     if (entry->q_dtype == KV8_BF16)
-        KV8_TRY(kv8_narrow(model->options.isa, KV8_BF16, model->act.q, num_rows * (size_t)width, 1,
-                           model->act.q_rounded, NULL));
+        KV8_TRY(kv8_narrow(model->options.isa, KV8_BF16, rows->q, num_rows * (size_t)width, 1,
+                           set->q_rounded, NULL));
     const kv8_page_table pages = page_table_of(&set->tables[entry->group]);
     kv8_attention_args args = batch_args(step, &pages);
-    args.q = entry->q_dtype == KV8_BF16 ? (const void *)model->act.q_rounded : model->act.q;
+    args.q = entry->q_dtype == KV8_BF16 ? (const void *)set->q_rounded : rows->q;
     args.q_stride_row = width;
     args.q_stride_head = c->head_dim;
     kv8_paged k = KV8_PAGED_INIT, v = KV8_PAGED_INIT;
     KV8_TRY(kv8_cache_layer_kv(cache, layer, &k, &v));
     args.k = &k;
     args.v = &v;
-    args.sink_logit = model->weights.layers[layer].sink_logit;
+    args.sink_logit = model->options.without_sinks ? NULL : rows->sink_logit;
     args.k_scale = set->k_scale;
     args.v_scale = set->v_scale;
     args.k_scale_stride_batch = args.v_scale_stride_batch = c->num_kv_heads;
     args.k_scale_stride_head = args.v_scale_stride_head = 1;
-    args.o = model->act.attended;
+    args.o = rows->attended;
     args.o_stride_row = width;
     args.o_stride_head = c->head_dim;
     return kv8_attention_run(entry->plan, &args, entry->workspace);

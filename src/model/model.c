@@ -1,0 +1,237 @@
+/* model.c - the table of architectures, opening a checkpoint by it, and a model's facts.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_STEP_TOKENS = 512, DEFAULT_STEP_SEQS = 16, MAX_STEP_TOKENS = 1 << 17 };
+
+/* --- the table --- */
+
+enum { MAX_CONFIG_BYTES = 16 << 20 };
+
+#define KV8_ARCHITECTURE(name) extern const kv8_architecture kv8_architecture_##name;
+#include "architectures.inc"
+#undef KV8_ARCHITECTURE
+
+static const kv8_architecture *const architectures[] = {
+#define KV8_ARCHITECTURE(name) &kv8_architecture_##name,
+#include "architectures.inc"
+#undef KV8_ARCHITECTURE
+};
+
+static kv8_status refuse_config(const kv8_json_fields *config) {
+    char known[256] = "";
+    for (size_t i = 0; i < sizeof architectures / sizeof architectures[0]; i++) {
+        const size_t at = strlen(known);
+        snprintf(known + at, sizeof known - at, "%s%s", i == 0 ? "" : ", ",
+                 architectures[i]->model_type);
+    }
+    const char *const type = json_string_value(kv8_json_get(config, "model_type"));
+    return kv8_fail(KV8_ERR_UNSUPPORTED, "%s: model_type is %.80s, supported is %s", config->file,
+                    type == NULL ? "no string" : type, known);
+}
+
+static kv8_status choose_architecture(const char *path, const char *text, size_t size,
+                                      const kv8_architecture **out) {
+    json_t *root = NULL;
+    KV8_TRY(kv8_json_parse_object(&root, path, text, size));
+    const kv8_json_fields config = {path, "", root};
+    *out = NULL;
+    for (size_t i = 0; *out == NULL && i < sizeof architectures / sizeof architectures[0]; i++) {
+        if (architectures[i]->owns(&config)) *out = architectures[i];
+    }
+    const kv8_status status = *out == NULL ? refuse_config(&config) : KV8_OK;
+    json_decref(root);
+    return status;
+}
+
+static kv8_status find_architecture(const char *directory, const kv8_architecture **out) {
+    char *const path = kv8_path_join(directory, "config.json");
+    if (path == NULL) return kv8_fail(KV8_ERR_NO_MEMORY, "config.json: no memory for its path");
+    char *text = NULL;
+    size_t size = 0;
+    kv8_status status = kv8_file_read(path, MAX_CONFIG_BYTES, &text, &size);
+    if (status == KV8_OK) {
+        status = choose_architecture(path, text, size, out);
+        kv8_release(NULL, text, size + 1, 1);
+    }
+    free(path);
+    return status;
+}
+
+/* --- opening --- */
+
+/* Fills in the defaults; the caller has read the config. */
+static kv8_status resolve_options(kv8_model *model) {
+    kv8_model_options *const o = &model->options;
+    const struct {
+        const char *what;
+        int32_t *value, fallback, limit;
+    } bounds[] = {
+        {"max_step_tokens", &o->max_step_tokens, DEFAULT_STEP_TOKENS, MAX_STEP_TOKENS},
+        {"max_step_seqs", &o->max_step_seqs, DEFAULT_STEP_SEQS, MAX_STEP_TOKENS},
+        {"max_seq_len", &o->max_seq_len, model->info.max_seq_len, model->info.max_seq_len}};
+    for (size_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++) {
+        if (*bounds[i].value < 0 || *bounds[i].value > bounds[i].limit)
+            return kv8_fail(KV8_ERR_INVALID, "%s is %d, must be 0 (%d) to %d", bounds[i].what,
+                            *bounds[i].value, bounds[i].fallback, bounds[i].limit);
+        if (*bounds[i].value == 0) *bounds[i].value = bounds[i].fallback;
+    }
+    if (o->batch_invariant < -1 || o->batch_invariant > 1)
+        return kv8_fail(KV8_ERR_INVALID, "batch_invariant is %d, must be -1, 0 or 1",
+                        o->batch_invariant);
+    if (o->batch_invariant == 0) o->batch_invariant = 1;
+    return kv8_machine_resolve_isa(o->isa, &o->isa);
+}
+
+/* What is left out to see what it is worth. */
+static void leave_out(kv8_model *model) {
+    if (!model->options.without_window) return;
+    for (int32_t i = 0; i < model->info.num_layers; i++) model->window_left[i] = -1;
+}
+
+static void count_layers(kv8_model *model) {
+    kv8_model_info *const info = &model->info;
+    info->window_left = -1;
+    for (int32_t i = 0; i < info->num_layers; i++) {
+        if (model->window_left[i] < 0) {
+            info->num_full_layers++;
+        } else {
+            info->num_sliding_layers++;
+            info->window_left = (int32_t)kv8_max_i64(info->window_left, model->window_left[i]);
+        }
+    }
+    info->num_tensors = (int32_t)model->checkpoint.num_tensors;
+    info->num_files = (int32_t)model->checkpoint.num_files;
+}
+
+static kv8_status take_step_memory(kv8_model *model) {
+    KV8_TRY(
+        kv8_buffers_take_ints(&model->buffers, model->options.max_step_tokens, &model->positions));
+    return kv8_buffers_take_ints(&model->buffers, model->options.max_step_seqs,
+                                 &model->old_lengths);
+}
+
+static kv8_status open_model(kv8_model *model, const char *directory) {
+    KV8_TRY(find_architecture(directory, &model->architecture));
+    KV8_TRY(model->architecture->read(model, directory));
+    KV8_TRY(resolve_options(model));
+    leave_out(model);
+    KV8_TRY(kv8_checkpoint_open(&model->checkpoint, directory, model->options.allocator));
+    const kv8_status status = model->architecture->open(model);
+    if (status == KV8_ERR_NOT_FOUND) return kv8_fail_within(status, "%s", directory);
+    KV8_TRY(status);
+    count_layers(model);
+    return take_step_memory(model);
+}
+
+kv8_status kv8_model_open(kv8_model **out, const char *directory,
+                          const kv8_model_options *options) {
+    if (out == NULL || directory == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "kv8_model_open: out or directory is NULL");
+    *out = NULL;
+    KV8_TAKE_STRUCT(kv8_model_options, options);
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_model), "model", &memory));
+    kv8_model *const model = memory;
+    model->options = *options;
+    model->buffers.allocator = options->allocator;
+    const kv8_status status = open_model(model, directory);
+    if (status != KV8_OK) {
+        kv8_model_close(model);
+        return status;
+    }
+    *out = model;
+    return KV8_OK;
+}
+
+void kv8_model_close(kv8_model *model) {
+    if (model == NULL) return;
+    kv8_model_attention_release(model);
+    kv8_buffers_release(&model->buffers);
+    if (model->architecture != NULL) model->architecture->close(model);
+    kv8_checkpoint_close(&model->checkpoint);
+    kv8_release(model->options.allocator, model, 1, sizeof *model);
+}
+
+/* --- facts --- */
+
+const kv8_model_options *kv8_model_get_options(const kv8_model *model) {
+    return &model->options;
+}
+
+void kv8_model_get_info(const kv8_model *model, kv8_model_info *info_out) {
+    *info_out = model->info;
+}
+
+int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer) {
+    return model->window_left[layer];
+}
+
+void kv8_model_visit_tensors(const kv8_model *model,
+                             int (*visit)(void *cookie, const kv8_tensor_info *tensor),
+                             void *cookie) {
+    for (size_t f = 0; f < model->checkpoint.num_files; f++) {
+        const kv8_safetensors *const file = &model->checkpoint.files[f];
+        for (size_t t = 0; t < file->num_tensors; t++) {
+            const kv8_tensor *const tensor = &file->tensors[t];
+            kv8_tensor_info info = {.name = tensor->name,
+                                    .file = tensor->file,
+                                    .dtype = kv8_tensor_type_name(tensor->type),
+                                    .num_dims = tensor->num_dims,
+                                    .bytes = tensor->bytes};
+            for (int32_t d = 0; d < tensor->num_dims; d++) info.shape[d] = tensor->shape[d];
+            if (visit(cookie, &info) != 0) return;
+        }
+    }
+}
+
+void kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype, kv8_dtype v_dtype,
+                            kv8_cache_layer *layers_out, kv8_cache_options *options_out) {
+    const kv8_model_info *const c = &model->info;
+    for (int32_t i = 0; i < c->num_layers; i++)
+        layers_out[i] = (kv8_cache_layer){.struct_size = sizeof(kv8_cache_layer),
+                                          .k_dtype = k_dtype,
+                                          .v_dtype = v_dtype,
+                                          .window_left = model->window_left[i]};
+    options_out->num_layers = c->num_layers;
+    options_out->num_kv_heads = c->num_kv_heads;
+    options_out->k_head_dim = c->head_dim;
+    options_out->v_head_dim = c->head_dim;
+    options_out->layers = layers_out;
+}
+
+/* --- observing --- */
+
+void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *options_out) {
+    const kv8_model_info *const c = &model->info;
+    options_out->threads = model->options.threads;
+    options_out->isa = model->options.isa;
+    options_out->num_layers = c->num_layers;
+    options_out->num_kv_heads = c->num_kv_heads;
+    options_out->num_qo_heads = c->num_qo_heads;
+    options_out->k_head_dim = c->head_dim;
+    options_out->v_head_dim = c->head_dim;
+}
+
+kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer) {
+    kv8_observer_options must = KV8_OBSERVER_OPTIONS_INIT, has = must;
+    kv8_model_observer_options(model, &must);
+    if (observer != NULL) {
+        KV8_TRY(kv8_observer_get_options(observer, &has));
+        if (has.num_layers != must.num_layers || has.num_kv_heads != must.num_kv_heads ||
+            (has.num_qo_heads != must.num_qo_heads && has.num_qo_heads != 0) ||
+            has.k_head_dim != must.k_head_dim || has.v_head_dim != must.v_head_dim)
+            return kv8_fail(KV8_ERR_INVALID,
+                            "the observer has %d layers of %d KV heads (%d, %d) and %d query "
+                            "heads, this model %d of %d (%d, %d) and %d",
+                            has.num_layers, has.num_kv_heads, has.k_head_dim, has.v_head_dim,
+                            has.num_qo_heads, must.num_layers, must.num_kv_heads, must.k_head_dim,
+                            must.v_head_dim, must.num_qo_heads);
+    }
+    model->observer = observer;
+    return KV8_OK;
+}

@@ -1,0 +1,104 @@
+/* model_step.c - a step of any architecture: everything is checked before the cache is touched, the
+ * sequences grow, the architecture computes; what fails then takes the new tokens back.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model.h"
+
+/* --- checks --- */
+
+static kv8_status check_tokens(const kv8_model *model, const kv8_step *step) {
+    const int32_t vocab = model->info.vocab_size, limit = model->options.max_step_tokens;
+    if (step->num_seqs < 1 || step->num_seqs > model->options.max_step_seqs)
+        return kv8_fail(KV8_ERR_INVALID, "a step of %d requests, must be 1 to %d", step->num_seqs,
+                        model->options.max_step_seqs);
+    if (step->seqs == NULL || step->indptr == NULL || step->token_ids == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "a step's seqs, indptr or token_ids is NULL");
+    if (step->indptr[0] != 0)
+        return kv8_fail(KV8_ERR_INVALID, "a step's indptr[0] is %d, must be 0", step->indptr[0]);
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        if (step->indptr[i + 1] <= step->indptr[i])
+            return kv8_fail(KV8_ERR_INVALID, "request %d of the step has no token (indptr %d, %d)",
+                            i, step->indptr[i], step->indptr[i + 1]);
+        if (step->indptr[i + 1] > limit)
+            return kv8_fail(KV8_ERR_INVALID,
+                            "a step of %d tokens or more, this model was opened for %d",
+                            step->indptr[i + 1], limit);
+    }
+    for (int32_t t = 0; t < step->indptr[step->num_seqs]; t++) {
+        if (step->token_ids[t] < 0 || step->token_ids[t] >= vocab)
+            return kv8_fail(KV8_ERR_INVALID, "token id %d at row %d is not from 0 to %d",
+                            step->token_ids[t], t, vocab - 1);
+    }
+    return KV8_OK;
+}
+
+/* Fills old_lengths and positions. */
+static kv8_status check_lengths(kv8_model *model, const kv8_cache *cache, const kv8_step *step) {
+    int32_t *const lengths = model->old_lengths;
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        for (int32_t other = 0; other < i; other++) {
+            if (step->seqs[other] == step->seqs[i])
+                return kv8_fail(KV8_ERR_INVALID, "requests %d and %d of the step are one sequence",
+                                other, i);
+        }
+        KV8_TRY(kv8_cache_seq_length(cache, step->seqs[i], &lengths[i]));
+        const int32_t first = step->indptr[i], count = step->indptr[i + 1] - first;
+        const int64_t length = (int64_t)lengths[i] + count;
+        if (length > model->options.max_seq_len)
+            return kv8_fail(KV8_ERR_INVALID,
+                            "request %d would have %lld tokens, the limit of max_seq_len is %d", i,
+                            (long long)length, model->options.max_seq_len);
+        for (int32_t t = 0; t < count; t++) model->positions[first + t] = lengths[i] + t;
+    }
+    return KV8_OK;
+}
+
+static kv8_status check_rows(const kv8_step *step) {
+    const int32_t rows = step->indptr[step->num_seqs];
+    if (step->num_logit_rows < 0 || step->num_logit_rows > rows)
+        return kv8_fail(KV8_ERR_INVALID, "%d rows of logits wanted, must be 0 to %d",
+                        step->num_logit_rows, rows);
+    if (step->num_logit_rows > 0 && (step->logit_rows == NULL || step->logits_out == NULL))
+        return kv8_fail(KV8_ERR_INVALID, "a step's logit_rows or logits_out is NULL");
+    for (int32_t i = 0; i < step->num_logit_rows; i++) {
+        const int32_t low = i == 0 ? 0 : step->logit_rows[i - 1] + 1;
+        if (step->logit_rows[i] < low || step->logit_rows[i] >= rows)
+            return kv8_fail(KV8_ERR_INVALID, "logit_rows[%d] is %d, must be from %d to %d", i,
+                            step->logit_rows[i], low, rows - 1);
+    }
+    return KV8_OK;
+}
+
+/* --- the step --- */
+
+/* Takes room for the new tokens; *done_out counts the sequences that got it. */
+static kv8_status extend(kv8_cache *cache, const kv8_step *step, int32_t *done_out) {
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        *done_out = i;
+        KV8_TRY(kv8_cache_extend(cache, step->seqs[i], step->indptr[i + 1] - step->indptr[i],
+                                 step->token_ids + step->indptr[i]));
+    }
+    *done_out = step->num_seqs;
+    return KV8_OK;
+}
+
+kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
+    if (model == NULL || cache == NULL || step == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "kv8_model_step: model, cache or step is NULL");
+    KV8_TRY(check_tokens(model, step));
+    KV8_TRY(check_rows(step));
+    KV8_TRY(kv8_model_attention_fit(model, cache));
+    KV8_TRY(check_lengths(model, cache, step));
+    int32_t extended = 0;
+    kv8_status status = extend(cache, step, &extended);
+    if (status == KV8_OK) status = kv8_model_attention_load(model, cache, step);
+    if (status == KV8_OK) status = model->architecture->compute(model, cache, step);
+    if (status != KV8_OK) {
+        for (int32_t i = 0; i < extended; i++) {
+            const kv8_status undone =
+                kv8_cache_truncate(cache, step->seqs[i], model->old_lengths[i]);
+            if (undone != KV8_OK) status = undone;
+        }
+    }
+    return status;
+}
