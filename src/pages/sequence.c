@@ -269,6 +269,7 @@ kv8_status kv8_pages_check_writable(const kv8_pages *pages, int32_t idx, int32_t
     const int32_t *const list = kv8_sequence_list(pages, sequence, group_idx);
     const int32_t page_size = pages->page_size;
     const int32_t begin = sequence->length - num_rows;
+    if (num_rows == 0) return KV8_OK;
     if (begin < 0)
         return kv8_fail(KV8_ERR_INVALID, "append: %d rows for a sequence of %d tokens", num_rows,
                         sequence->length);
