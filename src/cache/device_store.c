@@ -343,7 +343,11 @@ static kv8_status alloc_zeroed(const device_store *store, size_t count, size_t s
     if (!kv8_mul_size(count, size, &bytes))
         return kv8_fail(KV8_ERR_INVALID, "cache: %zu times %zu bytes overflow", count, size);
     KV8_TRY(kv8_device_alloc(store->device, bytes, out));
-    return kv8_stream_fill(store->stream, *out, 0, bytes);
+    const kv8_status status = kv8_stream_fill(store->stream, *out, 0, bytes);
+    if (status == KV8_OK) return KV8_OK;
+    kv8_device_free(store->device, *out);
+    *out = NULL;
+    return status;
 }
 
 static kv8_status create_tables(device_store *store) {
