@@ -26,8 +26,8 @@ typedef struct kv8_device_choice {
 typedef struct kv8_device_layout {
     size_t queue_at, arrivals_at; /* counters, 0 between launches: the first zeroed_bytes */
     size_t zeroed_bytes;
-    size_t items_at, blocks_at, indptr_at; /* prefill's work list */
-    size_t sums_at, partials_at;           /* partial results */
+    size_t items_at, blocks_at, indptr_at, broken_at; /* prefill's work list */
+    size_t sums_at, partials_at;                      /* partial results */
     size_t size;
 } kv8_device_layout;
 

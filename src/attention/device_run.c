@@ -191,6 +191,7 @@ static void fill_prefill(kv8_kernel_args *a, const kv8_attention_device_plan *pl
     a->prefill.items = (void *)(workspace + l->items_at);
     a->prefill.blocks = (void *)(workspace + l->blocks_at);
     a->prefill.block_indptr = (void *)(workspace + l->indptr_at);
+    a->prefill.broken = (void *)(workspace + l->broken_at);
     a->prefill.arrivals = (void *)(workspace + l->arrivals_at);
     a->prefill.partial_sums = (void *)(workspace + l->sums_at);
     a->prefill.partials = (void *)(workspace + l->partials_at);
@@ -250,6 +251,7 @@ static kv8_prefill_args prefill_args_of(const kv8_kernel_args *a) {
         .items = t->items,
         .blocks = t->blocks,
         .block_indptr = t->block_indptr,
+        .broken = t->broken,
         .arrivals = t->arrivals,
         .partial_sums = t->partial_sums,
         .partials = t->partials,

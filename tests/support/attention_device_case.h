@@ -78,12 +78,11 @@ static inline kv8_attention_args device_case_args(device_inputs *d) {
     return a;
 }
 
-/* Runs the case; o_out [total_q, num_qo_heads, v_head_dim] as f32, lse_out. True when a tensor core
- * kernel did it. */
-static inline bool device_case_run(const gpu *g, attention_inputs *in, float *o_out,
-                                   float *lse_out) {
-    kv8_attention_device_plan *plan = NULL;
-    assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in->spec, NULL));
+/* Runs the case by a plan for its spec; o_out [total_q, num_qo_heads, v_head_dim] as f32, lse_out.
+ * True when a tensor core kernel did it. */
+static inline bool device_case_run_plan(const gpu *g, attention_inputs *in,
+                                        kv8_attention_device_plan *plan, float *o_out,
+                                        float *lse_out) {
     const int64_t stride_head = in->v_head_dim + 1; /* the gap must stay untouched */
     const int64_t stride_row = in->num_qo_heads * stride_head;
     const size_t o_bytes = (size_t)(in->total_q * stride_row) * kv8_dtype_size(in->spec.o_dtype);
@@ -106,8 +105,15 @@ static inline bool device_case_run(const gpu *g, attention_inputs *in, float *o_
     free(o);
     kv8_device_free(g->device, workspace);
     kv8_device_free(g->device, d.memory);
-    kv8_attention_device_plan_destroy(plan);
     return strstr(text, "_generic__") == NULL;
+}
+static inline bool device_case_run(const gpu *g, attention_inputs *in, float *o_out,
+                                   float *lse_out) {
+    kv8_attention_device_plan *plan = NULL;
+    assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in->spec, NULL));
+    const bool tensor_cores = device_case_run_plan(g, in, plan, o_out, lse_out);
+    kv8_attention_device_plan_destroy(plan);
+    return tensor_cores;
 }
 
 /* Bounds: of exact arithmetic with P in f16 on tensor cores 1e-3 (prefill over bf16 pages has it in

@@ -31,23 +31,28 @@ typedef struct kv8_prefill_item {
     int32_t request, kv_head, row_begin;
     int32_t tile_begin, tile_end;
     int32_t slot;              /* of the rows' first piece; -1 = the rows are whole */
-    int32_t split, num_splits; /* this piece, of so many */
+    int16_t split, num_splits; /* this piece, of so many */
     /* Of the request, so that a block need not look: */
     int32_t q_begin, qo_len, kv_len;
-    int32_t seen_from, seen_to; /* keys that some row of the block may see */
-    int32_t unused;
-    int64_t pages_at; /* of its first page in page_indices or block_table */
+    int32_t seen_from, seen_to;     /* keys that some row of the block may see */
+    int32_t shared_from, shared_to; /* keys that all of them see; may be none */
+    int64_t pages_at;               /* of its first page in page_indices or block_table */
 } kv8_prefill_item;
-enum {
-    KV8_PREFILL_ITEM_BYTES = 64,
-    KV8_PREFILL_ITEM_SLOTS = 4
-}; /* of items under way in a block */
+/* Items under way in a block on sm_90. Behind each: whether values of V that are not finite were
+ * cleared, and its place in the queue. */
+enum { KV8_PREFILL_ITEM_BYTES = 64, KV8_PREFILL_ITEM_SLOT_BYTES = 80, KV8_PREFILL_ITEM_SLOTS = 4 };
 
 typedef struct kv8_prefill_queue {
     int32_t num_items;
     int32_t next; /* item to be taken; 0 at the start */
     int32_t unused[2];
 } kv8_prefill_queue;
+
+/* Rows of an item in which V is not finite, a warp's: bits of its sixteen; and the warp's next item
+ * of that kind, its place in the queue and one more, 0 at the end. */
+typedef struct kv8_prefill_broken {
+    uint32_t rows, next;
+} kv8_prefill_broken;
 
 /* Rows of one request that share items, between the steps of the scheduling kernel. */
 typedef struct kv8_prefill_block {
@@ -78,12 +83,13 @@ typedef struct kv8_prefill_args {
     const int64_t *mask_indptr;
     /* Workspace: the work list, written by the scheduling kernel before every launch. */
     kv8_prefill_queue *queue;
-    kv8_prefill_item *items;   /* [max_items] */
-    kv8_prefill_block *blocks; /* [max_blocks], longest first */
-    int32_t *block_indptr;     /* [batch + 1] */
-    uint32_t *arrivals;        /* [max_slots][block_rows / 64] */
-    float *partial_sums;       /* [max_slots][block_rows / 64][2][128][2]: max (log2), sum */
-    float *partials;           /* [max_slots][block_rows / 64][head_dim / 2][128] */
+    kv8_prefill_item *items;    /* [max_items] */
+    kv8_prefill_block *blocks;  /* [max_blocks], longest first */
+    int32_t *block_indptr;      /* [batch + 1] */
+    kv8_prefill_broken *broken; /* [max_items][block_rows / 16]; wgmma in 16 bits alone */
+    uint32_t *arrivals;         /* [max_slots][block_rows / 64] */
+    float *partial_sums;        /* [max_slots][block_rows / 64][2][128][2]: max (log2), sum */
+    float *partials;            /* [max_slots][block_rows / 64][head_dim / 2][128] */
     int32_t batch, num_qo_heads, num_kv_heads, group_size;
     int32_t page_size;
     int32_t q_dtype, o_dtype;
@@ -101,12 +107,13 @@ typedef struct kv8_prefill_args {
 } kv8_prefill_args;
 
 /* Bytes of shared memory of a kernel on sm_90: Q, the widened tiles of every stage, the codes under
- * way, int8's scales, barriers, items, and 16 bytes a row. */
+ * way, int8's scales and powers, barriers, items, and 16 bytes a row. */
 #define KV8_PREFILL_SM90_SHARED(code_bytes, int8, head_dim, num_math, num_stages, num_ahead) \
     ((num_math)*128 * (head_dim) + (num_stages)*512 * (head_dim) +                           \
      ((code_bytes) == 1 ? ((num_ahead) + 1) * 256 * (head_dim) : 0) +                        \
      ((int8) ? (num_stages)*256 : 0) + 8 * (4 * (num_stages) + 2 * KV8_PREFILL_ITEM_SLOTS) + \
-     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_BYTES + (num_math)*1024)
+     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES + (num_math)*1040 +                \
+     ((int8) ? (num_stages)*4 : 0))
 
 /* Kernels on mma.sync. Bytes of a row of a tile of head_dim values, and of the tile to come: 16-bit
  * K and V where both are, else as they lie in pages. */
@@ -130,7 +137,7 @@ typedef struct kv8_prefill_args {
     ((num_math)*64 * (head_dim) + (k_stages)*128 * (head_dim) +                           \
      (v_stages)*128 * ((head_dim) + 8) + 128 * (head_dim) + (num_math)*256 * (head_dim) + \
      8 * (2 * ((k_stages) + (v_stages)) + 2 + 2 * KV8_PREFILL_ITEM_SLOTS) +               \
-     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_BYTES + (num_math)*2048)
+     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES + (num_math)*2048)
 
 /* n / d == (n * magic) >> (31 + shift) for every 0 <= n < 2^31: magic = ceil(2^(31+shift) / d) with
  * shift = ceil(log2 d) exceeds the exact quotient by less than 2^shift / d. */

@@ -44,17 +44,19 @@ typedef struct kv8_decode_tail {
 struct kv8_prefill_queue;
 struct kv8_prefill_item;
 struct kv8_prefill_block;
+struct kv8_prefill_broken;
 
 /* What prefill kernels read beside the common part. */
 typedef struct kv8_prefill_tail {
     /* Workspace: the work list, written by the scheduling kernel. */
     struct kv8_prefill_queue *queue;
-    struct kv8_prefill_item *items;   /* [max_items] */
-    struct kv8_prefill_block *blocks; /* [max_blocks], longest first */
-    int32_t *block_indptr;            /* [batch + 1] */
-    uint32_t *arrivals;               /* [max_slots][block_rows / 64] */
-    float *partial_sums;              /* [max_slots][block_rows / 64][2][128][2]: max (log2), sum */
-    float *partials;                  /* [max_slots][block_rows / 64][head_dim / 2][128] */
+    struct kv8_prefill_item *items;    /* [max_items] */
+    struct kv8_prefill_block *blocks;  /* [max_blocks], longest first */
+    int32_t *block_indptr;             /* [batch + 1] */
+    struct kv8_prefill_broken *broken; /* [max_items][block_rows / 16] */
+    uint32_t *arrivals;                /* [max_slots][block_rows / 64] */
+    float *partial_sums;          /* [max_slots][block_rows / 64][2][128][2]: max (log2), sum */
+    float *partials;              /* [max_slots][block_rows / 64][head_dim / 2][128] */
     int32_t q_aligned, o_aligned; /* rows of Q to 16 bytes; pairs of O (fours where Q is e4m3) to
                                    * their size */
     int32_t block_rows; /* packed rows of an item, as the kernel is built: a multiple of 64 */
@@ -122,11 +124,11 @@ enum {
 #define KV8_SAME_LAYOUT(condition) _Static_assert(condition, "layout of the kernels' argument")
 #endif
 KV8_SAME_LAYOUT(sizeof(kv8_kernel_pages) == 64 && sizeof(kv8_divisor) == 8);
-KV8_SAME_LAYOUT(sizeof(kv8_decode_tail) == 80 && sizeof(kv8_prefill_tail) == 80);
+KV8_SAME_LAYOUT(sizeof(kv8_decode_tail) == 80 && sizeof(kv8_prefill_tail) == 88);
 KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, k) == 96 && offsetof(kv8_kernel_args, table) == 224);
 KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, by_group) == 416 &&
                 offsetof(kv8_kernel_args, decode) == 504);
-KV8_SAME_LAYOUT(sizeof(kv8_kernel_args) == 584);
+KV8_SAME_LAYOUT(sizeof(kv8_kernel_args) == 592);
 #undef KV8_SAME_LAYOUT
 
 #endif

@@ -6,14 +6,11 @@
 
 #include "common/ptx_sm80.cuh"
 #include "common/softmax.cuh"
+#include "prefill/prefill_codes.cuh"
 #include "prefill_args.h"
-#include "widen.cuh"
 
 namespace kv8 {
 
-__host__ __device__ constexpr bool is_wide(int dtype) {
-    return dtype == BF16 || dtype == F16;
-}
 template <bool IS_BF16>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
     return IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
@@ -62,6 +59,75 @@ __device__ __forceinline__ float q_scale_of(const kv8_prefill_args &a, const Ite
                      (int64_t)(v.q_begin + query) * a.q_scale_stride_row +
                      v.kv_head * a.q_scale_stride_kv_head +
                      (head - v.kv_head * a.group_size) * a.q_scale_stride_group];
+}
+// Of a request: its pages, and which bits of the mask are whose.
+struct RequestKeys {
+    const int32_t *pages;
+    const uint8_t *mask;  // may be 0
+    int kv_len;
+    __device__ __forceinline__ RequestKeys(const kv8_prefill_args &a,
+                                           const kv8_prefill_item &item) {
+        pages = (a.page_indptr != nullptr ? a.page_indices : a.block_table) + item.pages_at;
+        mask = a.mask_bits != nullptr ? a.mask_bits + a.mask_indptr[item.request] : 0;
+        kv_len = item.kv_len;
+    }
+    __device__ __forceinline__ RequestKeys() {}
+    __device__ __forceinline__ bool mask_has(int query, int key) const {
+        const int64_t bit = (int64_t)query * kv_len + key;
+        return mask == nullptr || (mask[bit / 8] >> (bit % 8) & 1);
+    }
+};
+
+struct KeyRange {
+    int begin, end;
+};
+// Bits of the 32 keys from `first` on that lie in [begin, end).
+__device__ __forceinline__ uint32_t keys_within(int first, int begin, int end) {
+    const int from = min(max(begin - first, 0), 32), to = min(max(end - first, 0), 32);
+    const uint64_t below_to = (UINT64_C(1) << to) - 1, below_from = (UINT64_C(1) << from) - 1;
+    return (uint32_t)(below_to & ~below_from);
+}
+
+// Of a row of an item: its query and head, and where its results go.
+struct RowPlace {
+    int query, head;
+    int64_t o, lse;
+};
+__device__ __forceinline__ RowPlace place_of(const kv8_prefill_args &a, const ItemView &v,
+                                             int row) {
+    RowPlace place;
+    place.query = query_of(a, v.row_begin + row);
+    place.head = v.kv_head * a.group_size + v.row_begin + row - place.query * a.group_size;
+    const int64_t at = v.q_begin + place.query;
+    place.o = at * a.o_stride_row + place.head * a.o_stride_head;
+    place.lse = at * a.num_qo_heads + place.head;
+    return place;
+}
+__device__ __forceinline__ float v_scale_of(const kv8_prefill_args &a, const ItemView &v) {
+    if (a.v_scale == nullptr) return 1.0f;
+    return a.v_scale[v.request * a.v_scale_stride_batch + v.kv_head * a.v_scale_stride_head];
+}
+
+// A key's row of K or V, and its scale.
+__device__ __forceinline__ const uint8_t *key_row(const kv8_prefill_pages &p, int page, int slot,
+                                                  int kv_head) {
+    const uint64_t steps = (uint64_t)(uint32_t)page * p.stride_page +
+                           (uint64_t)(uint32_t)slot * p.stride_slot +
+                           (uint64_t)(uint32_t)kv_head * p.stride_head;
+    return p.data + 16 * steps;
+}
+__device__ __forceinline__ __half key_scale(const kv8_prefill_pages &p, int page, int slot,
+                                            int kv_head) {
+    return __ushort_as_half(p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
+                                        kv_head * p.scale_stride_head]);
+}
+
+__device__ __forceinline__ void store_one(const kv8_prefill_args &a, int64_t at, float x) {
+    if (a.o_dtype == KV8_PREFILL_F32)
+        ((float *)a.o)[at] = x;
+    else
+        ((uint16_t *)a.o)[at] =
+            (uint16_t)(a.o_dtype == KV8_PREFILL_BF16 ? pack_bf16(x, x) : pack_f16(x, x));
 }
 
 }  // namespace kv8

@@ -174,9 +174,11 @@ __device__ static void cut_items(const kv8_prefill_args &a, int num_blocks, int 
         const int last = v.row_begin + min(a.block_rows, v.num_rows) - 1;
         item.seen_from = row_begin(a, v, query_of(a, v.row_begin));
         item.seen_to = row_end(a, v, query_of(a, last));
-        item.num_splits = pieces;
+        item.shared_from = row_begin(a, v, query_of(a, last));
+        item.shared_to = row_end(a, v, query_of(a, v.row_begin));
+        item.num_splits = (int16_t)pieces;
         for (int split = 0; split < pieces; split++) {
-            item.split = split;
+            item.split = (int16_t)split;
             item.tile_begin = block.tile_begin + (int)((int64_t)length * split / pieces);
             item.tile_end = block.tile_begin + (int)((int64_t)length * (split + 1) / pieces);
             for (int head = 0; head < heads; head++) {

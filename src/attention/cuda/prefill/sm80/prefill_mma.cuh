@@ -7,7 +7,7 @@
 // already), a record per row. Bound by the tensor cores and, beside them, by ldmatrix: a warp reads
 // every K and V of a tile for its own rows, 32 where registers allow.
 //
-// The softmax is the wgmma kernels': no maximum per tile, rows that come out not finite done anew.
+// The softmax is the wgmma kernels': no maximum per tile.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -15,115 +15,6 @@
 #include "prefill_mma_tile.cuh"
 
 namespace kv8 {
-
-// Of any format of a page; slow.
-__device__ inline float value_of(int dtype, const uint8_t *row, int at) {
-    uint32_t low = 0, high;
-    switch (dtype) {
-        case BF16: return __uint_as_float((uint32_t)((const uint16_t *)row)[at] << 16);
-        case F16: return __half2float(((const __half *)row)[at]);
-        case INT8: return (float)((const int8_t *)row)[at];
-        case E4M3: widen_codes<E4M3>(row[at], low, high); break;
-        case E4M3FNUZ: widen_codes<E4M3FNUZ>(row[at], low, high); break;
-        case E5M2: widen_codes<E5M2>(row[at], low, high); break;
-    }
-    return __half2float(__ushort_as_half((uint16_t)low));
-}
-
-// Of a row of an item: its query and head, and where its results go.
-struct RowPlace {
-    int query, head;
-    int64_t o, lse;
-};
-__device__ __forceinline__ RowPlace place_of(const kv8_prefill_args &a, const ItemView &v,
-                                             int row) {
-    RowPlace place;
-    place.query = query_of(a, v.row_begin + row);
-    place.head = v.kv_head * a.group_size + v.row_begin + row - place.query * a.group_size;
-    const int64_t at = v.q_begin + place.query;
-    place.o = at * a.o_stride_row + place.head * a.o_stride_head;
-    place.lse = at * a.num_qo_heads + place.head;
-    return place;
-}
-__device__ __forceinline__ float batch_scale(const float *scale, int64_t stride_batch,
-                                             int64_t stride_head, const ItemView &v) {
-    return scale == nullptr ? 1.0f : scale[v.request * stride_batch + v.kv_head * stride_head];
-}
-__device__ __forceinline__ float row_scale_of(const kv8_prefill_pages &p, int64_t page,
-                                              int64_t slot, int head) {
-    if (p.row_scale == nullptr) return 1.0f;
-    return __half2float(
-        __ushort_as_half(p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
-                                     head * p.scale_stride_head]));
-}
-__device__ __forceinline__ void store_one(const kv8_prefill_args &a, int64_t at, float x) {
-    if (a.o_dtype == KV8_PREFILL_F32)
-        ((float *)a.o)[at] = x;
-    else
-        ((uint16_t *)a.o)[at] =
-            (uint16_t)(a.o_dtype == KV8_PREFILL_BF16 ? pack_bf16(x, x) : pack_f16(x, x));
-}
-
-// A row of which something is not finite, by one warp and key for key: 0 times what V holds at a
-// key that the row may not see, but others of its item may, must not reach it. Rare and slow.
-__device__ __noinline__ void redo_row(const kv8_prefill_args &a, const kv8_prefill_item *item,
-                                      int row) {
-    constexpr int PER_LANE = 256 / 32;
-    const ItemView v = view_item(a, *item);
-    const RowPlace place = place_of(a, v, row);
-    const int lane = threadIdx.x % 32;
-    const float scale =
-        a.score_scale * batch_scale(a.k_scale, a.k_scale_stride_batch, a.k_scale_stride_head, v);
-    const float v_scale = batch_scale(a.v_scale, a.v_scale_stride_batch, a.v_scale_stride_head, v);
-    const uint8_t *const from =
-        (const uint8_t *)a.q +
-        2 * ((int64_t)(v.q_begin + place.query) * a.q_stride_row + place.head * a.q_stride_head);
-    const RequestKeys keys(a, *item);
-    float q[PER_LANE], out[PER_LANE], top = -INFINITY, total = 0;
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) {
-        const int d = lane + 32 * i;
-        q[i] = d < a.head_dim ? value_of(a.q_dtype, from, d) : 0.0f;
-        out[i] = 0;
-    }
-    const int end = row_end(a, v, place.query);
-    for (int key = row_begin(a, v, place.query); key < end; key++) {
-        if (!keys.mask_has(place.query, key)) continue;
-        const int nth = (int)divide(key, a.page_magic, a.page_shift);
-        const int64_t page = keys.pages[nth], slot = key - nth * a.page_size;
-        const uint8_t *const k = a.k.data + 16 * (page * a.k.stride_page + slot * a.k.stride_slot +
-                                                  (int64_t)v.kv_head * a.k.stride_head);
-        const uint8_t *const values =
-            a.v.data + 16 * (page * a.v.stride_page + slot * a.v.stride_slot +
-                             (int64_t)v.kv_head * a.v.stride_head);
-        float score = 0;
-#pragma unroll
-        for (int i = 0; i < PER_LANE; i++)
-            if (lane + 32 * i < a.head_dim) score += q[i] * value_of(a.k_dtype, k, lane + 32 * i);
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
-        score *= scale * row_scale_of(a.k, page, slot, v.kv_head);
-        if (a.soft_cap > 0) score = a.soft_cap * tanh_of_exponent(2 * LOG2E * (score / a.soft_cap));
-        const float weight = row_scale_of(a.v, page, slot, v.kv_head);
-        const float higher = fmaxf(top, score);  // NaN is left to p
-        const float base = higher == -INFINITY ? 0.0f : higher;
-        const float keep = exp2_fast(top - base), p = exp2_fast(score - base);
-        top = higher;
-        total = total * keep + p;
-#pragma unroll
-        for (int i = 0; i < PER_LANE; i++)
-            if (lane + 32 * i < a.v_head_dim)
-                out[i] = out[i] * keep + p * weight * value_of(a.v_dtype, values, lane + 32 * i);
-    }
-    const float sink = a.sink_logit == nullptr ? -INFINITY : a.sink_logit[place.head];
-    const bool empty = total == 0 || sink == INFINITY;  // whatever was seen
-    const float weight = v_scale / (total + exp2_fast(sink * LOG2E - top));
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++)
-        if (lane + 32 * i < a.v_head_dim)
-            store_one(a, place.o + lane + 32 * i, empty ? 0.0f : out[i] * weight);
-    if (a.lse != nullptr && lane == 0) a.lse[place.lse] = (top + __log2f(total)) / LOG2E;
-}
 
 template <class SHAPE>
 struct MmaBlock {
@@ -135,19 +26,24 @@ struct MmaBlock {
         PIECES = SHAPE::ROWS / 64  // of a slot: the places of partial results
     };
     static constexpr bool IS_BF16 = SHAPE::IS_BF16;
+    // Scores beyond this, in log2 units, are so far apart that their differences must be exact.
+    static constexpr float LARGE_SCORE = 0x1p24f;
     const kv8_prefill_args &a;
     const uint32_t shared;
     TileLoader<SHAPE> loader;
     const int warp, lane;
-    uint32_t rows_at, scales_at, flag_at, item_at;  // in shared memory, behind the tiles
-    uint32_t q_lane, k_lane, v_lane;                // this lane's addresses of its fragments
-    int full_from, full_to;                         // keys that every row of the warp may see
-    int warp_from, warp_to;                         // keys that some row may
-    bool fresh;                                     // some row of the warp has no maximum yet
-    bool odd;                                       // S is never ready as it comes
+    // In shared memory, behind the tiles. flag_at: a word of join().
+    uint32_t rows_at, scales_at, flag_at, item_at;
+    uint32_t q_lane, k_lane, v_lane;  // this lane's addresses of its fragments
+    int full_from, full_to;           // keys that every row of the warp may see
+    int warp_from, warp_to;           // keys that some row may
+    bool fresh;                       // some row of the warp has no maximum yet
+    bool small;                       // int8: O is 2^-7 as large
+    bool odd;                         // S is never ready as it comes
     // Of rows lane / 4 (slot 0) and lane / 4 + 8 (slot 1) of each tile of 16.
     float factor[ROW_TILES][2];                   // from S to log2 units
-    float max_[ROW_TILES][2], sum[ROW_TILES][2];  // max_ in log2 units; P is relative to it
+    float max_[ROW_TILES][2], sum[ROW_TILES][2];  // max_ as S has it, in log2 units at the end;
+                                                  // P is relative to it
     float o[ROW_TILES][DIM_TILES][4];
 
     __device__ MmaBlock(const kv8_prefill_args &args, uint32_t base)
@@ -162,6 +58,10 @@ struct MmaBlock {
         k_lane = base + SHAPE::K_AT + SHAPE::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
         v_lane = base + SHAPE::V_AT + SHAPE::at(lane % 16, lane / 16);
     }
+    // Behind flag_at: whether values of V that are not finite were cleared; a byte a warp, of its
+    // keys of V (TileLoader).
+    __device__ __forceinline__ uint32_t cleared_at() const { return flag_at + 4; }
+    __device__ __forceinline__ uint32_t small_at() const { return flag_at + 8; }
     // Of the block's.
     __device__ __forceinline__ int row_of(int tile, int slot) const {
         return warp * SHAPE::WARP_ROWS + 16 * tile + 8 * slot + lane / 4;
@@ -194,8 +94,7 @@ struct MmaBlock {
                                   (int64_t)(v.q_begin + query) * a.q_stride_row +
                                   head * a.q_stride_head + part * (8 * CHUNKS);
         const bool from_bf16 = a.q_dtype == KV8_PREFILL_BF16;
-        const float scale = a.score_scale * batch_scale(a.k_scale, a.k_scale_stride_batch,
-                                                        a.k_scale_stride_head, v);
+        const float scale = a.score_scale * k_scale_of(a, v);
         const float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
         uint32_t w[CHUNKS][4];
         uint32_t largest = 0;  // of the magnitudes' bits, which sort as the values do
@@ -221,11 +120,12 @@ struct MmaBlock {
         float power = 1.0f;
         if (from_bf16 && !IS_BF16) {
             const int exponent = (int)(largest >> 7) - 127;
+            if (exponent == 128) power = 0x1p-100f;  // beside an infinity nothing else counts
             if (exponent < 128 && exponent > -127)
                 power = __int_as_float((127 + max(min(13 - exponent, 100), -100)) << 23);
         }
         if (part == 0) {
-            const float f = sign == 0 ? 1.0f : fabsf(scale) / power;
+            const float f = !isfinite(scale) ? NAN : sign == 0 ? 1.0f : fabsf(scale) / power;
             store_chunk(row_address(row), __float_as_uint(f), query, row_begin(a, v, query),
                         row_end(a, v, query));
         }
@@ -264,6 +164,7 @@ struct MmaBlock {
         warp_from = row_word(first, 2), full_to = row_word(first, 3);
         full_from = row_word(last, 2), warp_to = row_word(last, 3);
         fresh = true;
+        small = false;
     }
 
     // --- a tile ---
@@ -381,13 +282,13 @@ struct MmaBlock {
             }
         }
     }
-    __device__ __forceinline__ float row_maximum(const float (&s)[KEY_TILES][4], int t,
-                                                 int slot) const {
+    static __device__ __forceinline__ float row_maximum(const float (&s)[KEY_TILES][4], int slot) {
         float top = s[0][2 * slot];
 #pragma unroll
         for (int i = 0; i < KEY_TILES; i++)
-            top = fmaxf(top, fmaxf(s[i][2 * slot], s[i][2 * slot + 1]));
-        return quad_max(top) * factor[t][slot];
+            top = max_nan(top, max_nan(s[i][2 * slot], s[i][2 * slot + 1]));
+        top = quad_max_nan(top);
+        return top == INFINITY ? NAN : top;  // as its row will be
     }
     // What S is not ready for the exponentials without, if anything: all of it behind one branch.
     // Maxima of the rows that have none, whose O and sums are still 0.
@@ -404,7 +305,7 @@ struct MmaBlock {
             if (!fresh) continue;
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
-                const float top = row_maximum(s[t], t, slot);
+                const float top = row_maximum(s[t], slot);
                 if (max_[t][slot] == -INFINITY) max_[t][slot] = top;
                 open = open || max_[t][slot] == -INFINITY;
             }
@@ -416,8 +317,10 @@ struct MmaBlock {
         float keep[2];
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
-            const float now = fmaxf(row_maximum(s, t, slot), max_[t][slot]);
-            keep[slot] = max_[t][slot] == -INFINITY ? 0.0f : exp2_fast(max_[t][slot] - now);
+            const float now = max_nan(row_maximum(s, slot), max_[t][slot]);
+            keep[slot] = max_[t][slot] == -INFINITY
+                             ? 0.0f
+                             : exp2_fast((max_[t][slot] - now) * factor[t][slot]);
             max_[t][slot] = now;
             sum[t][slot] *= keep[slot];
         }
@@ -426,15 +329,31 @@ struct MmaBlock {
 #pragma unroll
             for (int j = 0; j < 4; j++) o[t][i][j] *= keep[j / 2];
     }
+    // Where a product of S and factor is rounded by more than P bears: S relative to the maxima.
+    __device__ __forceinline__ void subtract_maxima(float (&s)[KEY_TILES][4], float (&offset)[2],
+                                                    int t) const {
+        const bool large = fabsf(offset[0]) >= LARGE_SCORE || fabsf(offset[1]) >= LARGE_SCORE;
+        if (!__any_sync(~0u, large)) return;
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                s[i][j] -= max_[t][j / 2] == -INFINITY ? 0.0f : max_[t][j / 2];
+        offset[0] = offset[1] = 0;
+    }
     // S to P in 16 bits. A row's maximum is found in the first tile it sees and then only where a
     // lane's sum of a tile reaches 2^15, near f16's end: P may be as large, the final division
-    // takes it back.
-    __device__ __forceinline__ void softmax(const float (&s)[KEY_TILES][4],
+    // takes it back. NaN, whose row is NaN, is no reason to find it anew.
+    __device__ __forceinline__ void softmax(float (&s)[KEY_TILES][4],
                                             uint32_t (&p)[KEY_TILES / 2][4], int t) {
         for (bool raised = false;; raised = true) {
             float part[2][2] = {{0, 0}, {0, 0}};
-            const float offset[2] = {max_[t][0] == -INFINITY ? 0.0f : max_[t][0],
-                                     max_[t][1] == -INFINITY ? 0.0f : max_[t][1]};
+            float offset[2];
+#pragma unroll
+            for (int slot = 0; slot < 2; slot++)
+                offset[slot] = max_[t][slot] == -INFINITY ? 0.0f : max_[t][slot] * factor[t][slot];
+            const bool unfit = fabsf(offset[0]) >= LARGE_SCORE || fabsf(offset[1]) >= LARGE_SCORE;
+            if (raised) subtract_maxima(s, offset, t);
 #pragma unroll
             for (int i = 0; i < KEY_TILES; i++) {
 #pragma unroll
@@ -449,13 +368,42 @@ struct MmaBlock {
                 }
             }
             const float add[2] = {part[0][0] + part[0][1], part[1][0] + part[1][1]};
-            if (raised || __all_sync(~0u, add[0] < 32768.0f && add[1] < 32768.0f)) {
+            const bool again = unfit || add[0] >= 32768.0f || add[1] >= 32768.0f;
+            if (raised || !__any_sync(~0u, again)) {
                 sum[t][0] += add[0];
                 sum[t][1] += add[1];
                 return;
             }
             raise_maxima(s, t);
         }
+    }
+    // int8: V of a warp's keys whose scales are large is 2^-7 as large as it is, and O from the
+    // first such keys of an item on. P of all other keys follows.
+    __device__ __forceinline__ void shrink_weights(uint32_t (&p)[ROW_TILES][KEY_TILES / 2][4]) {
+        const uint32_t small_keys = load_shared<4>(small_at()).w[0];
+        if (small_keys == 0 && !small) return;
+        if (!small) {
+            small = true;
+            scale_output(0x1p-7f);
+        }
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++) {
+            if (small_keys >> (8 * (8 * i / SHAPE::WARP_KEYS)) & 1) continue;
+#pragma unroll
+            for (int t = 0; t < ROW_TILES; t++)
+#pragma unroll
+                for (int slot = 0; slot < 2; slot++)
+                    p[t][i / 2][i % 2 * 2 + slot] =
+                        multiply_f16(p[t][i / 2][i % 2 * 2 + slot], 0x20002000u);
+        }
+    }
+    __device__ __forceinline__ void scale_output(float by) {
+#pragma unroll
+        for (int t = 0; t < ROW_TILES; t++)
+#pragma unroll
+            for (int i = 0; i < DIM_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) o[t][i][j] *= by;
     }
     // A tile; the next one's copies (where next >= 0) begin when S has left its registers.
     __device__ __forceinline__ void compute(int tile, int buffer, int next, int next_buffer) {
@@ -468,6 +416,7 @@ struct MmaBlock {
             prepare(s, tile);
 #pragma unroll
             for (int t = 0; t < ROW_TILES; t++) softmax(s[t], p[t], t);
+            if (!IS_BF16 && a.v_dtype == INT8) shrink_weights(p);
         }
         if (next >= 0) loader.copy(next, next_buffer);
         if (seen) add_output(p, v_lane + distance);
@@ -485,10 +434,13 @@ struct MmaBlock {
         if (tile < end) loader.copy(tile, 0);
         start_item(v);
         for (int buffer = 0; tile < end; tile++, buffer ^= in_place) {
+            const uint32_t v_at = shared + SHAPE::V_AT + buffer * 2 * SHAPE::TILE_BYTES;
             copy_wait<0>();
+            if (in_place) loader.clear_values(tile, v_at, item_at, cleared_at());
             __syncthreads();  // all copies are here, and the other buffer has been read
             if (!in_place) {
-                loader.widen(scales_at);
+                loader.widen(scales_at, small_at());
+                loader.clear_values(tile, v_at, item_at, cleared_at());
                 __syncthreads();
             }
             compute(tile, buffer, tile + 1 < end ? tile + 1 : -1, buffer ^ in_place);
@@ -498,8 +450,9 @@ struct MmaBlock {
 
     // --- the end of an item ---
 
-    // Leaves this piece and returns whether it was the last; then the state is all pieces'.
-    __device__ __forceinline__ bool join(const kv8_prefill_item &item) {
+    // Leaves this split and returns whether it was the last; then the state is all splits', and
+    // `cleared` says whether any of them has V without values that were not finite.
+    __device__ __forceinline__ bool join(const kv8_prefill_item &item, bool &cleared) {
         constexpr int THREADS = SHAPE::THREADS;
         const int64_t place = (int64_t)item.slot + item.split;
         float *const mine = a.partials + place * (SHAPE::ROWS * D) + threadIdx.x;
@@ -518,11 +471,14 @@ struct MmaBlock {
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-            const uint32_t before = atomicAdd(a.arrivals + (int64_t)item.slot * PIECES, 1);
+            const uint32_t before =
+                atomicAdd(a.arrivals + (int64_t)item.slot * PIECES, cleared ? 0x10001 : 1);
             store_shared(flag_at, before);
         }
         __syncthreads();
-        if (load_shared<4>(flag_at).w[0] + 1 != (uint32_t)item.num_splits) return false;
+        const uint32_t before = load_shared<4>(flag_at).w[0];
+        if ((before & 0xffff) + 1 != (uint32_t)item.num_splits) return false;
+        cleared = cleared || before >> 16 != 0;
         __threadfence();
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
@@ -543,7 +499,7 @@ struct MmaBlock {
                     const float2 other =
                         __ldcg((const float2 *)a.partial_sums + at * (PIECES * 256) + threadIdx.x +
                                THREADS * (2 * t + slot));
-                    const float top = fmaxf(max_[t][slot], other.x);
+                    const float top = max_nan(max_[t][slot], other.x);
                     const float base = top == -INFINITY ? 0.0f : top;
                     keep[slot] = exp2_fast(max_[t][slot] - base);
                     add[slot] = exp2_fast(other.x - base);
@@ -563,52 +519,67 @@ struct MmaBlock {
     }
 
     __device__ __forceinline__ void finish(const kv8_prefill_item &item, const ItemView &v) {
+        constexpr int WORDS = (D + 31) / 32;
+        if (small) scale_output(0x1p7f);
 #pragma unroll
-        for (int t = 0; t < ROW_TILES; t++)
+        for (int t = 0; t < ROW_TILES; t++) {
 #pragma unroll
-            for (int slot = 0; slot < 2; slot++) sum[t][slot] = quad_sum(sum[t][slot]);
-        if (item.slot >= 0 && !join(item)) return;
-        const float v_scale =
-            batch_scale(a.v_scale, a.v_scale_stride_batch, a.v_scale_stride_head, v);
-        unsigned spoilt[ROW_TILES][2];  // lanes that hold something not finite
+            for (int slot = 0; slot < 2; slot++) {
+                sum[t][slot] = quad_sum(sum[t][slot]);
+                max_[t][slot] *= factor[t][slot];
+            }
+        }
+        bool cleared = load_shared<4>(cleared_at()).w[0] != 0;
+        if (item.slot >= 0 && !join(item, cleared)) return;
+        const bool may_break = has_infinities(a.v_dtype) || a.v_dtype == INT8;
+        const float v_scale = v_scale_of(a, v);
+        uint32_t finite = 0;  // bits of the warp's rows whose sums and V's weights are numbers
+        bool broken = cleared;
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
                 const int row = row_of(t, slot);
-                const bool here = row < v.num_rows;
-                float nothing = 0;
+                bool here = row < v.num_rows;
+                if (here) here = store_result(v, row, t, slot, v_scale);
+                if (may_break && here) broken = broken || holds_nan(t, slot);
+                const uint32_t lanes = __ballot_sync(~0u, here);
 #pragma unroll
-                for (int i = 0; i < DIM_TILES; i++)
-                    nothing += 0.0f * o[t][i][2 * slot] + 0.0f * o[t][i][2 * slot + 1];
-                spoilt[t][slot] = __ballot_sync(~0u, here && nothing != 0);
-                if (here) store_result(v, row, t, slot, v_scale);
+                for (int i = 0; i < 8; i++)
+                    finite |= (lanes >> (4 * i) & 1) << (16 * t + 8 * slot + i);
             }
         }
+        if (__any_sync(~0u, broken) && finite != 0)
+            write_nonfinite<WORDS, ANY, ANY>(a, item, warp * SHAPE::WARP_ROWS, finite);
+    }
+    __device__ __forceinline__ bool holds_nan(int t, int slot) const {
+        bool nan = false;
 #pragma unroll
-        for (int t = 0; t < ROW_TILES; t++) {
-            if ((spoilt[t][0] | spoilt[t][1]) == 0) continue;
-            for (int i = 0; i < 16; i++)
-                if (spoilt[t][i / 8] >> (i % 8 * 4) & 15)
-                    redo_row(a, &item, warp * SHAPE::WARP_ROWS + 16 * t + i);
-        }
+        for (int i = 0; i < DIM_TILES; i++)
+            nan = nan || isnan(o[t][i][2 * slot]) || isnan(o[t][i][2 * slot + 1]);
+        return nan;
     }
 
-    __device__ __forceinline__ void store_result(const ItemView &v, int row, int t, int slot,
+    // False where the results are 0 or NaN by definition, whatever V holds.
+    __device__ __forceinline__ bool store_result(const ItemView &v, int row, int t, int slot,
                                                  float v_scale) const {
-        const bool empty = max_[t][slot] == -INFINITY && sum[t][slot] == 0;  // else NaN keys
         const RowPlace place = place_of(a, v, row);
+        const bool none = (max_[t][slot] == -INFINITY && sum[t][slot] == 0) ||
+                          row_begin(a, v, place.query) >= row_end(a, v, place.query);
+        const float sink = a.sink_logit != nullptr ? a.sink_logit[place.head] * LOG2E : -INFINITY;
+        const bool empty = none || sink == INFINITY;
         float total = sum[t][slot];
-        if (a.sink_logit != nullptr)
-            total += exp2_fast(a.sink_logit[place.head] * LOG2E - max_[t][slot]);
-        const float weight = empty ? 0.0f : v_scale / total;
+        if (a.sink_logit != nullptr) total += exp2_fast(sink - max_[t][slot]);
+        const float weight = v_scale / total;
         const int64_t at = place.o + lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < DIM_TILES; i++)
             if (8 * i < a.v_head_dim)
-                store_two(at + 8 * i, o[t][i][2 * slot] * weight, o[t][i][2 * slot + 1] * weight);
+                store_two(at + 8 * i, empty ? 0.0f : o[t][i][2 * slot] * weight,
+                          empty ? 0.0f : o[t][i][2 * slot + 1] * weight);
         if (a.lse != nullptr && lane % 4 == 0)
-            a.lse[place.lse] = empty ? -INFINITY : (max_[t][slot] + __log2f(sum[t][slot])) / LOG2E;
+            a.lse[place.lse] = none ? -INFINITY : (max_[t][slot] + __log2f(sum[t][slot])) / LOG2E;
+        return !empty && !isnan(total);
     }
     __device__ __forceinline__ void store_two(int64_t at, float x, float y) const {
         if (a.o_dtype == KV8_PREFILL_F32) {
@@ -649,6 +620,7 @@ __device__ __forceinline__ void prefill_mma(const kv8_prefill_args &a) {
                 if (more) words = ((const uint4 *)(a.items + next))[i];
                 store_chunk(block.item_at + 16 * i, words.x, words.y, words.z, words.w);
             }
+            store_shared(block.cleared_at(), 0);
         }
         __syncthreads();
         const kv8_prefill_item &item = *(const kv8_prefill_item *)(memory + (block.item_at - base));

@@ -11,7 +11,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "prefill/prefill_item.cuh"
+#include "prefill/prefill_nonfinite.cuh"
 
 namespace kv8 {
 
@@ -72,50 +72,6 @@ __device__ __forceinline__ void store_chunk(uint32_t address, uint32_t a, uint32
 
 // --- widening ---
 
-__device__ __forceinline__ uint32_t multiply_f16(uint32_t a, uint32_t b) {
-    const __half2 r = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
-    return *(const uint32_t *)&r;
-}
-// Two codes of sign, four bits of exponent, three of mantissa, at bytes 1 and 3, as f16 numbers:
-// 2^(15 - bias) too small, subnormal ones included.
-__device__ __forceinline__ uint32_t f8_bits(uint32_t codes) {
-    return (codes >> 1 & 0x3f803f80u) | (codes & 0x80008000u);
-}
-// NaN is the code of 480, the first number that 144 (a factor of nine times 2^4, so exact) takes
-// beyond f16; infinity times 0 is NaN.
-__device__ __forceinline__ uint32_t e4m3_by_bits(uint32_t codes) {
-    const uint32_t small = f8_bits(codes);
-    const uint32_t real = multiply_f16(small, 0x5c005c00u);    // 2^8
-    const uint32_t beyond = multiply_f16(small, 0x78807880u);  // 2^8 * 144
-    const __half2 r = __hfma2(*(const __half2 *)&beyond, __half2half2(__ushort_as_half(0)),
-                              *(const __half2 *)&real);
-    return *(const uint32_t *)&r;
-}
-// NaN is the code of -0.
-__device__ __forceinline__ uint32_t e4m3fnuz_by_bits(uint32_t codes) {
-    const uint32_t real = multiply_f16(f8_bits(codes), 0x58005800u);  // 2^7
-    const uint32_t zeros = __heq2_mask(*(const __half2 *)&real, __half2half2(__ushort_as_half(0)));
-    const uint32_t minus = real & zeros & 0x80008000u;
-    return real | (minus - (minus >> 6));
-}
-// Four codes to two pairs of f16, exactly.
-template <int FORMAT>
-__device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t &low, uint32_t &high) {
-    const uint32_t first = __byte_perm(codes, 0, 0x1404), last = __byte_perm(codes, 0, 0x3424);
-    if constexpr (FORMAT == E5M2) {  // the upper half of an f16
-        low = first, high = last;
-    } else if constexpr (FORMAT == E4M3FNUZ) {
-        low = e4m3fnuz_by_bits(first), high = e4m3fnuz_by_bits(last);
-    } else if constexpr (FORMAT == INT8) {
-        widen4<INT8>(codes, low, high);
-    } else {
-#if __CUDA_ARCH__ >= 890 && !defined(KV8_E4M3_BY_BITS)
-        widen4<E4M3>(codes, low, high);
-#else
-        low = e4m3_by_bits(first), high = e4m3_by_bits(last);
-#endif
-    }
-}
 // Of f16, to the arithmetic of the products, times the key's scale.
 template <bool IS_BF16, bool SCALED>
 __device__ __forceinline__ uint32_t finish_pair(uint32_t pair, __half scale) {
@@ -151,24 +107,6 @@ struct ChunkWalk {
 };
 
 // --- a warp's share of the tiles ---
-
-// Of a request: its pages, and which bits of the mask are whose.
-struct RequestKeys {
-    const int32_t *pages;
-    const uint8_t *mask;  // may be 0
-    int kv_len;
-    __device__ __forceinline__ RequestKeys(const kv8_prefill_args &a,
-                                           const kv8_prefill_item &item) {
-        pages = (a.page_indptr != nullptr ? a.page_indices : a.block_table) + item.pages_at;
-        mask = a.mask_bits != nullptr ? a.mask_bits + a.mask_indptr[item.request] : 0;
-        kv_len = item.kv_len;
-    }
-    __device__ __forceinline__ RequestKeys() {}
-    __device__ __forceinline__ bool mask_has(int query, int key) const {
-        const int64_t bit = (int64_t)query * kv_len + key;
-        return mask == nullptr || (mask[bit / 8] >> (bit % 8) & 1);
-    }
-};
 
 template <class SHAPE>
 struct TileLoader {
@@ -227,16 +165,11 @@ struct TileLoader {
     }
     // Somewhere readable when nobody may see the key.
     __device__ __forceinline__ const uint8_t *row_of(const kv8_prefill_pages &p) const {
-        const uint64_t steps = (uint64_t)(uint32_t)max(page, 0) * p.stride_page +
-                               (uint64_t)(uint32_t)slot * p.stride_slot +
-                               (uint64_t)(uint32_t)view.kv_head * p.stride_head;
-        return p.data + 16 * steps;
+        return key_row(p, max(page, 0), slot, view.kv_head);
     }
     __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p) const {
         if (p.row_scale == nullptr || page < 0) return __ushort_as_half(0);
-        return __ushort_as_half(
-            p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
-                        view.kv_head * p.scale_stride_head]);
+        return key_scale(p, page, slot, view.kv_head);
     }
 
     // IN_PLACE: to where ldmatrix reads; else to each lane's own place. WHOLE: every key is seen
@@ -327,7 +260,8 @@ struct TileLoader {
             codes[pass] = make_uint4(w.w[0], w.w[1], w.w[2], w.w[3]);
         }
     }
-    template <int FORMAT, bool SCALED>
+    // SMALL: 2^-7 as large, for products of codes and scales that would leave f16.
+    template <int FORMAT, bool SCALED, bool SMALL = false>
     __device__ __forceinline__ void widen_rows(uint32_t raw, uint32_t to, __half scale) const {
         using walk = ChunkWalk<SHAPE, 1>;
         uint4 codes[walk::PASSES];
@@ -342,6 +276,10 @@ struct TileLoader {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 widen_codes<FORMAT>(words[i], wide[2 * i], wide[2 * i + 1]);
+                if (SMALL) {
+                    wide[2 * i] = multiply_f16(wide[2 * i], 0x20002000u);
+                    wide[2 * i + 1] = multiply_f16(wide[2 * i + 1], 0x20002000u);
+                }
                 wide[2 * i] = finish_pair<SHAPE::IS_BF16, SCALED>(wide[2 * i], of_row);
                 wide[2 * i + 1] = finish_pair<SHAPE::IS_BF16, SCALED>(wide[2 * i + 1], of_row);
             }
@@ -364,6 +302,11 @@ struct TileLoader {
                             codes[pass].y, codes[pass].z, codes[pass].w);
         }
     }
+    // Whether a product of a code and V's scale of one of the warp's keys would leave f16.
+    __device__ __forceinline__ bool has_large_scale() const {
+        constexpr unsigned short LARGE = 0x6000;  // 512
+        return __any_sync(~0u, (__half_as_ushort(v_scale) & 0x7fff) >= LARGE);
+    }
     template <bool IS_V>
     __device__ __forceinline__ void widen_as(int dtype, uint32_t raw, uint32_t to) const {
         const __half scale = IS_V ? v_scale : k_scale;
@@ -371,13 +314,19 @@ struct TileLoader {
             case E4M3: widen_rows<E4M3, false>(raw, to, scale); break;
             case E4M3FNUZ: widen_rows<E4M3FNUZ, false>(raw, to, scale); break;
             case E5M2: widen_rows<E5M2, false>(raw, to, scale); break;
-            case INT8: widen_rows<INT8, IS_V>(raw, to, scale); break;
+            case INT8:
+                if (IS_V && !SHAPE::IS_BF16 && has_large_scale())
+                    widen_rows<INT8, IS_V, true>(raw, to, scale);
+                else
+                    widen_rows<INT8, IS_V>(raw, to, scale);
+                break;
             default: move_rows(raw, to); break;
         }
     }
     // The codes that this warp asked for, into the tile. K's scales wait for the f32 sums of the
-    // products; V's are rounded into 16 bits with the code.
-    __device__ __forceinline__ void widen(uint32_t k_scales) const {
+    // products, where one that is not finite makes its key's NaN; V's are rounded into 16 bits with
+    // the code. `small`: a byte a warp, whether its keys of V are 2^-7 as large.
+    __device__ __forceinline__ void widen(uint32_t k_scales, uint32_t small) const {
         if (both_e4m3) {
             widen_rows<E4M3, false>(raw(), shared + SHAPE::K_AT, k_scale);
             widen_rows<E4M3, false>(raw() + RAW_BYTES, shared + SHAPE::V_AT, v_scale);
@@ -385,11 +334,35 @@ struct TileLoader {
         }
         widen_as<false>(a.k_dtype, raw(), shared + SHAPE::K_AT);
         widen_as<true>(a.v_dtype, raw_v(), shared + SHAPE::V_AT);
-        if (a.k_dtype == INT8 && lane < SHAPE::WARP_KEYS)
+        if (a.k_dtype == INT8 && lane < SHAPE::WARP_KEYS) {
+            const unsigned short scale = __half_as_ushort(k_scale);
             asm volatile(
                 "st.shared.u16 [%0], %1;" ::"r"(k_scales + (warp * SHAPE::WARP_KEYS + lane) * 2),
-                "h"(__half_as_ushort(k_scale))
+                "h"((scale & 0x7fff) == 0x7c00 ? (unsigned short)0x7fff : scale)
                 : "memory");
+        }
+        if (a.v_dtype == INT8) {
+            const uint32_t is_small = !SHAPE::IS_BF16 && has_large_scale();
+            if (lane == 0)
+                asm volatile("st.shared.u8 [%0], %1;" ::"r"(small + warp), "r"(is_small)
+                             : "memory");
+        }
+    }
+    // Clears what is not finite in the warp's rows of V, of keys that only some rows see; says so
+    // at `cleared`. item: in shared memory.
+    __device__ __forceinline__ void clear_values(int tile, uint32_t v, uint32_t item,
+                                                 uint32_t cleared) const {
+        constexpr uint32_t ALL = (uint32_t)((UINT64_C(1) << SHAPE::WARP_KEYS) - 1);
+        const Words<8> all_see = load_shared<8>(item + offsetof(kv8_prefill_item, shared_from));
+        uint32_t rows = ALL;
+        if (keys.mask == nullptr)
+            rows &= ~keys_within(tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS, all_see.w[0],
+                                 all_see.w[1]);
+        if (rows == 0) return;
+        __syncwarp();  // rows that other lanes stored
+        if (clear_nonfinite < SHAPE::IS_BF16 ? BF16 : F16,
+            SHAPE::CHUNKS > (v + warp * SHAPE::WARP_KEYS * SHAPE::PITCH, SHAPE::PITCH, rows))
+            store_shared(cleared, 1);
     }
 };
 

@@ -15,10 +15,14 @@ struct Consumer : RowState<SHAPE> {
     using rows::a, rows::shared, rows::index, rows::thread, rows::lane, rows::D, rows::NUM_O;
     using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of, rows::pass_turn, rows::wait_turn;
+    // Scores beyond this, in log2 units, are so far apart that their differences must be exact.
+    static constexpr float LARGE_SCORE = 0x1p24f;
     static constexpr bool IS_BF16 = SHAPE::CODE == BF16;
     Ring<SHAPE::NUM_STAGES> tiles;  // of K; V's are one behind while S(t + 1) is computed
     ItemRing items;
     int tile, special;  // of the item: S is this tile's, and the next one that prepare() sees
+    float top[2];       // the rows' maxima as S has them; P and sum are relative to them
+    bool small;         // int8: O is 2^-7 as large
 
     __device__ Consumer(const kv8_prefill_args &args, uint32_t base) : rows(args, base) {}
 
@@ -72,7 +76,8 @@ struct Consumer : RowState<SHAPE> {
         }
         largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
         const int exponent = (int)(largest >> 7) - 127;
-        if (exponent == 128 || exponent == -127) return 1.0f;
+        if (exponent == 128) return 0x1p-100f;  // beside an infinity nothing else counts
+        if (exponent == -127) return 1.0f;
         return __int_as_float((127 + max(min(13 - exponent, 100), -100)) << 23);
     }
     // Q into shared memory, with the row's record. A negative or zero factor from S to log2 units
@@ -85,7 +90,7 @@ struct Consumer : RowState<SHAPE> {
         float power = q_bf16 && !IS_BF16 ? power_of(raw) : 1.0f;
         if (half == 0) {
             const int query = query_of(a, packed_row(v, i));
-            const float f = sign == 0 ? 1.0f : fabsf(scale) / power;
+            const float f = !isfinite(scale) ? NAN : sign == 0 ? 1.0f : fabsf(scale) / power;
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(row_address(row)), "f"(f) : "memory");
             asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(row_address(row) + 8),
                          "r"(row_begin(a, v, query)), "r"(row_end(a, v, query))
@@ -132,9 +137,10 @@ struct Consumer : RowState<SHAPE> {
                          : "=f"(factor[slot])
                          : "r"(row_address(row_of(slot))));
             if (a.soft_cap > 0) factor[slot] = 1.0f;  // the cap leaves log2 units
-            max_[slot] = -INFINITY;
+            top[slot] = -INFINITY;
             sum[slot] = 0;
         }
+        small = false;
         tile = special = item.tile_begin;
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) o[i] = 0;
@@ -183,29 +189,44 @@ struct Consumer : RowState<SHAPE> {
             s[4 * i + 3] *= scale.y;
         }
     }
-    // The rows' maxima over this tile too; O and the sums follow.
+    // The rows' maxima over this tile too; O and the sums follow. NaN stays, and an infinity, whose
+    // row is NaN, becomes it.
     __device__ __forceinline__ void raise_maxima(const float (&s)[64]) {
-        float top[2] = {s[0], s[2]}, alpha[2];
+        float found[2] = {s[0], s[2]}, alpha[2];
 #pragma unroll
-        for (int i = 0; i < 64; i++) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+        for (int i = 0; i < 64; i++) found[i / 2 % 2] = max_nan(found[i / 2 % 2], s[i]);
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
-            top[slot] = fmaxf(quad_max(top[slot]) * factor[slot], max_[slot]);
-            alpha[slot] = max_[slot] == -INFINITY ? 0.0f : exp2_fast(max_[slot] - top[slot]);
-            max_[slot] = top[slot];
+            found[slot] = max_nan(quad_max_nan(found[slot]), top[slot]);
+            if (found[slot] == INFINITY) found[slot] = NAN;
+            alpha[slot] =
+                top[slot] == -INFINITY ? 0.0f : exp2_fast((top[slot] - found[slot]) * factor[slot]);
+            top[slot] = found[slot];
             sum[slot] *= alpha[slot];
         }
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) o[i] *= alpha[i / 2 % 2];
     }
+    // Where a product of S and factor is rounded by more than P bears: S relative to the maxima.
+    __device__ __forceinline__ void subtract_maxima(float (&s)[64], float (&offset)[2]) const {
+        const bool large = fabsf(offset[0]) >= LARGE_SCORE || fabsf(offset[1]) >= LARGE_SCORE;
+        if (!__any_sync(~0u, large)) return;
+#pragma unroll
+        for (int i = 0; i < 64; i++) s[i] -= top[i / 2 % 2] == -INFINITY ? 0.0f : top[i / 2 % 2];
+        offset[0] = offset[1] = 0;
+    }
     // S to P in 16 bits. A row's maximum is found in the first tile it sees (`raised`: just now)
     // and then only where a lane's sum of a tile reaches 2^15, near f16's end: P may be as large,
     // the final division takes it back, and the tiles between cost no comparisons, shuffles or
-    // rescaling.
+    // rescaling. NaN, whose row is NaN, is no reason to find it anew.
     __device__ __forceinline__ void softmax(float (&s)[64], uint32_t (&p)[32], bool raised) {
         for (;; raised = true) {
-            const float offset[2] = {max_[0] == -INFINITY ? 0.0f : max_[0],
-                                     max_[1] == -INFINITY ? 0.0f : max_[1]};
+            float offset[2] = {top[0] * factor[0], top[1] * factor[1]};
+            const bool unfit = fabsf(offset[0]) >= LARGE_SCORE || fabsf(offset[1]) >= LARGE_SCORE;
+#pragma unroll
+            for (int slot = 0; slot < 2; slot++)
+                if (offset[slot] == -INFINITY) offset[slot] = 0;
+            if (raised) subtract_maxima(s, offset);
             float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
             for (int i = 0; i < 32; i++) {
@@ -219,14 +240,35 @@ struct Consumer : RowState<SHAPE> {
                 p[i] = pack<IS_BF16>(low, high);
             }
             const float add[2] = {part[0][0] + part[0][1], part[1][0] + part[1][1]};
-            const bool fits = add[0] < 32768.0f && add[1] < 32768.0f && max_[0] != -INFINITY &&
-                              max_[1] != -INFINITY;
-            if (raised || __all_sync(~0u, fits)) {
+            const bool again = unfit || add[0] >= 32768.0f || add[1] >= 32768.0f;
+            if (raised || !__any_sync(~0u, again)) {
                 sum[0] += add[0];
                 sum[1] += add[1];
                 break;
             }
             raise_maxima(s);
+        }
+    }
+    // int8: V of 32 keys whose scales are large is 2^-7 as large as it is, and O from the first
+    // such keys of an item on. P of all other keys follows.
+    __device__ __forceinline__ void shrink_weights(uint32_t (&p)[32], uint32_t stage) {
+        uint32_t small_keys;  // a byte for 32 keys
+        asm volatile("ld.shared.b32 %0, [%1];"
+                     : "=r"(small_keys)
+                     : "r"(shared + SHAPE::SMALL_AT + 4 * stage)
+                     : "memory");
+        if (small_keys == 0 && !small) return;
+        if (!small) {
+            small = true;
+#pragma unroll
+            for (int i = 0; i < NUM_O; i++) o[i] *= 0x1p-7f;
+        }
+        const __half2 power = __half2half2(__ushort_as_half(0x2000));  // 2^-7
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            if (small_keys >> (8 * (i / 8)) & 1) continue;
+            const __half2 x = __hmul2(*(const __half2 *)&p[i], power);
+            p[i] = *(const uint32_t *)&x;
         }
     }
 
@@ -241,6 +283,39 @@ struct Consumer : RowState<SHAPE> {
         next.next();
         const kv8_prefill_item *const item = take_item<SHAPE>(shared, next);
         return item != nullptr && item->tile_begin < item->tile_end;
+    }
+    // What finish() wants: maxima in log2 units, O as large as it is.
+    __device__ __forceinline__ uint32_t finish_item(const kv8_prefill_item &item) {
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) max_[slot] = top[slot] * factor[slot];
+        if (SHAPE::CODE == INT8 && small) {
+#pragma unroll
+            for (int i = 0; i < NUM_O; i++) o[i] *= 0x1p7f;
+        }
+        return this->finish(item, view_item(a, item), item_cleared<SHAPE>(shared, items.stage()));
+    }
+    // Rows to be resolved, of the item that ends: not here, where the next item's S is under way,
+    // but when there is no more to do. A list for each warp, which begins in shared memory.
+    __device__ __forceinline__ uint32_t list_address() const {
+        return shared + SHAPE::BROKEN_AT + 4 * (threadIdx.x / 32);
+    }
+    __device__ __forceinline__ void note_broken(uint32_t rows) const {
+        if (rows == 0 || lane != 0) return;
+        const uint32_t n = item_number<SHAPE>(shared, items.stage());
+        kv8_prefill_broken *const entry =
+            a.broken + (int64_t)n * (4 * SHAPE::NUM_CONSUMERS) + threadIdx.x / 32;
+        entry->rows = rows;
+        entry->next = load_word(list_address());
+        store_shared(list_address(), n + 1);
+    }
+    __device__ __forceinline__ void resolve_all() const {
+        __syncwarp();
+        for (uint32_t n = load_word(list_address()); n != 0;) {
+            const kv8_prefill_broken *const entry =
+                a.broken + (int64_t)(n - 1) * (4 * SHAPE::NUM_CONSUMERS) + threadIdx.x / 32;
+            this->resolve(a.items[n - 1], __ldcg(&entry->rows));
+            n = __ldcg(&entry->next);
+        }
     }
     enum { FIRST = 1, LAST = 2, NEXT = 4 };  // tile of its item; another item's S follows it
     // What few tiles want before their softmax, behind one branch: caps, masks, maxima, and the
@@ -305,6 +380,7 @@ struct Consumer : RowState<SHAPE> {
             if (!v_here) barrier_wait(barrier(2, v_tiles.stage()), v_tiles.parity());
             if (!k_here && (kind & (LAST | NEXT)) != LAST)
                 barrier_wait(barrier(0, tiles.stage()), tiles.parity());
+            if (SHAPE::CODE == INT8) shrink_weights(p, v_tiles.stage());
             wait_turn();
             registers_pin(s);
             registers_pin(o);
@@ -319,7 +395,7 @@ struct Consumer : RowState<SHAPE> {
             release_v(v_tiles.stage());
             tile++;
             if (kind & LAST) {
-                this->finish(item_at(0), view_item(a, item_at(0)));
+                note_broken(finish_item(item_at(0)));
                 leave_item<SHAPE>(shared, items);
                 end = !(kind & NEXT);
                 if (!end) start_rows(item_at(0));
@@ -342,9 +418,10 @@ struct Consumer : RowState<SHAPE> {
             sum[0] = sum[1] = 0;
 #pragma unroll
             for (int i = 0; i < NUM_O; i++) o[i] = 0;
-            this->finish(*item, view_item(a, *item));
+            this->finish(*item, view_item(a, *item), false);
             leave_item<SHAPE>(shared, items);
         }
+        resolve_all();
     }
 };
 

@@ -177,10 +177,11 @@ struct Fp8Consumer : RowState<SHAPE> {
         registers_pin(s);  // or the compiler finds maxima of every tile, ahead of the question
 #pragma unroll
         for (int i = 0; i < 32; i++)
-            top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i] * factor[i / 2 % 2]);
+            top[i / 2 % 2] = max_nan(top[i / 2 % 2], s[i] * factor[i / 2 % 2]);
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
-            top[slot] = fmaxf(quad_max(top[slot]) - LARGEST, max_[slot]);
+            top[slot] = max_nan(quad_max_nan(top[slot]) - LARGEST, max_[slot]);
+            if (top[slot] == INFINITY) top[slot] = NAN;
             alpha[slot] = max_[slot] == -INFINITY ? 0.0f : exp2_fast(max_[slot] - top[slot]);
             max_[slot] = top[slot];
         }
@@ -202,19 +203,28 @@ struct Fp8Consumer : RowState<SHAPE> {
         }
         return (ends & 0x80808080) != 0;
     }
+    // Whether some code of P is 448, the largest.
+    static __device__ __forceinline__ bool has_largest(const uint32_t (&p)[8]) {
+        uint32_t largest = 0;  // bit 7 of each byte
+#pragma unroll
+        for (int i = 0; i < 8; i++) largest |= (p[i] + 0x02020202) & ~(p[i] + 0x01010101);
+        return (largest & 0x80808080) != 0;
+    }
     __device__ __forceinline__ void hide_scores(float (&s)[32], int half) {
         if (a.soft_cap > 0) this->cap_scores(s);
         if (64 * half + 64 > full_to || 64 * half < full_from) this->mask_scores(s, 64 * half);
     }
     // S to P, of 64 keys from 64 * half on, while products of P `before` are under way. No maximum
     // per tile: where a P reaches e4m3's end, the rows' are found again, and O and the sums follow.
+    // NaN, whose row is NaN, is no reason to.
     // For O all warps wait at one place, as wgmma's rules want it.
     __device__ __forceinline__ void softmax(float (&s)[32], uint32_t (&p)[8], uint32_t (&before)[8],
                                             int half) {
         hide_scores(s, half);
         const bool ends = exponentials(s, p);
-        const bool again =
-            __any_sync(~0u, ends || max_[0] == -INFINITY || max_[1] == -INFINITY) != 0;
+        const bool fresh = max_[0] == -INFINITY || max_[1] == -INFINITY;
+        bool again = __any_sync(~0u, ends || fresh) != 0;
+        if (again) again = __any_sync(~0u, has_largest(p) || fresh) != 0;
         float alpha[2];
         if (again) raise_maxima(s, alpha);
         wgmma_wait<0>();
@@ -283,7 +293,7 @@ struct Fp8Consumer : RowState<SHAPE> {
         release_v();
         collect();
     }
-    __device__ __forceinline__ void run_item(const kv8_prefill_item &item) {
+    __device__ __forceinline__ void run_item(const kv8_prefill_item &item, int slot) {
         max_[0] = max_[1] = -INFINITY;
         sum[0] = sum[1] = 0;
         if (item.tile_begin < item.tile_end) {
@@ -292,14 +302,15 @@ struct Fp8Consumer : RowState<SHAPE> {
 #pragma unroll
             for (int i = 0; i < NUM_O; i++) o[i] = 0;
         }
-        this->finish(item, view_item(a, item));
+        this->resolve(item,
+                      this->finish(item, view_item(a, item), item_cleared<SHAPE>(shared, slot)));
     }
     __device__ __forceinline__ void run() {
         ItemRing items;
         for (;;) {
             const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
             if (item == nullptr) break;
-            run_item(*item);
+            run_item(*item, items.stage());
             leave_item<SHAPE>(shared, items);
         }
     }

@@ -31,8 +31,8 @@ struct Fp8Producer : KeyLoader {
     __device__ Fp8Producer(const kv8_prefill_args &args, uint32_t base)
         : KeyLoader(args, base), num_queries(0) {}
 
-    __device__ __forceinline__ void open_item(const kv8_prefill_item &next) {
-        KeyLoader::open_item(next);
+    __device__ __forceinline__ void open_item(const kv8_prefill_item &next, uint32_t at) {
+        KeyLoader::open_item(next, at);
         item = view_item(a, next);
     }
     __device__ __forceinline__ uint32_t raw_address() const {
@@ -153,6 +153,8 @@ struct Fp8Producer : KeyLoader {
             publish(k_barrier<SHAPE>(shared, 0, landed.stage));
             landed.next();
             barrier_wait(v_barrier<SHAPE>(shared, 1, turned.stage), turned.parity ^ 1);
+            this->template clear_values<SHAPE::CODE, D / 16>(tile - 1, raw_address(), D);
+            __syncwarp();
             turn_tile();
             publish(v_barrier<SHAPE>(shared, 0, turned.stage));
             turned.next();

@@ -44,8 +44,7 @@ struct Fp8Shape {
     static constexpr int Q_BARRIER_AT = ROWS_BARRIER_AT + 8;
     static constexpr int ITEM_BARRIERS_AT = Q_BARRIER_AT + 8;
     static constexpr int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS;
-    static constexpr int ROWS_AT =
-        ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * (int)sizeof(kv8_prefill_item);
+    static constexpr int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES;
     static constexpr int SHARED_BYTES = ROWS_AT + 2 * NUM_CONSUMERS * 64 * 16;
     static_assert(K_BYTES % 1024 == 0 && V_BYTES % 1024 == 0 && Q_BYTES % 1024 == 0, "swizzles");
     static_assert(ITEMS_AT % 16 == 0, "items are stored by 16 bytes");

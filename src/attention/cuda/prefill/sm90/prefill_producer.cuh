@@ -22,7 +22,7 @@ struct Producer : KeyLoader {
     __device__ Producer(const kv8_prefill_args &args, uint32_t base) : KeyLoader(args, base) {}
 
     // Into the L2 the item's Q as well: the consumers read it between two tiles. A thread a row.
-    __device__ __forceinline__ void open_item(const kv8_prefill_item &item) {
+    __device__ __forceinline__ void open_item(const kv8_prefill_item &item, uint32_t at) {
         const ItemView v = view_item(a, item);
         for (int row = 32 * warp + lane; row < min(64 * SHAPE::NUM_CONSUMERS, v.num_rows);
              row += 128) {
@@ -31,16 +31,13 @@ struct Producer : KeyLoader {
             const int64_t at = (v.q_begin + query) * a.q_stride_row + head * a.q_stride_head;
             if (a.q_aligned) prefetch_bulk((const uint16_t *)a.q + at, 2 * SHAPE::HEAD_DIM);
         }
-        KeyLoader::open_item(item);
+        KeyLoader::open_item(item, at);
     }
     __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
     }
     __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p, int slot) const {
-        if (page < 0) return __ushort_as_half(0);
-        return __ushort_as_half(
-            p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
-                        kv_head * p.scale_stride_head]);
+        return page < 0 ? __ushort_as_half(0) : key_scale(p, page, slot, kv_head);
     }
     __device__ __forceinline__ uint32_t tile_address(int at, int stage, int column) const {
         return shared + at + (stage * SHAPE::COLUMNS + column) * TILE_BYTES + warp * 32 * 128;
@@ -94,7 +91,7 @@ struct Producer : KeyLoader {
     // Widens K or V of the oldest tile; published when the next codes are on their way into
     // registers, so that nobody waits for the stores.
     template <bool IS_V>
-    __device__ __forceinline__ void widen_half(RawChunk<LOADS> p) {
+    __device__ __forceinline__ void widen_half(RawChunk<LOADS> p, int of_tile) {
         const int stage = stored.stage();
         const __half2 scale = IS_V ? __high2half2(scales[0]) : __low2half2(scales[0]);
         const int at = IS_V ? SHAPE::V_AT : SHAPE::K_AT;
@@ -103,15 +100,41 @@ struct Producer : KeyLoader {
             asm volatile(
                 "st.shared.u16 [%0], %1;" ::"r"(shared + SHAPE::K_SCALES_AT +
                                                 (stage * TILE_KEYS + 32 * warp + lane) * 2),
-                "h"(__half_as_ushort(__low2half(scale)))
+                "h"(finite_or_nan(__half_as_ushort(__low2half(scale))))
                 : "memory");
+        const bool small = SHAPE::CODE == INT8 && IS_V && publish_small(scale, stage);
 #pragma unroll
         for (int i = 0; i < SHAPE::COLUMNS * 4; i += LOADS) {
             if (i > 0)
                 load_chunk(p, raw_address(stored.steps, IS_V * SHAPE::COLUMNS + i / 4), i % 4,
                            lane);
-            widen_chunk<SHAPE::CODE, IS_V>(p, tile_address(at, stage, i / 4), i % 4, scale, lane);
+            widen_chunk<SHAPE::CODE, IS_V>(p, tile_address(at, stage, i / 4), i % 4, scale, small,
+                                           lane);
         }
+        if (IS_V) clear_tile(of_tile, stage);
+    }
+    // The warp's rows of a stage's V.
+    __device__ __forceinline__ void clear_tile(int of_tile, int stage) const {
+#pragma unroll
+        for (int c = 0; c < SHAPE::COLUMNS; c++)
+            this->template clear_values<SHAPE::CODE == BF16 ? BF16 : F16, 8>(
+                of_tile, tile_address(SHAPE::V_AT, stage, c), 128);
+    }
+    // int8: a product of a key's code and such a scale would leave f16. A scale that is not finite
+    // makes the key's scores NaN.
+    static constexpr unsigned short LARGE_SCALE = 0x6000;  // 512
+    static __device__ __forceinline__ unsigned short finite_or_nan(unsigned short scale) {
+        return (scale & 0x7fff) == 0x7c00 ? 0x7fff : scale;
+    }
+    __device__ __forceinline__ bool publish_small(__half2 scale, int stage) const {
+        const bool small =
+            __any_sync(~0u, (__half_as_ushort(__low2half(scale)) & 0x7fff) >= LARGE_SCALE);
+        if (lane == 0)
+            asm volatile(
+                "st.shared.u8 [%0], %1;" ::"r"(shared + SHAPE::SMALL_AT + 4 * stage + warp),
+                "r"((uint32_t)small)
+                : "memory");
+        return small;
     }
     // 8-bit codes: while one tile is widened, the next NUM_AHEAD are under way. An item's tiles are
     // all stored before the next item is asked for: the consumers that frees its slot waits for
@@ -130,12 +153,12 @@ struct Producer : KeyLoader {
             RawChunk<LOADS> p;
             load_chunk(p, raw_address(stored.steps, 0), 0, lane);
             if (stored.steps != begin) publish(barrier(2, last_stage()));
-            widen_half<false>(p);
+            widen_half<false>(p, 0);
             if (tile < tile_end) fetch_tile(stored.steps + NUM_AHEAD);
             copy_commit();
             load_chunk(p, raw_address(stored.steps, SHAPE::COLUMNS), 0, lane);
             publish_k(barrier(0, stored.stage()));
-            widen_half<true>(p);
+            widen_half<true>(p, tile_end - (int)(end - stored.steps));
             stored.next();
             shift_scales();
         } while (stored.steps != end);
@@ -171,6 +194,7 @@ struct Producer : KeyLoader {
         copy_commit();
         if (landing[0] != 0) {
             copy_wait<2>();
+            if (IS_V) clear_tile(tile - 1, last_stage());
             publish(landing[0]);
         }
         landing[0] = landing[1];
@@ -191,7 +215,9 @@ struct Producer : KeyLoader {
         copy_wait<0>();
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            if (landing[i] != 0) publish(landing[i]);
+            if (landing[i] == 0) continue;
+            if (i == 1) clear_tile(tile - 1, last_stage());
+            publish(landing[i]);
             landing[i] = 0;
         }
     }

@@ -16,19 +16,39 @@ __device__ __forceinline__ uint32_t item_barrier(uint32_t shared, int kind) {
     return shared + SHAPE::ITEM_BARRIERS_AT + 8 * KV8_PREFILL_ITEM_SLOTS * kind;
 }
 template <class SHAPE>
+__device__ __forceinline__ uint32_t item_address(uint32_t shared, int slot) {
+    return shared + SHAPE::ITEMS_AT + KV8_PREFILL_ITEM_SLOT_BYTES * slot;
+}
+// Behind an item: whether a producer cleared something of its V, and its place in the queue.
+__device__ __forceinline__ uint32_t load_word(uint32_t address) {
+    uint32_t word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+    return word;
+}
+template <class SHAPE>
+__device__ __forceinline__ bool item_cleared(uint32_t shared, int slot) {
+    return load_word(item_address<SHAPE>(shared, slot) + KV8_PREFILL_ITEM_BYTES) != 0;
+}
+template <class SHAPE>
+__device__ __forceinline__ uint32_t item_number(uint32_t shared, int slot) {
+    return load_word(item_address<SHAPE>(shared, slot) + KV8_PREFILL_ITEM_BYTES + 4);
+}
+template <class SHAPE>
 __device__ __forceinline__ void fetch_item(const kv8_prefill_args &a, uint32_t shared,
                                            const ItemRing &r) {
     barrier_wait(item_barrier<SHAPE>(shared, 1) + 8 * r.stage(), r.parity() ^ 1);
     if (threadIdx.x % 32 == 0) {
         const int n = atomicAdd(&a.queue->next, 1);
         const bool more = n < a.queue->num_items;
-        const uint32_t at = shared + SHAPE::ITEMS_AT + KV8_PREFILL_ITEM_BYTES * r.stage();
+        const uint32_t at = item_address<SHAPE>(shared, r.stage());
 #pragma unroll
         for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
             uint4 words = make_uint4(~0u, 0, 0, 0);  // request -1: no more
             if (more) words = ((const uint4 *)(a.items + n))[i];
             store_shared(at + 16 * i, words.x, words.y, words.z, words.w);
         }
+        store_shared(at + KV8_PREFILL_ITEM_BYTES, 0);
+        store_shared(at + KV8_PREFILL_ITEM_BYTES + 4, (uint32_t)n);
         barrier_arrive(item_barrier<SHAPE>(shared, 0) + 8 * r.stage());
     }
     __syncwarp();

@@ -5,8 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_bf16.h>
-
+#include "prefill/prefill_nonfinite.cuh"
 #include "prefill_shape.cuh"
 
 namespace kv8 {
@@ -83,8 +82,9 @@ struct RowState {
         named_barrier_arrive(8 + (index + 1) % SHAPE::NUM_CONSUMERS, 256);
     }
 
-    // Leaves this piece and returns whether it was the last; then the state is all pieces'.
-    __device__ __forceinline__ bool join(const kv8_prefill_item &item) {
+    // Leaves this split and returns whether it was the last; then the state is all splits', and
+    // `cleared` says whether any of them has V without values that were not finite.
+    __device__ __forceinline__ bool join(const kv8_prefill_item &item, bool &cleared) {
         const int64_t group = SHAPE::NUM_CONSUMERS * (int64_t)item.slot + index;
         const int64_t place = group + (int64_t)item.split * SHAPE::NUM_CONSUMERS;
         float *const mine = a.partials + place * (64 * D) + thread;
@@ -99,13 +99,14 @@ struct RowState {
         const uint32_t flag = row_address(0) + 4;
         if (thread == 0) {
             uint32_t *const arrivals = a.arrivals + group;
-            const uint32_t before = atomicAdd(arrivals, 1);
+            const uint32_t before = atomicAdd(arrivals, cleared ? 0x10001 : 1);
             asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
         }
         named_barrier_sync(1 + index, 128);
         uint32_t before;
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
-        if (before + 1 != (uint32_t)item.num_splits) return false;
+        if ((before & 0xffff) + 1 != (uint32_t)item.num_splits) return false;
+        cleared = cleared || before >> 16 != 0;
         __threadfence();
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) o[i] = 0;
@@ -118,7 +119,7 @@ struct RowState {
             for (int slot = 0; slot < 2; slot++) {
                 const float2 other =
                     __ldcg((const float2 *)a.partial_sums + at * 256 + thread + 128 * slot);
-                const float top = fmaxf(max_[slot], other.x);
+                const float top = max_nan(max_[slot], other.x);
                 const float base = top == -INFINITY ? 0.0f : top;
                 keep[slot] = exp2_fast(max_[slot] - base);
                 add[slot] = exp2_fast(other.x - base);
@@ -133,143 +134,68 @@ struct RowState {
         return true;
     }
 
-    __device__ __forceinline__ void finish(const kv8_prefill_item &item, const ItemView &v) {
+    // Whether the row's results are 0 by definition, whatever V holds.
+    __device__ __forceinline__ bool is_empty(const ItemView &v, const RowPlace &place,
+                                             int slot) const {
+        if (max_[slot] == -INFINITY && sum[slot] == 0) return true;
+        if (a.sink_logit != nullptr && a.sink_logit[place.head] == INFINITY) return true;
+        return row_begin(a, v, place.query) >= row_end(a, v, place.query);
+    }
+    // `cleared`: V was without values that are not finite, of keys that only some rows see. Returns
+    // bits of the warp's rows for resolve(), which follows once no wgmma is under way.
+    __device__ __forceinline__ uint32_t finish(const kv8_prefill_item &item, const ItemView &v,
+                                               bool cleared) {
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) sum[slot] = quad_sum(sum[slot]);
-        if (item.slot >= 0 && !join(item)) return;
-        float v_scale = 1.0f;
-        if (a.v_scale != nullptr)
-            v_scale =
-                a.v_scale[v.request * a.v_scale_stride_batch + v.kv_head * a.v_scale_stride_head];
-        unsigned spoilt[2];  // lanes that hold something not finite
+        if (item.slot >= 0 && !join(item, cleared)) return 0;
+        const float v_scale = v_scale_of(a, v);
+        uint32_t finite = 0;  // bits of the warp's rows whose sums and V's weights are numbers
+        bool broken = cleared;
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             const int row = 64 * index + row_of(slot);
-            const bool here = row < v.num_rows;
-            const bool empty = max_[slot] == -INFINITY && sum[slot] == 0;  // else NaN keys
-            float nothing = 0;
-#pragma unroll
-            for (int i = 0; i < D / 8; i++)
-                nothing += 0.0f * o[4 * i + 2 * slot] + 0.0f * o[4 * i + 2 * slot + 1];
-            spoilt[slot] = __ballot_sync(~0u, here && nothing != 0);
+            bool here = row < v.num_rows;
             if (here) {
-                const RowPlace place = place_of(v, row);
+                const RowPlace place = place_of(a, v, row);
+                const bool empty = is_empty(v, place, slot);
                 float total = sum[slot];
                 if (a.sink_logit != nullptr)
                     total += exp2_fast(a.sink_logit[place.head] * LOG2E - max_[slot]);
+                if (empty) clear_row(slot);
                 store_row(slot, place.o, empty ? 0.0f : v_scale / total);
-                if (a.lse != nullptr && lane % 4 == 0)
-                    a.lse[place.lse] =
-                        empty ? -INFINITY : (max_[slot] + __log2f(sum[slot])) / LOG2E;
+                if (a.lse != nullptr && lane % 4 == 0) store_lse(v, place, slot);
+                here = !empty && !isnan(total);
             }
+            if (has_infinities(SHAPE::CODE) || SHAPE::CODE == INT8)
+                broken = broken || (here && holds_nan(slot));
+            const uint32_t lanes = __ballot_sync(~0u, here);
+#pragma unroll
+            for (int i = 0; i < 8; i++) finite |= (lanes >> (4 * i) & 1) << (8 * slot + i);
         }
-        if (spoilt[0] | spoilt[1]) {
-            for (int i = 0; i < 16; i++)
-                if (spoilt[i / 8] >> (i % 8 * 4) & 15)
-                    redo_row(item, v, 64 * index + thread / 32 * 16 + i, v_scale);
-        }
+        return __any_sync(~0u, broken) ? finite : 0;
     }
-
-    // Of a row of the item: its query and head, and where its results go.
-    struct RowPlace {
-        int query, head;
-        int64_t o, lse;
-    };
-    __device__ __forceinline__ RowPlace place_of(const ItemView &v, int row) const {
-        RowPlace place;
-        place.query = query_of(a, v.row_begin + row);
-        place.head = v.kv_head * a.group_size + v.row_begin + row - place.query * a.group_size;
-        const int64_t at = v.q_begin + place.query;
-        place.o = at * a.o_stride_row + place.head * a.o_stride_head;
-        place.lse = at * a.num_qo_heads + place.head;
-        return place;
+    __device__ __forceinline__ void resolve(const kv8_prefill_item &item, uint32_t rows) const {
+        if (rows != 0)
+            write_nonfinite<D / 32, SHAPE::CODE, SHAPE::CODE>(a, item,
+                                                              64 * index + thread / 32 * 16, rows);
     }
-    __device__ __forceinline__ void store_value(int64_t at, float x) const {
-        if (a.o_dtype == KV8_PREFILL_F32)
-            ((float *)a.o)[at] = x;
-        else
-            ((uint16_t *)a.o)[at] =
-                (uint16_t)(a.o_dtype == KV8_PREFILL_BF16 ? pack<true>(x, x) : pack<false>(x, x));
-    }
-    template <Format CODE>
-    static __device__ __forceinline__ float value_of(const void *values, int64_t at) {
-        if (CODE == BF16) return __uint_as_float((uint32_t)((const uint16_t *)values)[at] << 16);
-        if (CODE == F16) return __half2float(((const __half *)values)[at]);
-        if (CODE == INT8) return (float)((const int8_t *)values)[at];
-        uint32_t low, high;
-        widen<CODE, false>(((const uint8_t *)values)[at], __half2half2(__ushort_as_half(0)), low,
-                           high);
-        return __half2float(__ushort_as_half((uint16_t)low));
-    }
-    __device__ __forceinline__ float query_value(int64_t at) const {
-        if (SHAPE::FP8) return value_of<E4M3>(a.q, at);
-        return a.q_dtype == KV8_PREFILL_BF16 ? value_of<BF16>(a.q, at) : value_of<F16>(a.q, at);
-    }
-    // A row of which something is not finite, by one warp and key for key: 0 times what V holds at
-    // a key that the row may not see, but others of its item may, must not reach it. Rare and slow.
-    __device__ __forceinline__ void redo_row(const kv8_prefill_item &item, const ItemView &v,
-                                             int row, float v_scale) const {
-        const RowPlace place = place_of(v, row);
-        float scale = a.score_scale;
-        if (a.k_scale != nullptr)
-            scale *=
-                a.k_scale[v.request * a.k_scale_stride_batch + v.kv_head * a.k_scale_stride_head];
-        const int64_t q_at =
-            (int64_t)(v.q_begin + place.query) * a.q_stride_row + place.head * a.q_stride_head;
-        if (SHAPE::FP8) scale *= q_scale_of(a, v, place.query, place.head);
-        float q[D / 32], out[D / 32], top = -INFINITY, total = 0;
+    __device__ __forceinline__ void clear_row(int slot) {
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            q[i] = query_value(q_at + lane + 32 * i);
-            out[i] = 0;
-        }
-        const int end = row_end(a, v, place.query);
-        for (int key = row_begin(a, v, place.query); key < end; key++) {
-            const int nth = (int)divide(key, a.page_magic, a.page_shift);
-            const int64_t page =
-                (a.page_indptr != nullptr ? a.page_indices : a.block_table)[item.pages_at + nth];
-            const int64_t slot = key - nth * a.page_size;
-            const uint8_t *const k =
-                a.k.data + 16 * (page * a.k.stride_page + slot * a.k.stride_slot +
-                                 (int64_t)v.kv_head * a.k.stride_head);
-            const uint8_t *const values =
-                a.v.data + 16 * (page * a.v.stride_page + slot * a.v.stride_slot +
-                                 (int64_t)v.kv_head * a.v.stride_head);
-            float score = 0, weight = 1;
-#pragma unroll
-            for (int i = 0; i < D / 32; i++)
-                score += q[i] * value_of<SHAPE::CODE>(k, lane + 32 * i);
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
-            score *= scale;
-            if (SHAPE::CODE == INT8) {
-                score *= row_scale_of(a.k, page, slot, v.kv_head);
-                weight = row_scale_of(a.v, page, slot, v.kv_head);
-            }
-            if (a.soft_cap > 0)
-                score = a.soft_cap * tanh_of_exponent(2 * LOG2E * (score / a.soft_cap));
-            const float higher = fmaxf(top, score);  // NaN is left to p
-            const float base = higher == -INFINITY ? 0.0f : higher;
-            const float keep = exp2_fast(top - base), p = exp2_fast(score - base);
-            top = higher;
-            total = total * keep + p;
-#pragma unroll
-            for (int i = 0; i < D / 32; i++)
-                out[i] = out[i] * keep + p * weight * value_of<SHAPE::CODE>(values, lane + 32 * i);
-        }
-        const float sink = a.sink_logit != nullptr ? a.sink_logit[place.head] : -INFINITY;
-        const float divisor = total + exp2_fast(sink * LOG2E - top);
-        const bool nothing = total == 0 || sink == INFINITY;  // whatever V holds
-#pragma unroll
-        for (int i = 0; i < D / 32; i++)
-            store_value(place.o + lane + 32 * i, nothing ? 0.0f : out[i] * (v_scale / divisor));
-        if (a.lse != nullptr && lane == 0) a.lse[place.lse] = (top + __log2f(total)) / LOG2E;
+        for (int i = 0; i < D / 8; i++) o[4 * i + 2 * slot] = o[4 * i + 2 * slot + 1] = 0;
     }
-    __device__ __forceinline__ float row_scale_of(const kv8_prefill_pages &p, int64_t page,
-                                                  int64_t slot, int head) const {
-        return __half2float(
-            __ushort_as_half(p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
-                                         head * p.scale_stride_head]));
+    __device__ __forceinline__ bool holds_nan(int slot) const {
+        bool nan = false;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++)
+            nan = nan || isnan(o[4 * i + 2 * slot]) || isnan(o[4 * i + 2 * slot + 1]);
+        return nan;
+    }
+    // The sink has no part in it.
+    __device__ __forceinline__ void store_lse(const ItemView &v, const RowPlace &place,
+                                              int slot) const {
+        const bool none = (max_[slot] == -INFINITY && sum[slot] == 0) ||
+                          row_begin(a, v, place.query) >= row_end(a, v, place.query);
+        a.lse[place.lse] = none ? -INFINITY : (max_[slot] + __log2f(sum[slot])) / LOG2E;
     }
     __device__ __forceinline__ void store_row(int slot, int64_t at, float weight) const {
         if (SHAPE::FP8)
@@ -309,7 +235,7 @@ struct RowState {
     __device__ __forceinline__ void store_four(int64_t at, const float (&x)[4]) const {
         if (!a.o_aligned) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) store_value(at + i, x[i]);
+            for (int i = 0; i < 4; i++) store_one(a, at + i, x[i]);
         } else if (a.o_dtype == KV8_PREFILL_F32) {
             *(float4 *)((float *)a.o + at) = make_float4(x[0], x[1], x[2], x[3]);
         } else {

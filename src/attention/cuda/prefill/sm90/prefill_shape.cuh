@@ -44,9 +44,12 @@ struct Sm90Shape {
     // Barriers: K full, K empty, V full, V empty per stage; item full, empty.
     static constexpr int ITEM_BARRIERS_AT = BARRIERS_AT + 8 * 4 * NUM_STAGES;
     static constexpr int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS;
-    static constexpr int ROWS_AT =
-        ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * (int)sizeof(kv8_prefill_item);
-    static constexpr int SHARED_BYTES = ROWS_AT + NUM_CONSUMERS * 64 * 16;
+    static constexpr int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES;
+    // A word for each consumer warp: where its list of rows to be resolved begins.
+    static constexpr int BROKEN_AT = ROWS_AT + NUM_CONSUMERS * 64 * 16;
+    // int8: a byte for each stage and producer warp: whether its 32 keys of V are 2^-7 as large.
+    static constexpr int SMALL_AT = BROKEN_AT + 4 * 4 * NUM_CONSUMERS;
+    static constexpr int SHARED_BYTES = SMALL_AT + (CODE == INT8 ? NUM_STAGES * 4 : 0);
     static_assert(SHARED_BYTES == KV8_PREFILL_SM90_SHARED(size_of(CODE), CODE == INT8, HEAD_DIM,
                                                           NUM_CONSUMERS, NUM_STAGES, NUM_AHEAD),
                   "what the host asks for");
@@ -68,7 +71,8 @@ static_assert(sizeof(kv8_prefill_item) == KV8_PREFILL_ITEM_BYTES, "64 bytes");
 template <class SHAPE>
 __device__ __forceinline__ const kv8_prefill_item *item_slot(int slot) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    return (const kv8_prefill_item *)(memory + SHAPE::ITEMS_AT) + slot;
+    return (const kv8_prefill_item *)(memory + SHAPE::ITEMS_AT +
+                                      KV8_PREFILL_ITEM_SLOT_BYTES * slot);
 }
 
 }  // namespace kv8

@@ -28,9 +28,9 @@ __device__ __forceinline__ void produce_items(const kv8_prefill_args &a, uint32_
         if (item == nullptr) break;
         fetched.next();
         if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched);
-        p.open_item(*item);
-        leave_item<SHAPE>(shared, items);
+        p.open_item(*item, item_address<SHAPE>(shared, items.stage()));
         p.run();
+        leave_item<SHAPE>(shared, items);
     }
 }
 template <class SHAPE, class CONSUMER>
@@ -50,6 +50,8 @@ __device__ __forceinline__ void prefill_block(const kv8_prefill_args &a) {
                 barrier_init(shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + i),
                              (kind % 2 == 0 ? 4 : 4 * SHAPE::NUM_CONSUMERS) *
                                  (kind < 2 ? SHAPE::K_ARRIVALS : 1));
+        for (int i = 0; i < 4 * SHAPE::NUM_CONSUMERS; i++)
+            store_shared(shared + SHAPE::BROKEN_AT + 4 * i, 0);
         init_item_barriers<SHAPE>(shared);
         barrier_init_fence();
     }

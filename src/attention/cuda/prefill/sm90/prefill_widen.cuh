@@ -15,9 +15,9 @@
 namespace kv8 {
 
 // Four codes to two pairs of f16; int8 times its key's scale where SCALED (V: rounded to f16 like
-// P; K's scales wait for the sums of the products, which are f32).
+// P; K's scales wait for the sums of the products, which are f32), and 2^-7 of it where `small`.
 template <Format CODE, bool SCALED>
-__device__ __forceinline__ void widen(uint32_t codes, __half2 scale, uint32_t &low,
+__device__ __forceinline__ void widen(uint32_t codes, __half2 scale, bool small, uint32_t &low,
                                       uint32_t &high) {
     if (CODE == E4M3) {
         asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
@@ -27,11 +27,12 @@ __device__ __forceinline__ void widen(uint32_t codes, __half2 scale, uint32_t &l
     } else if (CODE == E5M2) {  // an e5m2 is the upper half of an f16
         low = __byte_perm(codes, 0, 0x1404);
         high = __byte_perm(codes, 0, 0x3424);
-    } else {  // int8: 0x6400 | (code + 128) is the f16 1024 + code + 128
-        const uint32_t shifted = codes ^ 0x80808080;
-        const __half2 bias = __half2half2(__ushort_as_half(0x6480));  // 1152
-        low = __byte_perm(shifted, 0x64646464, 0x4140);
-        high = __byte_perm(shifted, 0x64646464, 0x4342);
+    } else {
+        // int8: 0x6400 | (code + 128) is the f16 1024 + code + 128, 0x4800 | .. is 2^-7 of that.
+        const uint32_t shifted = codes ^ 0x80808080, base = small ? 0x48484848 : 0x64646464;
+        const __half2 bias = __half2half2(__ushort_as_half(small ? 0x4880 : 0x6480));
+        low = __byte_perm(shifted, base, 0x4140);
+        high = __byte_perm(shifted, base, 0x4342);
         __half2 a = __hsub2(*(const __half2 *)&low, bias);
         __half2 b = __hsub2(*(const __half2 *)&high, bias);
         if (SCALED) {
@@ -86,7 +87,7 @@ __device__ __forceinline__ void load_chunk(RawChunk<LOADS> &p, uint32_t raw, int
 // `base`: first key of the warp in a tile of 64 columns. scale: of the lane's key, int8 alone.
 template <Format CODE, bool SCALED, int LOADS>
 __device__ __forceinline__ void widen_chunk(const RawChunk<LOADS> &p, uint32_t base, int first,
-                                            __half2 scale, int lane) {
+                                            __half2 scale, bool small, int lane) {
     const int row = lane / 4;  // of eight: rows 8i + row
     const uint32_t address = base + 1024 * first + 128 * row + ((2 * (lane % 4)) ^ row) * 16;
 #pragma unroll
@@ -94,10 +95,10 @@ __device__ __forceinline__ void widen_chunk(const RawChunk<LOADS> &p, uint32_t b
         __half2 of_key = scale;
         if (CODE == INT8 && SCALED) of_key = __shfl_sync(~0u, scale, 8 * (first + i) + lane / 4);
         uint32_t v[8];
-        widen<CODE, SCALED>(p.codes[i].x, of_key, v[0], v[1]);
-        widen<CODE, SCALED>(p.codes[i].y, of_key, v[2], v[3]);
-        widen<CODE, SCALED>(p.codes[i].z, of_key, v[4], v[5]);
-        widen<CODE, SCALED>(p.codes[i].w, of_key, v[6], v[7]);
+        widen<CODE, SCALED>(p.codes[i].x, of_key, small, v[0], v[1]);
+        widen<CODE, SCALED>(p.codes[i].y, of_key, small, v[2], v[3]);
+        widen<CODE, SCALED>(p.codes[i].z, of_key, small, v[4], v[5]);
+        widen<CODE, SCALED>(p.codes[i].w, of_key, small, v[6], v[7]);
         store_shared(address + 1024 * i, v[0], v[1], v[2], v[3]);
         store_shared((address ^ 16) + 1024 * i, v[4], v[5], v[6], v[7]);
     }
