@@ -145,6 +145,11 @@ typedef struct cli_model {
 } cli_model;
 /* threads = 0: all processors of this process. */
 int cli_model_open(cli_model *model, const char *directory, int32_t threads, bool with_tokenizer);
+/* With more options than threads. */
+int cli_model_open_with(cli_model *model, const char *directory, const kv8_model_options *wanted,
+                        int32_t threads, bool with_tokenizer);
+/* --without "sinks", "window" or both; NULL = not given. */
+int cli_without(const char *list, kv8_model_options *options);
 void cli_model_close(cli_model *model);
 
 /* --- the plot (cli_plot.c) --- */

@@ -19,9 +19,17 @@ extern char **environ;
 
 /* --- running gnuplot --- */
 
+/* A gnuplot under way, and what it writes to stderr. */
+typedef struct gnuplot {
+    pid_t pid;
+    FILE *words;
+} gnuplot;
+
 /* Starts gnuplot with stdin from in_fd (-1 = nothing) and stdout to out_fd (-1 = nowhere).
  * close_fd (-1 = none) is the end of the pipe that must not stay open in the child. */
-static int start_gnuplot(char *const argv[], int in_fd, int out_fd, int close_fd, pid_t *pid_out) {
+static int start_gnuplot(char *const argv[], int in_fd, int out_fd, int close_fd, gnuplot *out) {
+    out->words = tmpfile();
+    if (out->words == NULL) return cli_fail("no temporary file: %s", strerror(errno));
     posix_spawn_file_actions_t actions;
     if (posix_spawn_file_actions_init(&actions) != 0) return cli_fail("no memory for gnuplot");
     int error = 0;
@@ -32,30 +40,48 @@ static int start_gnuplot(char *const argv[], int in_fd, int out_fd, int close_fd
         error |=
             posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     }
-    error |= posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    error |= posix_spawn_file_actions_adddup2(&actions, fileno(out->words), STDERR_FILENO);
     if (close_fd >= 0) error |= posix_spawn_file_actions_addclose(&actions, close_fd);
-    if (error == 0) error = posix_spawnp(pid_out, "gnuplot", &actions, NULL, argv, environ);
+    if (error == 0) error = posix_spawnp(&out->pid, "gnuplot", &actions, NULL, argv, environ);
     posix_spawn_file_actions_destroy(&actions);
+    if (error == 0) return CLI_OK;
+    fclose(out->words);
     if (error == ENOENT)
         return cli_fail("--plot needs gnuplot, which is not installed (package gnuplot-nox)");
-    if (error != 0) return cli_fail("gnuplot does not start: %s", strerror(error));
-    return CLI_OK;
+    return cli_fail("gnuplot does not start: %s", strerror(error));
 }
 
-static int wait_for_gnuplot(pid_t pid) {
+/* The first line of gnuplot's that says something. */
+static void read_words(FILE *words, char *line, int size) {
+    rewind(words);
+    do {
+        if (fgets(line, size, words) == NULL) {
+            snprintf(line, (size_t)size, "it says nothing");
+            return;
+        }
+        line[strcspn(line, "\n")] = '\0';
+    } while (line[strspn(line, " \t^")] == '\0');
+}
+
+static int wait_for_gnuplot(gnuplot *running) {
     int state = 0;
-    while (waitpid(pid, &state, 0) < 0 && errno == EINTR) continue;
+    char line[256];
+    while (waitpid(running->pid, &state, 0) < 0 && errno == EINTR) continue;
+    read_words(running->words, line, sizeof line);
+    fclose(running->words);
     if (WIFEXITED(state) && WEXITSTATUS(state) == 0) return CLI_OK;
     if (cli_interrupted() != 0) return cli_interrupted();
-    return cli_fail("gnuplot failed with status %d", state);
+    const bool ended = WIFEXITED(state);
+    return cli_fail("gnuplot ended by %s %d: %s", ended ? "status" : "signal",
+                    ended ? WEXITSTATUS(state) : WTERMSIG(state), line);
 }
 
 int cli_plot_check(void) {
     char name[] = "gnuplot", version[] = "--version";
     char *const argv[] = {name, version, NULL};
-    pid_t pid = 0;
-    const int status = start_gnuplot(argv, -1, -1, -1, &pid);
-    return status == CLI_OK ? wait_for_gnuplot(pid) : status;
+    gnuplot running;
+    const int status = start_gnuplot(argv, -1, -1, -1, &running);
+    return status == CLI_OK ? wait_for_gnuplot(&running) : status;
 }
 
 /* gnuplot calls every SVG "Gnuplot"; browsers show that as the picture's name. */
@@ -100,19 +126,19 @@ static int run_gnuplot(cli_plot_script write_script, const void *cookie, FILE *f
     signal(SIGPIPE, SIG_IGN); /* a gnuplot that dies early is an error message, not our death */
     char name[] = "gnuplot";
     char *const argv[] = {name, NULL};
-    pid_t pid = 0;
-    const int status = start_gnuplot(argv, ends[0], fileno(file), ends[1], &pid);
+    gnuplot running;
+    const int status = start_gnuplot(argv, ends[0], fileno(file), ends[1], &running);
     close(ends[0]);
     FILE *const script = status == CLI_OK ? fdopen(ends[1], "w") : NULL;
     if (script == NULL) {
         close(ends[1]);
         if (status != CLI_OK) return status;
-        wait_for_gnuplot(pid);
+        wait_for_gnuplot(&running);
         return cli_fail("no memory for the plot");
     }
     write_script(cookie, script);
     fclose(script); /* what did not arrive shows in gnuplot's status */
-    return wait_for_gnuplot(pid);
+    return wait_for_gnuplot(&running);
 }
 
 int cli_plot_run(cli_plot_script write_script, const void *cookie, const char *title, FILE *file) {

@@ -11,7 +11,7 @@
 enum { MAX_SETTINGS = 64, GREEDY_LEN = 64 };
 
 typedef struct compare_args {
-    const char *model, *text, *kv, *scales, *plot, *report;
+    const char *model, *text, *kv, *scales, *without, *plot, *report;
     int32_t num_windows, window_len, num_greedy, num_recall, threads;
     bool json;
 } compare_args;
@@ -33,6 +33,8 @@ static int parse(compare_args *args, int argc, char **argv) {
          0, 1e4},
         {"scales", "FILE", "LightLLM kv_cache_calib.json, for the FP8 formats", CLI_TEXT,
          &args->scales},
+        {"without", "PART", "both sides without the model's sinks, window, or sinks,window",
+         CLI_TEXT, &args->without},
         {"plot", "FILE", "draw the comparison as SVG (needs gnuplot)", CLI_TEXT, &args->plot},
         {"report", "FILE", "write the JSON object to a file", CLI_TEXT, &args->report},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
@@ -168,12 +170,12 @@ static json_t *report_json(const compare_args *args, const cli_model *model,
                            const kv8_compare_row *rows, int32_t num_rows) {
     json_t *const list = json_array();
     for (int32_t i = 0; i < num_rows; i++) json_array_append_new(list, row_json(&rows[i]));
-    return json_pack("{s:o, s:o, s:o*, s:i, s:i, s:i, s:s, s:s, s:o}", "model",
+    return json_pack("{s:o, s:o, s:o*, s:s*, s:i, s:i, s:i, s:s, s:s, s:o}", "model",
                      cli_json_text(args->model), "text", cli_json_text(args->text), "scales",
-                     args->scales == NULL ? NULL : cli_json_text(args->scales), "windows",
-                     args->num_windows, "window_len", args->window_len, "threads",
-                     kv8_threads_count(model->threads), "isa", kv8_isa_name(model->isa), "version",
-                     kv8_version(), "rows", list);
+                     args->scales == NULL ? NULL : cli_json_text(args->scales), "without",
+                     args->without, "windows", args->num_windows, "window_len", args->window_len,
+                     "threads", kv8_threads_count(model->threads), "isa", kv8_isa_name(model->isa),
+                     "version", kv8_version(), "rows", list);
 }
 
 static int draw_plot(const compare_args *args, const cli_model *model, const kv8_compare_row *rows,
@@ -281,12 +283,16 @@ int cmd_compare(int argc, char **argv) {
     status = cli_parse_kv(args.kv, settings, MAX_SETTINGS, &num_settings);
     if (status != CLI_OK) return status;
     num_settings = drop_reference(settings, num_settings);
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    status = cli_without(args.without, &options);
+    if (status != CLI_OK) return status;
     cli_catch_interrupt();
     cli_output plot = {0}, report = {0};
     cli_model model = {0};
     kv8_compare_row rows[MAX_SETTINGS + 1];
     status = open_outputs(&args, &plot, &report);
-    if (status == CLI_OK) status = cli_model_open(&model, args.model, args.threads, true);
+    if (status == CLI_OK)
+        status = cli_model_open_with(&model, args.model, &options, args.threads, true);
     if (status == CLI_OK) status = measure(&args, &model, settings, num_settings, rows);
     if (status == CLI_OK) status = show(&args, &model, rows, num_settings + 1, &plot, &report);
     cli_output_abort(&plot);

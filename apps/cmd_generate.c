@@ -13,7 +13,7 @@ enum { STEP_TOKENS = 256, DEFAULT_MAX_TOKENS = 256 };
 
 typedef struct generate_args {
     const char *model, *prompt, *prompt_file, *chat, *chat_file, *tokens;
-    const char *kv, *system, *reasoning;
+    const char *kv, *system, *reasoning, *without;
     int32_t max_tokens, threads; /* max_tokens 0 = not given */
     int32_t num_logprobs;
     kv8_sampling sampling;
@@ -77,6 +77,8 @@ static int parse(generate_args *args, int argc, char **argv) {
         {"logprobs", "N", "with --json: logprobs of each token and the N likeliest", CLI_INT,
          &args->num_logprobs, 1, 32},
         {"ignore-eos", NULL, "go on after an end-of-text token", CLI_FLAG, &args->ignore_eos},
+        {"without", "PART", "the model without its sinks, window, or sinks,window", CLI_TEXT,
+         &args->without},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object: tokens (the new ids), text, ...", CLI_FLAG,
          &args->json},
@@ -408,9 +410,12 @@ int cmd_generate(int argc, char **argv) {
     if (status >= 0) return status;
     kv8_kv_setting setting;
     if (kv8_kv_setting_parse(args.kv, &setting) != KV8_OK) return cli_fail_kv(args.kv);
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    status = cli_without(args.without, &options);
+    if (status != CLI_OK) return status;
     cli_catch_interrupt();
     cli_model model;
-    status = cli_model_open(&model, args.model, args.threads, true);
+    status = cli_model_open_with(&model, args.model, &options, args.threads, true);
     if (status == CLI_OK) {
         run r = {.args = &args, .model = &model};
         status = read_prompt(&args, &model, &r.prompt, &r.num_prompt);

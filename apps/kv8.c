@@ -60,7 +60,11 @@ int main(int argc, char **argv) {
     if (verb == NULL) return fail_verb(is_help ? argv[2] : word);
     cli_set_verb(verb->name);
     cli_catch_faults();
-    if (!is_help) return verb->run(argc - 1, argv + 1);
+    if (!is_help) {
+        const int status = verb->run(argc - 1, argv + 1);
+        if (status != 0 && status == cli_interrupted()) (void)cli_fail("interrupted");
+        return status;
+    }
     char help[] = "--help";
     char *help_argv[] = {argv[2], help, NULL};
     return verb->run(2, help_argv);

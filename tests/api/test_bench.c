@@ -279,6 +279,8 @@ static void mistakes_are_one_line(void **state) {
         {{"bench", "attention", "extra", NULL}, "extra"},
         {{"bench", "attention", "--check", NULL}, "--check goes with --device cuda"},
         {{"bench", "attention", "--plot", "x.gif", NULL}, "must end in .svg or .png"},
+        {{"bench", "model", "models/tiny-gpt-oss", "--depth", "0,131000", NULL},
+         "--depth 131000 and a test of 512 tokens: the model's context holds 131072"},
         {{"bench", "attention", "--plot", "/nonexistent/x.svg", NULL}, "/nonexistent/x.svg"},
         {{"bench", "model", NULL}, "which model"},
         {{"bench", "model", "no/such/model", NULL}, "no/such/model"},

@@ -407,6 +407,149 @@ static void scales_reach_the_fp8_formats_only(void **state) {
     assert_true(fnuz < 2 * e4m3);
 }
 
+/* --- what a run is made of --- */
+
+static json_t *generated(const char *const args[]) {
+    program_result result = program_run(args, out_path, err_path, 0);
+    json_t *const root = program_json(&result);
+    program_free(&result);
+    return root;
+}
+
+/* A prompt is the same from the command line, a file and stdin. */
+static void prompts_come_from_files_and_stdin(void **state) {
+    (void)state;
+    write_text("prompt.txt", "def main():\n    x =");
+    json_t *texts[3];
+    texts[0] = generated((const char *const[]){"generate", MODEL, "--prompt",
+                                               "def main():\n    x =", "--max-tokens", "6",
+                                               "--json", "--threads", "1", NULL});
+    texts[1] =
+        generated((const char *const[]){"generate", MODEL, "--prompt-file", in_dir("prompt.txt"),
+                                        "--max-tokens", "6", "--json", "--threads", "1", NULL});
+    const int kept = dup(STDIN_FILENO), file = open(in_dir("prompt.txt"), O_RDONLY);
+    assert_true(kept >= 0 && file >= 0 && dup2(file, STDIN_FILENO) == STDIN_FILENO);
+    texts[2] =
+        generated((const char *const[]){"generate", MODEL, "--prompt-file", "-", "--max-tokens",
+                                        "6", "--json", "--threads", "1", NULL});
+    dup2(kept, STDIN_FILENO);
+    close(kept);
+    close(file);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(json_array_size(json_object_get(texts[i], "tokens")), 6);
+        assert_true(
+            json_equal(json_object_get(texts[i], "tokens"), json_object_get(texts[0], "tokens")));
+    }
+    for (int i = 0; i < 3; i++) json_decref(texts[i]);
+    ASSERT_REFUSED("/nonexistent", "generate", MODEL, "--prompt-file", "/nonexistent");
+    ASSERT_REFUSED("not 2", "generate", MODEL, "--prompt", "x", "--prompt-file", "-");
+    spill(in_dir("nul.txt"), "a\0b", 3);
+    ASSERT_REFUSED("NUL byte at byte 1", "generate", MODEL, "--chat-file", in_dir("nul.txt"));
+}
+
+static void sampling_options_reach_the_draw(void **state) {
+    (void)state;
+    /* One candidate is greedy, whatever the temperature. */
+    json_t *const greedy =
+        generated((const char *const[]){"generate", MODEL, "--prompt", "The river", "--max-tokens",
+                                        "12", "--json", "--logprobs", "2", "--threads", "1", NULL});
+    json_t *const one = generated((const char *const[]){
+        "generate", MODEL, "--prompt", "The river", "--max-tokens", "12", "--json", "--temperature",
+        "5", "--top-k", "1", "--threads", "1", NULL});
+    json_t *const wild = generated(
+        (const char *const[]){"generate", MODEL, "--prompt", "The river", "--max-tokens", "12",
+                              "--json", "--repeat-penalty", "50", "--threads", "1", NULL});
+    assert_true(json_equal(json_object_get(greedy, "tokens"), json_object_get(one, "tokens")));
+    assert_false(json_equal(json_object_get(greedy, "tokens"), json_object_get(wild, "tokens")));
+    const json_t *const logprobs = json_object_get(greedy, "logprobs");
+    assert_int_equal(json_array_size(logprobs), 12);
+    const json_t *const first = json_array_get(logprobs, 0);
+    const json_t *const top = json_object_get(first, "top");
+    assert_int_equal(json_array_size(top), 2);
+    assert_true(json_equal(json_object_get(first, "logprob"),
+                           json_object_get(json_array_get(top, 0), "logprob")));
+    assert_true(json_real_value(json_object_get(first, "logprob")) < 0);
+    assert_null(json_object_get(one, "logprobs"));
+    json_decref(greedy);
+    json_decref(one);
+    json_decref(wild);
+    ASSERT_REFUSED("--logprobs goes with --json", "generate", MODEL, "--prompt", "x", "--logprobs",
+                   "3");
+}
+
+/* Without sinks the loss is another; the report says what was left out. */
+static void parts_can_be_left_out(void **state) {
+    (void)state;
+    double loss[2];
+    for (int i = 0; i < 2; i++) {
+        const char *const args[] = {"compare",
+                                    MODEL,
+                                    "--text",
+                                    MODEL "/held.txt",
+                                    "--windows",
+                                    "1",
+                                    "--window-len",
+                                    "64",
+                                    "--greedy",
+                                    "0",
+                                    "--recall",
+                                    "0",
+                                    "--kv",
+                                    "bf16",
+                                    "--json",
+                                    "--threads",
+                                    "1",
+                                    i == 0 ? NULL : "--without",
+                                    "sinks",
+                                    NULL};
+        json_t *const root = generated(args);
+        loss[i] = json_real_value(
+            json_object_get(json_array_get(json_object_get(root, "rows"), 0), "loss"));
+        const char *const without = json_string_value(json_object_get(root, "without"));
+        assert_true(i == 0 ? without == NULL : strcmp(without, "sinks") == 0);
+        json_decref(root);
+    }
+    assert_true(fabs(loss[1] - loss[0]) > 0.01);
+    ASSERT_REFUSED("must be sinks, window or sinks,window", "generate", MODEL, "--prompt", "x",
+                   "--without", "sink");
+    ASSERT_REFUSED("--without is empty", "generate", MODEL, "--prompt", "x", "--without", "");
+}
+
+/* A gnuplot that starts and then fails: its words are shown, and the table was printed before. */
+static void a_plot_that_fails_loses_no_table(void **state) {
+    (void)state;
+    char path[PATH_MAX + 64];
+    write_text("gnuplot",
+               "#!/bin/sh\n[ \"$1\" = --version ] && exit 0\ncat >/dev/null\n"
+               "echo 'no such terminal' >&2\nexit 1\n");
+    assert_int_equal(chmod(in_dir("gnuplot"), 0700), 0);
+    char *const kept = strdup(getenv("PATH"));
+    snprintf(path, sizeof path, "%s:%s", dir, kept);
+    setenv("PATH", path, 1);
+    program_result result =
+        WORK("compare", MODEL, "--text", MODEL "/held.txt", "--windows", "1", "--window-len", "64",
+             "--greedy", "0", "--recall", "0", "--kv", "bf16", "--plot", in_dir("no.svg"));
+    setenv("PATH", kept, 1);
+    free(kept);
+    assert_int_equal(result.status, 2);
+    assert_non_null(strstr(result.out, "1 window of 64 tokens, 1 thread,"));
+    assert_non_null(strstr(result.out, "\nbf16 "));
+    assert_string_equal(result.err, "kv8 compare: gnuplot ended by status 1: no such terminal\n");
+    assert_null(slurp_regular(in_dir("no.svg"), NULL));
+    program_free(&result);
+}
+
+static void score_names_the_least_expected_token(void **state) {
+    (void)state;
+    static const int32_t few[] = {1, 2, 3, 4};
+    write_ids("few.json", few, 4);
+    program_result result = WORK("score", MODEL, "--tokens", in_dir("few.json"));
+    assert_int_equal(result.status, 0);
+    assert_non_null(strstr(result.out, "3 tokens scored"));
+    assert_non_null(strstr(result.out, "\nleast expected: token "));
+    program_free(&result);
+}
+
 static void interrupt_leaves_nothing(void **state) {
     (void)state;
     const int num_files = count_files(dir);
@@ -419,7 +562,7 @@ static void interrupt_leaves_nothing(void **state) {
     program_result result = program_run(compare, out_path, err_path, 700);
     assert_int_equal(result.status, 130);
     assert_string_equal(result.out, "");
-    assert_string_equal(result.err, "");
+    assert_string_equal(result.err, "kv8 compare: interrupted\n");
     program_free(&result);
     assert_int_equal(count_files(dir), num_files);
     const char *const generate[] = {"generate", MODEL,          "--prompt", "x", "--max-tokens",
@@ -445,6 +588,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(compare_prints_a_table),
         cmocka_unit_test(terminals_see_progress_and_channels),
         cmocka_unit_test(scales_reach_the_fp8_formats_only),
+        cmocka_unit_test(prompts_come_from_files_and_stdin),
+        cmocka_unit_test(sampling_options_reach_the_draw),
+        cmocka_unit_test(parts_can_be_left_out),
+        cmocka_unit_test(a_plot_that_fails_loses_no_table),
+        cmocka_unit_test(score_names_the_least_expected_token),
         cmocka_unit_test(interrupt_leaves_nothing),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* "compare*": for work on one part */
