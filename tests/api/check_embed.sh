@@ -1,7 +1,8 @@
 #!/bin/sh
 # check_embed.sh BUILD - kv8 as a part of a stranger's project: by add_subdirectory with both
 # libraries, and by FetchContent with libkv8 alone. The parent's flags reach kv8's files, kv8's do not
-# reach the parent, and nothing but the libraries is built, or installed with the parent.
+# reach the parent, and nothing but the libraries is built, or installed with the parent unless it asks:
+# then libkv8 alone is whole, its headers without those of libkv8_engine.
 #
 # SPDX-License-Identifier: Apache-2.0
 set -eu
@@ -35,4 +36,12 @@ for from in subdirectory fetch; do
 done
 [ ! -e "$work/fetch/_deps/kv8-build/libkv8_engine.a" ] || fail "KV8_ENGINE=OFF builds libkv8_engine"
 grep -q '^KV8_jansson' "$work/fetch/CMakeCache.txt" && fail "KV8_ENGINE=OFF looks for jansson"
+
+cmake -DKV8_INSTALL=ON "$work/fetch" >"$work/log" 2>&1 && cmake --build "$work/fetch" >>"$work/log" 2>&1 &&
+    cmake --install "$work/fetch" --prefix "$work/prefix" >>"$work/log" 2>&1 ||
+    { tail -n 50 "$work/log" >&2; fail "does not install libkv8"; }
+${CC:-cc} -I"$work/prefix/include" consumer_kv8.c -o "$work/installed" \
+    "$(find "$work/prefix" -name 'libkv8.so')" || fail "libkv8 is not whole without libkv8_engine"
+engine=$(find "$work/prefix" -name '*engine*' -o -name 'model.h' -o -name 'tokenizer.h')
+[ -z "$engine" ] || fail "KV8_ENGINE=OFF installs $engine"
 echo "kv8 as a part of another project: add_subdirectory, and FetchContent with libkv8 alone"
