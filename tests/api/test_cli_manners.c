@@ -200,7 +200,7 @@ static void signals_end_it_with_their_status(void **state) {
         kill(pid, cases[i].signal);
         program_result result = program_wait(pid, out_path, err_path);
         assert_int_equal(result.status, cases[i].status);
-        assert_string_equal(result.err, "");
+        assert_string_equal(result.err, "kv8 generate: interrupted\n");
         program_free(&result);
     }
     program_result help = RUN("--help");
