@@ -35,13 +35,13 @@ __device__ inline int load_fresh(const int32_t *from) {
 }
 __device__ inline Lengths load_lengths(const kv8_kernel_args &a, int b) {
     Lengths l = {load_fresh(a.qo_indptr + b), load_fresh(a.qo_indptr + b + 1), 0, 0, 0};
-    if (a.qo_lens != nullptr)
+    if (__builtin_expect(a.qo_lens != nullptr, 0))
         l.qo_end = min(l.qo_end, l.qo_begin + max(load_fresh(a.qo_lens + b), 0));
     if (a.page_indptr != nullptr) {
         l.page_begin = load_fresh(a.page_indptr + b),
         l.page_end = load_fresh(a.page_indptr + b + 1);
         l.last = load_fresh(a.last_page_len + b);
-    } else if (a.seq_lens != nullptr) {
+    } else if (__builtin_expect(a.seq_lens != nullptr, 1)) {
         l.last = load_fresh(a.seq_lens + b);
     } else {
         l.last = load_fresh(a.kv_indptr + b + 1) - load_fresh(a.kv_indptr + b);

@@ -20,20 +20,20 @@ __device__ inline RowEnd row_end_or_default(const kv8_kernel_args &a, const RowE
 }
 
 __device__ inline void store2(const kv8_kernel_args &a, int64_t at, float x, float y) {
-    if (a.o_dtype == KV8_F32) {
+    if (__builtin_expect(a.o_dtype == BF16 || a.o_dtype == F16, 1)) {
+        uint16_t *const o = static_cast<uint16_t *>(a.o) + at;
+        const uint32_t both = a.o_dtype == BF16 ? pack_bf16(x, y) : pack_f16(x, y);
+        o[0] = uint16_t(both), o[1] = uint16_t(both >> 16);
+    } else if (a.o_dtype == KV8_F32) {
         float *const o = static_cast<float *>(a.o) + at;
         o[0] = x, o[1] = y;
-        return;
-    }
-    if (a.o_dtype == E4M3 || a.o_dtype == E5M2) {
+    } else {
+        const float per = a.o_scale == nullptr ? 1.0f : __fdividef(1.0f, __ldg(a.o_scale));
         uint8_t *const o = static_cast<uint8_t *>(a.o) + at;
-        const uint32_t both = a.o_dtype == E4M3 ? pack_e4m3(x, y) : pack_e5m2(x, y);
+        const uint32_t both =
+            a.o_dtype == E4M3 ? pack_e4m3(x * per, y * per) : pack_e5m2(x * per, y * per);
         o[0] = uint8_t(both), o[1] = uint8_t(both >> 8);
-        return;
     }
-    uint16_t *const o = static_cast<uint16_t *>(a.o) + at;
-    const uint32_t both = a.o_dtype == BF16 ? pack_bf16(x, y) : pack_f16(x, y);
-    o[0] = uint16_t(both), o[1] = uint16_t(both >> 16);
 }
 
 // The end of a row at two dims: the sink joins the denominator, once; lse never has it.
@@ -46,8 +46,7 @@ __device__ inline void finish(const kv8_kernel_args &a, const Request &r, int he
     const float weight = exp2_fast(max - top);
     const float denominator = sum * weight + exp2_fast(end.sink - top);
     const bool empty = sum == 0 || end.sink == INFINITY;
-    float f = __fdividef(weight, denominator) * end.v_scale;
-    if (a.o_scale != nullptr) f = __fdividef(f, __ldg(a.o_scale));
+    const float f = __fdividef(weight, denominator) * end.v_scale;
     store2(a, q_row * a.o_stride_row + qo_head * a.o_stride_head + dim, empty ? 0.0f : x * f,
            empty ? 0.0f : y * f);
     if (a.lse != nullptr && dim == 0)

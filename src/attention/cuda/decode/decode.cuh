@@ -107,10 +107,10 @@ constexpr int UNSEEN = INT32_MIN;
 __device__ inline bool page_exists(const kv8_kernel_args &a, int page) {
     return uint32_t(page) < a.num_pages;
 }
-// What a loader does where a page that somebody sees is not there: its keys will be masked.
-__device__ inline void skip_page(const kv8_kernel_args &a, Split &p) {
+// Pages that somebody sees are not there, one for each of these lanes: their keys are to be masked.
+__device__ inline void mark_gaps(const kv8_kernel_args &a, Split &p, uint32_t lanes) {
     p.has_gaps = true, p.all = {0, 0};
-    if (a.bad_pages != nullptr && threadIdx.x % 32 == 0) atomicAdd(a.bad_pages, 1);
+    if (a.bad_pages != nullptr && threadIdx.x % 32 == 0) atomicAdd(a.bad_pages, __popc(lanes));
 }
 // Does some row of the split see one of these keys?
 __device__ inline bool mask_shows(const kv8_kernel_args &a, const Split &p, int key, int num_keys) {

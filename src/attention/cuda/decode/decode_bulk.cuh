@@ -84,7 +84,10 @@ class BulkLoader {
         PageSlot now, next = look_up(0);
 #pragma unroll 1
         for (int i = 0; i < granules.count; i++) {
-            if (i % 32 == 0) now = next, next = look_up(i + 32);
+            if (i % 32 == 0) {
+                now = next, next = look_up(i + 32);
+                if (__builtin_expect(a.num_pages != KV8_ANY_PAGES, 0)) find_gaps(now.page);
+            }
             const int page = __shfl_sync(~0u, now.page, i % 32);
             const int slot = __shfl_sync(~0u, now.slot, i % 32);
             barrier_wait(empty + to.index * 8, to.parity ^ 1);
@@ -111,10 +114,14 @@ class BulkLoader {
         const int index = divide(token, a.by_page);
         return {__ldg(split.pages + index), token - index * a.page_size};
     }
+    // Marks the split before the lane that copies says that a stage is full.
+    __device__ void find_gaps(int page) const {
+        const uint32_t lanes = __ballot_sync(~0u, page != UNSEEN && !page_exists(a, page));
+        if (lanes != 0) mark_gaps(a, split, lanes);
+    }
     __device__ void copy(int page, int slot, uint32_t stage, uint32_t barrier,
                          uint64_t policy) const {
         if (!page_exists(a, page)) {  // whatever lies in the stage is masked
-            if (page != UNSEEN) skip_page(a, split);
             barrier_arrive(barrier);
             return;
         }

@@ -38,6 +38,23 @@ class Loader {
         }
         copy_commit();
     }
+    // Marks the split where pages of the warp's granules are not there, whose keys then have scores
+    // of -inf. For runs alone that say how many pages there are; by all lanes.
+    __device__ void find_gaps() const {
+        if (__builtin_expect(a.num_pages == KV8_ANY_PAGES, 1)) return;
+        constexpr int SPAN = C::GRANULE_PAGES ? TOKENS : 1, ENTRIES = TOKENS / SPAN;
+#pragma unroll 1
+        for (int n = lane(); n - lane() < count * ENTRIES; n += 32) {
+            const int token = token_of(n / ENTRIES) + n % ENTRIES * SPAN;
+            bool missing = n < count * ENTRIES && token < split.any.end &&
+                           token + SPAN > split.any.begin &&
+                           !page_exists(a, __ldg(split.pages + divide(token, a.by_page)));
+            if (!C::IS_CLUSTER && missing && a.mask_bits != nullptr)
+                missing = mask_shows(a, split, token, SPAN);
+            const uint32_t lanes = __ballot_sync(~0u, missing);
+            if (lanes != 0) mark_gaps(a, split, lanes);
+        }
+    }
     // As many as the ring takes.
     __device__ void fill() {
 #pragma unroll 1
@@ -128,18 +145,15 @@ class Loader {
                 return;
             }
             from.slot = from.slot < 0 ? ~from.slot : from.slot;
-            if (!page_exists(a, from.page) && from.page != UNSEEN) skip_page(a, split);
-        } else if (a.num_pages != KV8_ANY_PAGES) {
-            if (__any_sync(~0u, !page_exists(a, from.page) && from.page != UNSEEN))
-                skip_page(a, split);
         }
+        if (!page_exists(a, from.page)) from.page = UNSEEN;
         copy_visible_rows(a.k, k_lane, k_row, from, token, stage);
         copy_visible_rows(a.v, v_lane, v_row, from, token, stage + C::R::TILE_BYTES);
         if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
             const int t = token + lane() % TOKENS;
-            copy_granule_scales(
-                from, page_exists(a, from.page) && t >= split.any.begin && t < split.any.end,
-                stage + C::SCALES);
+            copy_granule_scales(from,
+                                from.page >= 0 && t >= split.any.begin && t < split.any.end,
+                                stage + C::SCALES);
         } else if constexpr (C::F == INT8) {
             copy_token_scale(from, stage + C::SCALES);
         }
@@ -173,7 +187,7 @@ class Loader {
                 from.page = __shfl_sync(~0u, place.page, row % TOKENS);
                 from.slot = __shfl_sync(~0u, place.slot, row % TOKENS);
             }
-            bool inside = page_exists(a, from.page);  // an entry of its own says it all
+            bool inside = from.page >= 0;  // an entry of its own says it all
             if constexpr (C::GRANULE_PAGES)
                 inside = inside && token + row >= split.any.begin && token + row < split.any.end;
             const uint8_t *const at =
@@ -197,7 +211,7 @@ class Loader {
     }
     __device__ void copy_token_scale(const PageSlot &place, uint32_t to_words) const {
         const kv8_kernel_pages &p = lane() < TOKENS ? a.k : a.v;
-        const bool inside = page_exists(a, place.page);
+        const bool inside = place.page >= 0;
         const uint16_t *const at = inside ? scale_lane + place.page * p.scale_stride_page +
                                                 place.slot * p.scale_stride_slot
                                           : p.row_scale;

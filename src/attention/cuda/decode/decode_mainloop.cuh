@@ -243,7 +243,7 @@ class WarpAttention {
     }
     // Whether the page of a key is not there; of whole granules that of all their keys.
     __device__ bool is_missing(int key) const {
-        return split.has_gaps && !page_exists(a, split.pages[divide(key, a.by_page)]);
+        return __builtin_expect(split.has_gaps, 0) && !page_exists(a, split.pages[divide(key, a.by_page)]);
     }
     // -inf where a row may not see a key; those of a granule begin at `first_key`.
     __device__ void mask_scores(int first_key, float (&s)[C::HEADS][C::NT][4]) const {
@@ -456,6 +456,7 @@ __device__ __forceinline__ void run_mainloop(const kv8_kernel_args &a, Split &sp
     Loader<C> loader(a, split, ring, head, first, step, count);
     loader.fill();
     if constexpr (C::HEADS > 1) attention.load_queries();  // earlier it would not fit the registers
+    loader.find_gaps();
     meanwhile();
     attention.convert_queries();
     State<C> state[C::HEADS];
