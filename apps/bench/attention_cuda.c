@@ -341,6 +341,8 @@ static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
     r->pages.page_indices = r->page_indices;
     kv8_status status = ids == NULL ? KV8_ERR_NO_MEMORY : KV8_OK;
     if (status == KV8_OK)
+        status = kv8_attention_device_prepare(r->plan, b->stream, &r->args, r->workspace);
+    if (status == KV8_OK)
         status = kv8_attention_device_run(r->plan, b->stream, &r->args, r->workspace);
     if (status == KV8_OK)
         status = kv8_stream_copy(b->stream, ids, r->page_indices, (size_t)num_pages * sizeof *ids);
@@ -380,7 +382,8 @@ static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
 
 static kv8_status capture(device_run *r, const bench_device *b, int32_t num_runs,
                           kv8_graph **graph_out) {
-    kv8_status status = kv8_stream_capture_begin(b->stream);
+    kv8_status status = kv8_attention_device_prepare(r->plan, b->stream, &r->args, r->workspace);
+    if (status == KV8_OK) status = kv8_stream_capture_begin(b->stream);
     if (status != KV8_OK) return status;
     for (int32_t i = 0; status == KV8_OK && i < num_runs; i++) {
         r->pages.page_indices = r->page_indices + i % r->num_sets * r->pages_per_set;

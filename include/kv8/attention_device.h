@@ -36,15 +36,22 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
  * and 128 (e4m3: also 80, 96, 256 where page_size is a multiple of 16), neither mask nor
  * batch_invariant. What it does not take goes to a prefill kernel, and what neither takes to a
  * general kernel: as right, and about a hundred times slower.
+ *
+ * Decode kernels take windows to the right, ragged K and V, and runs with qo_lens, num_pages, lse
+ * in any strides and base, and O of e4m3 or e5m2. Key ranges, O of e4m3fnuz and whatever of these a
+ * prefill kernel does not take are the general kernel's. Visible pages at or beyond num_pages are
+ * skipped and counted in bad_pages, each at least once; a NaN among the sinks is a NaN in o.
  */
 KV8_API KV8_NODISCARD kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out,
                                                                   kv8_device *device,
                                                                   const kv8_attention_spec *spec,
                                                                   const kv8_allocator *allocator);
 KV8_API void kv8_attention_device_plan_destroy(kv8_attention_device_plan *plan);
-/* Bytes of device memory that run needs, aligned to 256. One workspace serves one run at a time. */
+/* Bytes of device memory that prepare and run need, aligned to 256. One workspace serves one run at
+ * a time. */
 KV8_API size_t kv8_attention_device_workspace_size(const kv8_attention_device_plan *plan);
-/* Once per workspace, before its first run: counters to zero. Waits; not for capture. */
+/* Once per workspace, before its first prepare: counters to zero, on the stream. Waits for nothing;
+ * can be captured. */
 KV8_API KV8_NODISCARD kv8_status kv8_attention_device_workspace_init(
     const kv8_attention_device_plan *plan, kv8_stream *stream, void *workspace);
 /* Kernel name, blocks, how its work is cut, workspace: one line, of a run with these args, of which
@@ -52,9 +59,19 @@ KV8_API KV8_NODISCARD kv8_status kv8_attention_device_workspace_init(
  * lays them out. Writes at most size bytes with the terminating 0. */
 KV8_API KV8_NODISCARD kv8_status kv8_attention_device_describe(
     const kv8_attention_device_plan *plan, const kv8_attention_args *args, char *text, size_t size);
-/* One launch, two of prefill; allocates nothing, synchronises nothing, can be captured. The tensor
- * core kernels read 16 bytes at a time: where K's or V's data or byte strides are not multiples of
- * 16, the general kernel runs. */
+/* Once for all runs over one batch (the layers of a group, in one step), with the args of one of
+ * them: checks what can be checked here, and has prefill's work cut on the device, from the lengths
+ * that lie there when it gets there. Can be captured, alone or with its runs. */
+KV8_API KV8_NODISCARD kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan,
+                                                              kv8_stream *stream,
+                                                              const kv8_attention_args *args,
+                                                              void *workspace);
+/* Computes, any number of times after one prepare, with whatever data, scales, sinks and outputs
+ * args have; index arrays and masks are those that were prepared, and K, V, q and o are aligned as
+ * theirs were. That the workspace was prepared is the caller's to see to: it lies on the device.
+ * Allocates nothing, synchronises nothing, can be captured. The tensor core kernels read 16 bytes
+ * at a time: where K's or V's data or byte strides are not multiples of 16, the general kernel
+ * runs. */
 KV8_API KV8_NODISCARD kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan,
                                                           kv8_stream *stream,
                                                           const kv8_attention_args *args,

@@ -293,25 +293,51 @@ kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *
     return kv8_stream_fill(stream, workspace, 0, plan->layout.zeroed_bytes);
 }
 
-kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
-                                    const kv8_attention_args *given, void *workspace) {
+/* Prefill's work list into the workspace, from the lengths on the device. */
+static kv8_status schedule_items(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                                 const kv8_prefill_args *args) {
+    const kv8_launch launch = {.grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}};
+    return kv8_kernel_launch(&plan->schedule, stream, &launch, args);
+}
+
+/* What prepare and run begin with: the kernel for checked args, and its argument. *choice_out is
+ * NULL for an empty batch. */
+static kv8_status begin(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                        const kv8_attention_args *given, void *workspace, kv8_kernel_args *a,
+                        const kv8_device_choice **choice_out) {
     kv8_attention_inputs inputs;
     KV8_TRY(kv8_attention_read_args(&inputs, given));
     const kv8_attention_args *const args = &inputs.args;
+    *choice_out = NULL;
     KV8_TRY(check_run(plan, stream, args, workspace));
     if (args->batch == 0) return KV8_OK;
-    kv8_kernel_args a = kernel_args(&plan->spec, args);
-    const kv8_device_choice *const choice =
-        kv8_device_choose(plan, kv8_needs_of_args(args), args->batch, &a.k, &a.v);
-    if (choice == NULL)
+    *a = kernel_args(&plan->spec, args);
+    *choice_out = kv8_device_choose(plan, kv8_needs_of_args(args), args->batch, &a->k, &a->v);
+    if (*choice_out == NULL)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "no kernel of the plan takes these args");
-    if (choice->variant->way != KV8_WAY_PREFILL) {
-        fill_decode(&a, plan, choice, workspace);
+    if ((*choice_out)->variant->way == KV8_WAY_PREFILL)
+        fill_prefill(a, plan, *choice_out, workspace);
+    else
+        fill_decode(a, plan, *choice_out, workspace);
+    return KV8_OK;
+}
+
+kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                                        const kv8_attention_args *args, void *workspace) {
+    kv8_kernel_args a;
+    const kv8_device_choice *choice;
+    return begin(plan, stream, args, workspace, &a, &choice);
+}
+
+kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                                    const kv8_attention_args *args, void *workspace) {
+    kv8_kernel_args a;
+    const kv8_device_choice *choice;
+    KV8_TRY(begin(plan, stream, args, workspace, &a, &choice));
+    if (choice == NULL) return KV8_OK;
+    if (choice->variant->way != KV8_WAY_PREFILL)
         return kv8_kernel_launch(&choice->kernel, stream, &choice->launch, &a);
-    }
-    fill_prefill(&a, plan, choice, workspace);
-    const kv8_launch schedule = {.grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}};
     const kv8_prefill_args p = prefill_args_of(&a);
-    KV8_TRY(kv8_kernel_launch(&plan->schedule, stream, &schedule, &p));
+    KV8_TRY(schedule_items(plan, stream, &p));
     return kv8_kernel_launch(&choice->kernel, stream, &choice->launch, &p);
 }

@@ -138,6 +138,7 @@ static inline void stand_plan_close(stand_plan *p, const stand *s) {
 static inline const stand_in_launch *stand_run(const stand *s, const stand_plan *p,
                                                const stand_args *a) {
     const int32_t before = stand_in_num_launches();
+    assert_ok(kv8_attention_device_prepare(p->plan, s->stream, &a->args, p->workspace));
     assert_ok(kv8_attention_device_run(p->plan, s->stream, &a->args, p->workspace));
     assert_ok(kv8_stream_synchronize(s->stream));
     assert_true(stand_in_num_launches() > before);

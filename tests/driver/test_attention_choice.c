@@ -131,6 +131,7 @@ static stand_in_launch launch_of(const setting *s, const kv8_attention_spec *spe
     assert_ok(kv8_attention_device_plan_create(&plan, s->device, spec, NULL));
     assert_ok(kv8_device_alloc(s->device, kv8_attention_device_workspace_size(plan), &workspace));
     assert_ok(kv8_attention_device_workspace_init(plan, s->stream, workspace));
+    assert_ok(kv8_attention_device_prepare(plan, s->stream, args, workspace));
     assert_ok(kv8_attention_device_run(plan, s->stream, args, workspace));
     assert_ok(kv8_stream_synchronize(s->stream));
     const stand_in_launch *const last = stand_in_get_launch(stand_in_num_launches() - 1);

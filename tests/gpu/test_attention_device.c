@@ -168,6 +168,7 @@ static void check_graph(const gpu *g, bool whole_pages) {
     assert_ok(kv8_attention_device_workspace_init(plan, g->stream, workspace));
     kv8_graph *graph = NULL;
     assert_ok(kv8_stream_capture_begin(g->stream));
+    assert_ok(kv8_attention_device_prepare(plan, g->stream, &args, workspace));
     assert_ok(kv8_attention_device_run(plan, g->stream, &args, workspace));
     assert_ok(kv8_stream_capture_end(g->stream, &graph));
     float *const o = malloc(o_bytes), *const lse = malloc(lse_bytes);

@@ -150,6 +150,7 @@ static void run_once(const gpu *g, const attention_inputs *in, int32_t gap, floa
     gpu_case on_gpu;
     upload(g, in, plan, gap, &on_gpu);
     poison(g, in, plan, &on_gpu);
+    assert_ok(kv8_attention_device_prepare(plan, g->stream, &on_gpu.args, on_gpu.workspace));
     assert_ok(kv8_attention_device_run(plan, g->stream, &on_gpu.args, on_gpu.workspace));
     fetch(g, in, &on_gpu, o_out, lse_out);
     gpu_case_free(g, in, &on_gpu);
@@ -452,6 +453,7 @@ static void a_graph_follows_the_lengths(void **state) {
     upload(g, &in, plan, 0, &on_gpu);
     kv8_graph *graph = NULL;
     assert_ok(kv8_stream_capture_begin(g->stream));
+    assert_ok(kv8_attention_device_prepare(plan, g->stream, &on_gpu.args, on_gpu.workspace));
     assert_ok(kv8_attention_device_run(plan, g->stream, &on_gpu.args, on_gpu.workspace));
     assert_ok(kv8_stream_capture_end(g->stream, &graph));
     const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
@@ -516,6 +518,7 @@ static void company_changes_no_bit(void **state) {
         const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
         results[company] = calloc(rows * (size_t)in.v_head_dim, sizeof(float));
         float *const lse = calloc(rows, sizeof *lse);
+        assert_ok(kv8_attention_device_prepare(plan, g->stream, &on_gpu.args, on_gpu.workspace));
         assert_ok(kv8_attention_device_run(plan, g->stream, &on_gpu.args, on_gpu.workspace));
         fetch(g, &in, &on_gpu, results[company], lse);
         free(lse);

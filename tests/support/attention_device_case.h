@@ -95,6 +95,7 @@ static inline bool device_case_run_plan(const gpu *g, attention_inputs *in,
     args.lse = (float *)(void *)(d.ends + device_round(o_bytes));
     void *const workspace = gpu_alloc(g, kv8_attention_device_workspace_size(plan));
     assert_ok(kv8_attention_device_workspace_init(plan, g->stream, workspace));
+    assert_ok(kv8_attention_device_prepare(plan, g->stream, &args, workspace));
     assert_ok(kv8_attention_device_run(plan, g->stream, &args, workspace));
     uint8_t *const o = malloc(o_bytes + 1);
     gpu_download(g, o, args.o, o_bytes);

@@ -151,8 +151,7 @@ class Loader {
         copy_visible_rows(a.v, v_lane, v_row, from, token, stage + C::R::TILE_BYTES);
         if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
             const int t = token + lane() % TOKENS;
-            copy_granule_scales(from,
-                                from.page >= 0 && t >= split.any.begin && t < split.any.end,
+            copy_granule_scales(from, from.page >= 0 && t >= split.any.begin && t < split.any.end,
                                 stage + C::SCALES);
         } else if constexpr (C::F == INT8) {
             copy_token_scale(from, stage + C::SCALES);

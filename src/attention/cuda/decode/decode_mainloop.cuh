@@ -243,7 +243,8 @@ class WarpAttention {
     }
     // Whether the page of a key is not there; of whole granules that of all their keys.
     __device__ bool is_missing(int key) const {
-        return __builtin_expect(split.has_gaps, 0) && !page_exists(a, split.pages[divide(key, a.by_page)]);
+        return __builtin_expect(split.has_gaps, 0) &&
+               !page_exists(a, split.pages[divide(key, a.by_page)]);
     }
     // -inf where a row may not see a key; those of a granule begin at `first_key`.
     __device__ void mask_scores(int first_key, float (&s)[C::HEADS][C::NT][4]) const {
