@@ -351,7 +351,7 @@ static void both_live_the_same_life(void **state) {
 /* More rows than one launch takes, and more than the staging holds at once. */
 static void long_appends_are_cut(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    enum { ROWS = 40000, DIM = 16 };
+    enum { ROWS = 200000, DIM = 16 };
     const kv8_cache_layer layer = {sizeof layer, KV8_E4M3, KV8_E4M3, -1, NULL, NULL};
     kv8_cache_options options = small_options(&layer, 1);
     options.num_kv_heads = 1;
