@@ -1,18 +1,17 @@
-/* append_body.cuh - rows into pages on the GPU, the body of the append kernels: the bytes that
- * kv8_cache_append stores for the same rows. A fused kernel hands in what it does to K first.
- *
- * A block has rows_per_block neighbouring rows: first some of its threads find each row's place,
- * then all of them go over the rows' heads in passes. A head of one row is an *item*; 2^lanes_log2
- * neighbouring threads of one warp take one. Two ways:
- * - by eights: a thread takes eight elements of the item's first half and the eight at the same
- * place of its second half (pairs, so that a rotation has both), 16 bytes a load, and has the next
- *   pass's on their way meanwhile.
- * - one by one: any head_dim, any alignment, and the slow definition of every number. The first way
- *   goes over to it, a warp at a time, where it sees a clip, a NaN or an infinity.
- *
- * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_APPEND_BODY_CUH
-#define KV8_APPEND_BODY_CUH
+// append_body.cuh - rows into pages on the GPU, the body of the append kernels: the bytes that
+// kv8_cache_append stores for the same rows. A fused kernel hands in what it does to K first.
+//
+// A block has rows_per_block neighbouring rows: first some of its threads find each row's place,
+// then all of them go over the rows' heads in passes. A head of one row is an *item*; 2^lanes_log2
+// neighbouring threads of one warp take one. Two ways:
+// - by eights: a thread takes eight elements of the item's first half and the eight at the same
+// place of its second half (pairs, so that a rotation has both), 16 bytes a load, and has the next
+//   pass's on their way meanwhile.
+// - one by one: any head_dim, any alignment, and the slow definition of every number. The first way
+//   goes over to it, a warp at a time, where it sees a clip, a NaN or an infinity.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
 
 #include "append_args.h"
 #include "codec.cuh"
@@ -21,8 +20,8 @@ namespace kv8 {
 
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
-/* No rotation: rows are stored as they come. A rotation has the same three members. */
-struct unrotated {
+// No rotation: rows are stored as they come. A rotation has the same three members.
+struct Unrotated {
     static constexpr bool rotates = false;
     static __device__ __forceinline__ void eights(const kv8_append_kernel_args &, int32_t, int32_t,
                                                   float *, float *) {}
@@ -33,17 +32,17 @@ struct unrotated {
     }
 };
 
-/* --- where a row goes --- */
+// --- where a row goes ---
 
-struct place {
-    int64_t codes, row_scale, scale; /* offsets of the row's head 0 */
-    bool there;                      /* false: the row is left out */
+struct Place {
+    int64_t codes, row_scale, scale;  // offsets of the row's head 0
+    bool there;                       // false: the row is left out
 };
 
-/* The request that owns a row: the last whose rows begin at or before it. */
+// The request that owns a row: the last whose rows begin at or before it.
 static __device__ __forceinline__ int32_t find_request(const int32_t *indptr, int32_t batch,
                                                        int32_t row) {
-    int32_t low = 0, high = batch; /* indptr[low] <= row < indptr[high] */
+    int32_t low = 0, high = batch;  // indptr[low] <= row < indptr[high]
     while (high - low > 1) {
         const int32_t middle = (low + high) / 2;
         if (indptr[middle] <= row)
@@ -54,7 +53,7 @@ static __device__ __forceinline__ int32_t find_request(const int32_t *indptr, in
     return low;
 }
 
-/* The page table's place of a row of request b; page -1 where it has none. */
+// The page table's place of a row of request b; page -1 where it has none.
 static __device__ __forceinline__ int64_t find_in_table(const kv8_append_kernel_args &a, int32_t b,
                                                         int32_t row, int32_t &slot) {
     int32_t kv_len, first = 0;
@@ -66,16 +65,16 @@ static __device__ __forceinline__ int64_t find_in_table(const kv8_append_kernel_
         kv_len = a.seq_lens[b];
     }
     const int32_t position = kv_len - (a.indptr[b + 1] - row);
-    if (position < 0) return -1; /* a table without room for its rows stores nothing */
+    if (position < 0) return -1;  // a table without room for its rows stores nothing
     const int32_t page_idx = position / a.page_size;
     slot = position - page_idx * a.page_size;
     return a.page_indptr != nullptr ? a.page_indices[first + page_idx]
                                     : a.block_table[b * a.block_table_stride + page_idx];
 }
 
-static __device__ __forceinline__ place find_place(const kv8_append_kernel_args &a,
+static __device__ __forceinline__ Place find_place(const kv8_append_kernel_args &a,
                                                    const kv8_append_plane &p, int32_t row) {
-    place at = {};
+    Place at = {};
     const int32_t b = a.indptr == nullptr ? 0 : find_request(a.indptr, a.batch, row);
     int64_t page;
     int32_t slot = 0;
@@ -95,18 +94,18 @@ static __device__ __forceinline__ place find_place(const kv8_append_kernel_args 
     return at;
 }
 
-/* --- a head of a row --- */
+// --- a head of a row ---
 
-struct item {
+struct Item {
     int32_t row, head;
-    int64_t codes, row_scale, scale; /* offsets */
+    int64_t codes, row_scale, scale;  // offsets
     bool there;
 };
 
 static __device__ __forceinline__ int32_t first_row(const kv8_append_kernel_args &a) {
     return blockIdx.x * a.rows_per_block;
 }
-/* Memory of rows past the last one may not exist. */
+// Memory of rows past the last one may not exist.
 static __device__ __forceinline__ int32_t rows_of_block(const kv8_append_kernel_args &a) {
     const int32_t num_rows = a.indptr == nullptr ? a.max_rows : min(a.max_rows, a.indptr[a.batch]);
     return min(a.rows_per_block, num_rows - first_row(a));
@@ -119,23 +118,23 @@ static __device__ __forceinline__ const SOURCE *source_of(const kv8_append_plane
            head * p.source_stride_head;
 }
 
-/* What this thread takes part in: a row of the block and a head. */
-struct cursor {
+// What this thread takes part in: a row of the block and a head.
+struct Cursor {
     int32_t row, head;
 };
-static __device__ __forceinline__ cursor cursor_at(const kv8_append_kernel_args &a,
+static __device__ __forceinline__ Cursor cursor_at(const kv8_append_kernel_args &a,
                                                    const kv8_append_plane &p, int32_t pass) {
     const uint32_t idx = (pass * KV8_APPEND_THREADS + threadIdx.x) >> p.lanes_log2;
     const int32_t row = idx / static_cast<uint32_t>(a.num_kv_heads);
     return {row, static_cast<int32_t>(idx) - row * a.num_kv_heads};
 }
 
-static __device__ __forceinline__ item get_item(const kv8_append_kernel_args &a,
-                                                const kv8_append_plane &p, const place *places,
-                                                int32_t num_rows, const cursor &c) {
-    item it = {};
+static __device__ __forceinline__ Item get_item(const kv8_append_kernel_args &a,
+                                                const kv8_append_plane &p, const Place *places,
+                                                int32_t num_rows, const Cursor &c) {
+    Item it = {};
     if (c.row >= num_rows) return it;
-    const place &at = places[c.row];
+    const Place &at = places[c.row];
     it.row = first_row(a) + c.row;
     it.head = c.head;
     it.codes = at.codes + c.head * p.stride_head;
@@ -145,19 +144,19 @@ static __device__ __forceinline__ item get_item(const kv8_append_kernel_args &a,
     return it;
 }
 
-static __device__ __forceinline__ void store_row_scale(const kv8_append_plane &p, const item &it,
+static __device__ __forceinline__ void store_row_scale(const kv8_append_plane &p, const Item &it,
                                                        uint16_t code) {
     static_cast<uint16_t *>(p.row_scale)[it.row_scale] = code;
 }
-static __device__ __forceinline__ float scale_of(const kv8_append_plane &p, const item &it) {
+static __device__ __forceinline__ float scale_of(const kv8_append_plane &p, const Item &it) {
     return p.scale == nullptr ? 1.0f : p.scale[it.scale];
 }
-/* First of this thread's eight elements in either half. */
+// First of this thread's eight elements in either half.
 static __device__ __forceinline__ int32_t first_of_eight(const kv8_append_plane &p) {
     return KV8_APPEND_VECTOR * (threadIdx.x & ((1 << p.lanes_log2) - 1));
 }
 
-static __device__ __forceinline__ void count(const kv8_append_plane &p, const item &it,
+static __device__ __forceinline__ void count(const kv8_append_plane &p, const Item &it,
                                              uint32_t clips, uint32_t nans) {
     if (p.counters == nullptr) return;
     unsigned long long *const cell =
@@ -166,16 +165,16 @@ static __device__ __forceinline__ void count(const kv8_append_plane &p, const it
     if (nans > 0) atomicAdd(cell + 1, static_cast<unsigned long long>(nans));
 }
 
-/* --- one by one --- */
+// --- one by one ---
 
-/* As the processors divide: a NaN keeps its sign and payload and becomes quiet. */
+// As the processors divide: a NaN keeps its sign and payload and becomes quiet.
 static __device__ __forceinline__ float divide_one(float x, float scale) {
     return isnan(x) ? __uint_as_float(__float_as_uint(x) | KV8_F32_QUIET) : __fdiv_rn(x, scale);
 }
 
 template <kv8_dtype DTYPE, typename SOURCE, typename ROTATION>
 static __device__ void store_ones(const kv8_append_kernel_args &a, const kv8_append_plane &p,
-                                  const item &it, const SOURCE *row, float scale, int32_t lane,
+                                  const Item &it, const SOURCE *row, float scale, int32_t lane,
                                   int32_t lanes) {
     using to = format<DTYPE>;
     typename to::code *const codes = static_cast<typename to::code *>(p.codes) + it.codes;
@@ -190,10 +189,10 @@ static __device__ void store_ones(const kv8_append_kernel_args &a, const kv8_app
     count(p, it, clips, nans);
 }
 
-/* All lanes of the warp call it; those without an item take part in the sums alone. */
+// All lanes of the warp call it; those without an item take part in the sums alone.
 template <typename SOURCE, typename ROTATION>
 static __device__ void store_int8_ones(const kv8_append_kernel_args &a, const kv8_append_plane &p,
-                                       const item &it, const SOURCE *row, float scale, int32_t lane,
+                                       const Item &it, const SOURCE *row, float scale, int32_t lane,
                                        int32_t lanes) {
     const int32_t head_dim = it.there ? p.head_dim : 0;
     float absmax = 0;
@@ -231,7 +230,7 @@ static __device__ void store_int8_ones(const kv8_append_kernel_args &a, const kv
 
 template <typename SOURCE, typename ROTATION>
 static __device__ __forceinline__ void append_ones(const kv8_append_kernel_args &a,
-                                                   const kv8_append_plane &p, const item it) {
+                                                   const kv8_append_plane &p, const Item it) {
     const int32_t lanes = 1 << p.lanes_log2, lane = threadIdx.x & (lanes - 1);
     const SOURCE *const row = source_of<SOURCE>(p, it.row, it.head);
     const float scale = it.there ? scale_of(p, it) : 1.0f;
@@ -251,12 +250,12 @@ static __device__ __forceinline__ void append_ones(const kv8_append_kernel_args 
 #undef KV8_STORE
 }
 
-/* --- by eights --- */
+// --- by eights ---
 
-/* Both halves of a thread's share: eight elements from d on, eight from d + head_dim / 2 on. False
- * when something in the warp needs the slow way; then nothing has been stored. */
+// Both halves of a thread's share: eight elements from d on, eight from d + head_dim / 2 on. False
+// when something in the warp needs the slow way; then nothing has been stored.
 template <kv8_dtype DTYPE>
-static __device__ __forceinline__ bool store_eights(const kv8_append_plane &p, const item &it,
+static __device__ __forceinline__ bool store_eights(const kv8_append_plane &p, const Item &it,
                                                     bool mine, float low[8], float high[8],
                                                     const divisor &by) {
     using to = format<DTYPE>;
@@ -271,9 +270,9 @@ static __device__ __forceinline__ bool store_eights(const kv8_append_plane &p, c
     return true;
 }
 
-/* Quotients too small for divide8 are 0 beside any row scale, so only a row of nothing else needs
- * the slow way, as one that clips does: beyond 127 times f16's largest. */
-static __device__ __forceinline__ bool store_int8_eights(const kv8_append_plane &p, const item &it,
+// Quotients too small for divide8 are 0 beside any row scale, so only a row of nothing else needs
+// the slow way, as one that clips does: beyond 127 times f16's largest.
+static __device__ __forceinline__ bool store_int8_eights(const kv8_append_plane &p, const Item &it,
                                                          bool mine, float low[8], float high[8],
                                                          const divisor &by) {
     const bool right = divide8<false>(low, by) & divide8<false>(high, by);
@@ -295,33 +294,34 @@ static __device__ __forceinline__ bool store_int8_eights(const kv8_append_plane 
     return true;
 }
 
-/* A thread's share of a pass, as it lies in memory; and from where the next one comes. */
+// A thread's share of a pass, as it lies in memory; and from where the next one comes.
 template <typename SOURCE>
-struct share {
+struct Share {
     eight<SOURCE> low, high;
 };
 template <typename SOURCE>
-struct source_cursor {
-    cursor at;
+struct SourceCursor {
+    Cursor at;
     const SOURCE *from;
-    int32_t num_rows; /* of the block; 0: the thread has no elements */
+    int32_t num_rows;  // of the block; 0: the thread has no elements
 };
 template <typename SOURCE>
-static __device__ __forceinline__ source_cursor<SOURCE> first_source(
-    const kv8_append_kernel_args &a, const kv8_append_plane &p, int32_t num_rows) {
+static __device__ __forceinline__ SourceCursor<SOURCE> first_source(const kv8_append_kernel_args &a,
+                                                                    const kv8_append_plane &p,
+                                                                    int32_t num_rows) {
     const int32_t d = first_of_eight(p);
-    source_cursor<SOURCE> c;
+    SourceCursor<SOURCE> c;
     c.at = cursor_at(a, p, 0);
     c.from = source_of<SOURCE>(p, first_row(a) + c.at.row, c.at.head) + d;
     c.num_rows = d < p.head_dim / 2 ? num_rows : 0;
     return c;
 }
-/* Loads and goes on to the next pass. */
+// Loads and goes on to the next pass.
 template <typename SOURCE>
-static __device__ __forceinline__ share<SOURCE> load_share(const kv8_append_kernel_args &a,
+static __device__ __forceinline__ Share<SOURCE> load_share(const kv8_append_kernel_args &a,
                                                            const kv8_append_plane &p,
-                                                           source_cursor<SOURCE> &c) {
-    share<SOURCE> raw = {};
+                                                           SourceCursor<SOURCE> &c) {
+    Share<SOURCE> raw = {};
     if (c.at.row < c.num_rows) {
         raw.low = load8(c.from);
         raw.high = load8(c.from + p.head_dim / 2);
@@ -339,8 +339,8 @@ static __device__ __forceinline__ share<SOURCE> load_share(const kv8_append_kern
 
 template <kv8_dtype DTYPE, typename SOURCE, typename ROTATION>
 static __device__ __forceinline__ bool store_share(const kv8_append_kernel_args &a,
-                                                   const kv8_append_plane &p, const item &it,
-                                                   const share<SOURCE> &raw) {
+                                                   const kv8_append_plane &p, const Item &it,
+                                                   const Share<SOURCE> &raw) {
     const int32_t d = first_of_eight(p);
     const bool mine = it.there && d < p.head_dim / 2;
     const divisor by = make_divisor(mine ? scale_of(p, it) : 1.0f);
@@ -354,31 +354,31 @@ static __device__ __forceinline__ bool store_share(const kv8_append_kernel_args 
         return store_eights<DTYPE>(p, it, mine, low, high, by);
 }
 
-/* --- the kernels --- */
+// --- the kernels ---
 
 static __device__ __forceinline__ void find_places(const kv8_append_kernel_args &a,
                                                    const kv8_append_plane &p, int32_t num_rows,
-                                                   place *places) {
+                                                   Place *places) {
     const int32_t row = threadIdx.x;
     if (row < num_rows) places[row] = find_place(a, p, first_row(a) + row);
     __syncthreads();
 }
 
-/* The passes that must go the slow way, as bits; of passes there are at most 32. They wait until
- * the end: the fast loop then holds nothing across the slow code. */
+// The passes that must go the slow way, as bits; of passes there are at most 32. They wait until
+// the end: the fast loop then holds nothing across the slow code.
 template <kv8_dtype DTYPE, typename SOURCE, typename ROTATION>
 static __device__ __forceinline__ uint32_t append_dtype(const kv8_append_kernel_args &a,
                                                         const kv8_append_plane &p,
-                                                        const place *places, int32_t num_rows,
-                                                        cursor at, source_cursor<SOURCE> source,
-                                                        share<SOURCE> next) {
+                                                        const Place *places, int32_t num_rows,
+                                                        Cursor at, SourceCursor<SOURCE> source,
+                                                        Share<SOURCE> next) {
     uint32_t slow = 0;
 #pragma unroll 1
     for (int32_t pass = 0; pass < p.num_passes; pass++) {
-        const share<SOURCE> raw = next;
-        const item it = get_item(a, p, places, num_rows, at);
+        const Share<SOURCE> raw = next;
+        const Item it = get_item(a, p, places, num_rows, at);
         at = source.at;
-        next = load_share(a, p, source); /* past the last pass, of no row */
+        next = load_share(a, p, source);  // past the last pass, of no row
         if (!store_share<DTYPE, SOURCE, ROTATION>(a, p, it, raw)) slow |= 1u << pass;
     }
     return slow;
@@ -386,11 +386,11 @@ static __device__ __forceinline__ uint32_t append_dtype(const kv8_append_kernel_
 
 template <typename SOURCE, typename ROTATION>
 static __device__ __forceinline__ void append_eights(const kv8_append_kernel_args &a,
-                                                     const kv8_append_plane &p, place *places) {
+                                                     const kv8_append_plane &p, Place *places) {
     const int32_t num_rows = rows_of_block(a);
-    source_cursor<SOURCE> source = first_source<SOURCE>(a, p, num_rows);
-    const cursor at = source.at;
-    const share<SOURCE> first = load_share(a, p, source);
+    SourceCursor<SOURCE> source = first_source<SOURCE>(a, p, num_rows);
+    const Cursor at = source.at;
+    const Share<SOURCE> first = load_share(a, p, source);
     find_places(a, p, num_rows, places);
     uint32_t slow = 0;
 #define KV8_APPEND(DTYPE)                                                                        \
@@ -414,7 +414,7 @@ static __device__ __forceinline__ void append_eights(const kv8_append_kernel_arg
 
 template <typename SOURCE, bool EIGHTS, typename ROTATION>
 static __device__ __forceinline__ void append_plane(const kv8_append_kernel_args &a,
-                                                    const kv8_append_plane &p, place *places) {
+                                                    const kv8_append_plane &p, Place *places) {
     if (EIGHTS) return append_eights<SOURCE, ROTATION>(a, p, places);
     const int32_t num_rows = rows_of_block(a);
     find_places(a, p, num_rows, places);
@@ -423,17 +423,15 @@ static __device__ __forceinline__ void append_plane(const kv8_append_kernel_args
                                       get_item(a, p, places, num_rows, cursor_at(a, p, pass)));
 }
 
-/* blockIdx.y: K (rotated) or V. Each has code of its own, in which its plane's fields are operands
- * at fixed places of the constant bank. */
+// blockIdx.y: K (rotated) or V. Each has code of its own, in which its plane's fields are operands
+// at fixed places of the constant bank.
 template <typename SOURCE, bool EIGHTS, typename ROTATION>
 static __device__ __forceinline__ void append_rows(const kv8_append_kernel_args &a) {
-    __shared__ place places[KV8_APPEND_MAX_ROWS];
+    __shared__ Place places[KV8_APPEND_MAX_ROWS];
     if (blockIdx.y == 0)
         append_plane<SOURCE, EIGHTS, ROTATION>(a, a.plane[0], places);
     else
-        append_plane<SOURCE, EIGHTS, unrotated>(a, a.plane[1], places);
+        append_plane<SOURCE, EIGHTS, Unrotated>(a, a.plane[1], places);
 }
 
 }  // namespace kv8
-
-#endif

@@ -1,10 +1,10 @@
-/* append_rope.cu - rotate K, quantise K and V, store them in their pages, in one pass.
- *
- * Grid, block, shared memory as append.cu; bytes: also the cosines and sines of every row. Bits:
- * those of kv8_cache_append, but for the sign and payload of a NaN that comes out of the
- * rotation, which differ between processors too.
- *
- * SPDX-License-Identifier: Apache-2.0 */
+// append_rope.cu - rotate K, quantise K and V, store them in their pages, in one pass.
+//
+// Grid, block, shared memory as append.cu; bytes: also the cosines and sines of every row. Bits:
+// those of kv8_cache_append, but for the sign and payload of a NaN that comes out of the
+// rotation, which differ between processors too.
+//
+// SPDX-License-Identifier: Apache-2.0
 #include "append_body.cuh"
 
 namespace kv8 {
@@ -14,7 +14,7 @@ static __device__ __forceinline__ const float *angles(const kv8_append_kernel_ar
     return a.cos_sin + int64_t{row} * a.plane[0].head_dim;
 }
 
-/* As kv8_rope_rotate: two products and one sum, each rounded to f32. */
+// As kv8_rope_rotate: two products and one sum, each rounded to f32.
 static __device__ __forceinline__ float rotate_first(float x, float y, float cosine, float sine) {
     return __fsub_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine));
 }
@@ -22,8 +22,8 @@ static __device__ __forceinline__ float rotate_second(float x, float y, float co
     return __fadd_rn(__fmul_rn(y, cosine), __fmul_rn(x, sine));
 }
 
-/* Pair i is elements i and i + head_dim / 2. */
-struct halves_rotated {
+// Pair i is elements i and i + head_dim / 2.
+struct HalvesRotated {
     static constexpr bool rotates = true, pairs = false;
     static __device__ __forceinline__ void eights(const kv8_append_kernel_args &a, int32_t row,
                                                   int32_t d, float low[8], float high[8]) {
@@ -47,10 +47,10 @@ struct halves_rotated {
     }
 };
 
-/* Pair i is elements 2 i and 2 i + 1. */
-struct pairs_rotated {
+// Pair i is elements 2 i and 2 i + 1.
+struct PairsRotated {
     static constexpr bool rotates = true, pairs = true;
-    /* Four pairs, the first of them `pair`. */
+    // Four pairs, the first of them `pair`.
     static __device__ __forceinline__ void eight(const float *cos_sin, int32_t half, int32_t pair,
                                                  float x[8]) {
         const float4 c = __ldg(reinterpret_cast<const float4 *>(cos_sin + pair));
@@ -81,8 +81,8 @@ struct pairs_rotated {
 
 }  // namespace kv8
 
-/* Blocks of a multiprocessor, which bound the registers: f32 rows in flight take more of them, and
- * so do rotated neighbours, and codes made by hand, before sm_89. */
+// Blocks of a multiprocessor, which bound the registers: f32 rows in flight take more of them, and
+// so do rotated neighbours, and codes made by hand, before sm_89.
 #if __CUDA_ARCH__ < 890
 #define KV8_APPEND_ROPE_BLOCKS(SOURCE, ROTATED) 3
 #else
@@ -101,5 +101,5 @@ struct pairs_rotated {
     KV8_APPEND_ROPE_KERNEL(op##_bf16_x1, kv8_bf16, false, ROTATED) \
     KV8_APPEND_ROPE_KERNEL(op##_f16_x8, kv8_f16, true, ROTATED)    \
     KV8_APPEND_ROPE_KERNEL(op##_f16_x1, kv8_f16, false, ROTATED)
-KV8_APPEND_ROPE_KERNELS(rope, halves_rotated)
-KV8_APPEND_ROPE_KERNELS(rope_pairs, pairs_rotated)
+KV8_APPEND_ROPE_KERNELS(rope, HalvesRotated)
+KV8_APPEND_ROPE_KERNELS(rope_pairs, PairsRotated)
