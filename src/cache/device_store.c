@@ -12,7 +12,7 @@
 
 enum {
     ROWS_PER_LAUNCH = 1 << 14,
-    MIN_STAGING = 1 << 20,
+    MIN_STAGING = 1 << 18, /* of one piece */
     STAGING_ALIGNMENT = 256,
     NUM_SOURCES = KV8_F16 + 1 /* dtypes that rows come in: f32, bf16, f16 */
 };
@@ -68,7 +68,7 @@ static size_t table_bytes(const kv8_cache *cache) {
 static size_t max_size(size_t a, size_t b) {
     return a > b ? a : b;
 }
-/* The largest thing that is staged in one piece, and then some. */
+/* Several of the largest thing that is staged in one piece, so that few are waited for. */
 static size_t wanted_staging(const kv8_cache *cache) {
     size_t bytes = MIN_STAGING;
     for (int32_t i = 0; i < cache->shape.num_layers; i++)
@@ -76,7 +76,7 @@ static size_t wanted_staging(const kv8_cache *cache) {
     bytes = max_size(bytes, table_bytes(cache));
     bytes = max_size(bytes, ROWS_PER_LAUNCH * sizeof(int64_t) + indptr_bytes(cache) +
                                 2 * scales_bytes(cache) + 4 * STAGING_ALIGNMENT);
-    return kv8_round_up(bytes, STAGING_ALIGNMENT);
+    return 4 * kv8_round_up(bytes, STAGING_ALIGNMENT);
 }
 
 /* --- staging --- */
@@ -272,27 +272,37 @@ static kv8_status reset_counters(kv8_store *store) {
 
 /* --- tables for attention --- */
 
-static kv8_status check_batch(const kv8_cache *cache, int32_t num_seqs) {
-    if (num_seqs <= cache->shape.max_seqs) return KV8_OK;
-    return kv8_fail(KV8_ERR_INVALID, "cache: num_seqs is %d, the tables have room for %d", num_seqs,
-                    cache->shape.max_seqs);
+/* Every handle is good and there is room for so many; entries of their lists. */
+static kv8_status check_batch(const kv8_cache *cache, const kv8_seq *seqs, int32_t num_seqs,
+                              size_t *num_entries_out) {
+    if (num_seqs < 0 || num_seqs > cache->shape.max_seqs)
+        return kv8_fail(KV8_ERR_INVALID, "cache: num_seqs is %d, must be 0 to max_seqs %d",
+                        num_seqs, cache->shape.max_seqs);
+    *num_entries_out = 0;
+    for (int32_t b = 0; b < num_seqs; b++) {
+        int32_t idx = 0;
+        KV8_TRY(kv8_pages_find(cache->pages, seqs[b], &idx));
+        *num_entries_out +=
+            (size_t)kv8_ceil_div(kv8_pages_length(cache->pages, idx), cache->shape.page_size);
+    }
+    return KV8_OK;
 }
 
 static kv8_status page_table(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
                              kv8_page_table *pages_out) {
     device_store *const own = on_device(store);
     const kv8_cache *const cache = own->cache;
-    KV8_TRY(check_batch(cache, num_seqs));
+    const int32_t group = cache->layers[layer].group;
+    size_t num_entries = 0;
+    KV8_TRY(check_batch(cache, seqs, num_seqs, &num_entries));
     const size_t last_at = (size_t)cache->shape.max_seqs + 1, indices_at = 2 * last_at;
     staged piece;
-    KV8_TRY(stage(own, table_bytes(cache), &piece));
+    KV8_TRY(stage(own, (indices_at + num_entries) * sizeof(int32_t), &piece));
     void *const host = piece.host;
-    int32_t *const indptr = host;
-    KV8_TRY(kv8_pages_table(cache->pages, cache->layers[layer].group, seqs, num_seqs, indptr,
-                            indptr + indices_at, (int64_t)table_capacity(cache), indptr + last_at));
-    int32_t *const fixed = own->tables[cache->layers[layer].group].indptr;
-    const size_t used = indices_at + (size_t)indptr[num_seqs];
-    KV8_TRY(kv8_stream_copy(own->stream, fixed, host, used * sizeof(int32_t)));
+    int32_t *const indptr = host, *const fixed = own->tables[group].indptr;
+    KV8_TRY(kv8_pages_table(cache->pages, group, seqs, num_seqs, indptr, indptr + indices_at,
+                            (int64_t)num_entries, indptr + last_at));
+    KV8_TRY(kv8_stream_copy(own->stream, fixed, host, piece.bytes));
     *pages_out = (kv8_page_table)KV8_PAGE_TABLE_INIT;
     pages_out->page_indptr = fixed;
     pages_out->last_page_len = fixed + last_at;
@@ -304,17 +314,21 @@ static kv8_status scales(kv8_store *store, int32_t layer, const kv8_seq *seqs, i
                          const float **k_scale_out, const float **v_scale_out) {
     device_store *const own = on_device(store);
     const kv8_cache *const cache = own->cache;
-    KV8_TRY(check_batch(cache, num_seqs));
+    size_t num_entries = 0;
+    KV8_TRY(check_batch(cache, seqs, num_seqs, &num_entries));
     const size_t each = scales_bytes(cache) / sizeof(float);
-    staged piece;
-    KV8_TRY(stage(own, 2 * scales_bytes(cache), &piece));
-    void *const host = piece.host;
-    float *const k = host, *const fixed = own->scales + 2 * (size_t)layer * each;
-    KV8_TRY(kv8_cache_scales(cache, layer, seqs, num_seqs, k, k + each));
-    KV8_TRY(kv8_stream_copy(own->stream, fixed, host, piece.bytes));
+    const size_t used = (size_t)num_seqs * num_heads(cache);
+    float *const fixed = own->scales + 2 * (size_t)layer * each;
     *k_scale_out = fixed;
     *v_scale_out = fixed + each;
-    return KV8_OK;
+    if (num_seqs == 0) return KV8_OK;
+    staged piece;
+    KV8_TRY(stage(own, 2 * used * sizeof(float), &piece));
+    void *const host = piece.host;
+    float *const k = host;
+    KV8_TRY(kv8_cache_scales(cache, layer, seqs, num_seqs, k, k + used));
+    KV8_TRY(kv8_stream_copy(own->stream, fixed, k, used * sizeof(float)));
+    return kv8_stream_copy(own->stream, fixed + each, k + used, used * sizeof(float));
 }
 
 /* --- create --- */

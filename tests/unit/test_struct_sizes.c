@@ -109,6 +109,12 @@ static void first_sizes_are_as_published(void **state) {
     assert_int_equal(kv8_paged_first_size, 80);
     assert_int_equal(kv8_page_table_first_size, 64);
     assert_int_equal(kv8_rope_options_first_size, 88);
+    assert_int_equal(kv8_cache_layer_first_size, 40);
+    assert_int_equal(kv8_cache_options_first_size, 96);
+    assert_int_equal(kv8_cache_stats_first_size, 48);
+    assert_int_equal(kv8_append_first_size, 96);
+    assert_int_equal(kv8_append_spec_first_size, 40);
+    assert_int_equal(kv8_append_args_first_size, 168);
 }
 
 int main(void) {
