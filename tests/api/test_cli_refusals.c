@@ -250,12 +250,44 @@ static void threads_that_do_not_start(void **state) {
                    "--tokens", in_dir("ids.json"), "--threads", "1025");
 }
 
+/* Scales that are NaN in one expert of the last layer: whoever is routed there has no numbers. */
+static void logits_that_are_no_numbers_are_named(void **state) {
+    (void)state;
+    enum { SICK_BYTES = 4096 };
+    link_model("sick");
+    size_t size = 0;
+    char *const weights = slurp(MODEL "/model.safetensors", &size);
+    memset(weights + size - SICK_BYTES, 0xff, SICK_BYTES);
+    assert_int_equal(unlink(in_dir("sick/model.safetensors")), 0);
+    spill(in_dir("sick/model.safetensors"), weights, size);
+    free(weights);
+    int32_t ids[64];
+    for (int32_t i = 0; i < 64; i++) ids[i] = 100 + 37 * i;
+    write_ids("sick.json", ids, 64);
+    static const char words[] = "of a step of 63) are not finite: NaN at id 0";
+    program_result result = RUN("score", in_dir("sick"), "--tokens", in_dir("sick.json"));
+    if (strstr(result.err, "the logits after token ") == NULL) fail_msg("\"%s\"", result.err);
+    assert_refusal(&result, words);
+    ASSERT_REFUSED("are not finite", "compare", in_dir("sick"), "--text", MODEL "/held.txt",
+                   "--windows", "1", "--window-len", "64", "--kv", "e4m3");
+    result = RUN("generate", in_dir("sick"), "--prompt", "The river", "--max-tokens", "200",
+                 "--ignore-eos");
+    assert_int_equal(result.status, 2);
+    assert_non_null(strstr(result.err, "are not finite: NaN at id 0\n"));
+    program_free(&result);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_arguments), cmocka_unit_test(bad_models),
-        cmocka_unit_test(bad_tokens),    cmocka_unit_test(too_long_contexts),
-        cmocka_unit_test(bad_texts),     cmocka_unit_test(bad_outputs_and_scales),
-        cmocka_unit_test(full_stdout),   cmocka_unit_test(threads_that_do_not_start),
+        cmocka_unit_test(bad_arguments),
+        cmocka_unit_test(bad_models),
+        cmocka_unit_test(bad_tokens),
+        cmocka_unit_test(too_long_contexts),
+        cmocka_unit_test(bad_texts),
+        cmocka_unit_test(bad_outputs_and_scales),
+        cmocka_unit_test(full_stdout),
+        cmocka_unit_test(threads_that_do_not_start),
+        cmocka_unit_test(logits_that_are_no_numbers_are_named),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* "compare*": for work on one part */
     return cmocka_run_group_tests(tests, set_up, tear_down);
