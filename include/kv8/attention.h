@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* What the two products multiply. bf16 holds bf16, e4m3, e4m3fnuz, e5m2 and int8 exactly, so with
- * Q of bf16 and K and V of these only P is rounded. */
+ * Q of bf16 or e4m3 and K and V of these only P is rounded. */
 typedef enum kv8_attention_math {
     KV8_MATH_AUTO = 0, /* bf16 where Q, K and V enter exactly and it is the faster, else f32 */
     KV8_MATH_F32,      /* f32 x f32, fused multiply-add */
@@ -142,8 +142,9 @@ KV8_API KV8_NODISCARD kv8_status kv8_attention_describe(const kv8_attention_plan
                                                         const void *workspace, char *text,
                                                         size_t size);
 
-/* Oracle: the same inputs in f64, slow and obvious. o_out [total_q, num_qo_heads, v_head_dim],
- * lse_out [total_q, num_qo_heads] (may be NULL). */
+/* Oracle: the same inputs in f64, slow and obvious. o_out [total_q, num_qo_heads, v_head_dim] is
+ * not rounded to o_dtype; lse_out [total_q, num_qo_heads] (may be NULL), to base 2 with lse_base2.
+ */
 KV8_API KV8_NODISCARD kv8_status kv8_attention_reference(const kv8_attention_spec *spec,
                                                          const kv8_attention_args *args,
                                                          double *o_out, double *lse_out);

@@ -30,18 +30,18 @@ typedef struct search {
 /* --- one request, one node --- */
 
 static int32_t qo_len_of(const search *s, int32_t request) {
-    return s->args->qo_indptr[request + 1] - s->args->qo_indptr[request];
+    return kv8_request_of(&s->plan->spec, s->args, request).qo_len;
 }
 
 /* Leading pages whose keys all rows of the request see: not behind a window, not in any row's
  * future. 0 keeps it out. */
-static int32_t whole_pages(const search *s, int32_t request) {
+static int32_t whole_pages(const search *s, int32_t b) {
     const kv8_attention_spec *const spec = &s->plan->spec;
-    const int32_t qo_len = qo_len_of(s, request);
+    const kv8_request request = kv8_request_of(spec, s->args, b);
+    const int32_t qo_len = request.qo_len;
     if (qo_len == 0 || (int64_t)qo_len * s->plan->group_size > s->plan->member_rows) return 0;
-    const int32_t kv_len = kv8_request_kv_len(s->args->pages, spec->page_size, request);
-    if (kv8_row_keys(spec, qo_len, kv_len, qo_len - 1).begin > 0) return 0;
-    return kv8_row_keys(spec, qo_len, kv_len, 0).end / spec->page_size;
+    if (kv8_row_keys(spec, s->args, &request, qo_len - 1).begin > 0) return 0;
+    return kv8_row_keys(spec, s->args, &request, 0).end / spec->page_size;
 }
 
 /* Entry `at` of the table of a place's request, or -1 behind its whole pages. */
@@ -161,8 +161,8 @@ static size_t lay_out(const kv8_attention_plan *plan, uint8_t *base, kv8_attenti
 void kv8_attention_cascade_bounds(kv8_attention_plan *plan) {
     const kv8_attention_spec *const spec = &plan->spec;
     plan->member_rows = plan->block_rows / MEMBERS_PER_BLOCK;
-    if (spec->batch_invariant || spec->has_mask || spec->max_batch < 2 || spec->max_total_q < 2 ||
-        plan->group_size > plan->member_rows) {
+    if (spec->batch_invariant || spec->has_mask || spec->has_key_range || spec->page_size == 0 ||
+        spec->max_batch < 2 || spec->max_total_q < 2 || plan->group_size > plan->member_rows) {
         plan->member_rows = 0;
         return;
     }

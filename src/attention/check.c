@@ -167,38 +167,64 @@ static kv8_status check_queries(const kv8_attention_spec *spec, const kv8_attent
     if (indptr[args->batch] > spec->max_total_q)
         return kv8_fail(KV8_ERR_INVALID, "qo_indptr[%d] is %d, max_total_q is %d", args->batch,
                         indptr[args->batch], spec->max_total_q);
+    for (int32_t b = 0; args->qo_lens != NULL && b < args->batch; b++) {
+        if (args->qo_lens[b] < 0 || args->qo_lens[b] > indptr[b + 1] - indptr[b])
+            return kv8_fail(KV8_ERR_INVALID, "qo_lens[%d] is %d, must be 0 to %d", b,
+                            args->qo_lens[b], indptr[b + 1] - indptr[b]);
+    }
     return KV8_OK;
 }
 
 /* One request's length, in whichever form. */
+static kv8_status paged_length(const kv8_attention_spec *spec, const kv8_page_table *table,
+                               int32_t b, int64_t *kv_len_out) {
+    const int64_t num_pages = (int64_t)table->page_indptr[b + 1] - table->page_indptr[b];
+    if (num_pages < 0 || table->page_indptr[b] < 0)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "page_indptr[%d] is %d after %d, must not fall or be negative", b + 1,
+                        table->page_indptr[b + 1], table->page_indptr[b]);
+    *kv_len_out = 0;
+    if (num_pages == 0) return KV8_OK;
+    const int32_t last = table->last_page_len[b];
+    if (last < 1 || last > spec->page_size)
+        return kv8_fail(KV8_ERR_INVALID, "last_page_len[%d] is %d, must be 1 to %d", b, last,
+                        spec->page_size);
+    *kv_len_out = (num_pages - 1) * spec->page_size + last;
+    return KV8_OK;
+}
+
+static kv8_status dense_length(const kv8_attention_spec *spec, const kv8_page_table *table,
+                               int32_t b, int64_t *kv_len_out) {
+    *kv_len_out = table->seq_lens[b];
+    if (*kv_len_out < 0)
+        return kv8_fail(KV8_ERR_INVALID, "seq_lens[%d] is %d, must be 0 or more", b,
+                        table->seq_lens[b]);
+    if (kv8_ceil_div(*kv_len_out, spec->page_size) > table->block_table_stride)
+        return kv8_fail(KV8_ERR_INVALID, "seq_lens[%d] is %d, block_table_stride %lld holds %lld",
+                        b, table->seq_lens[b], (long long)table->block_table_stride,
+                        (long long)table->block_table_stride * spec->page_size);
+    return KV8_OK;
+}
+
+static kv8_status ragged_length(const kv8_page_table *table, int32_t b, int64_t *kv_len_out) {
+    const int64_t room = (int64_t)table->kv_indptr[b + 1] - table->kv_indptr[b];
+    if (room < 0 || table->kv_indptr[b] < 0)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "kv_indptr[%d] is %d after %d, must not fall or be negative", b + 1,
+                        table->kv_indptr[b + 1], table->kv_indptr[b]);
+    *kv_len_out = table->seq_lens == NULL ? room : table->seq_lens[b];
+    if (*kv_len_out < 0 || *kv_len_out > room)
+        return kv8_fail(KV8_ERR_INVALID, "seq_lens[%d] is %d, must be 0 to the %lld of kv_indptr",
+                        b, table->seq_lens[b], (long long)room);
+    return KV8_OK;
+}
+
 static kv8_status check_length(const kv8_attention_spec *spec, const kv8_page_table *table,
                                int32_t b) {
     int64_t kv_len = 0;
-    if (table->page_indptr != NULL) {
-        const int64_t num_pages = (int64_t)table->page_indptr[b + 1] - table->page_indptr[b];
-        if (num_pages < 0 || table->page_indptr[b] < 0)
-            return kv8_fail(KV8_ERR_INVALID,
-                            "page_indptr[%d] is %d after %d, must not fall or be "
-                            "negative",
-                            b + 1, table->page_indptr[b + 1], table->page_indptr[b]);
-        if (num_pages > 0) {
-            const int32_t last = table->last_page_len[b];
-            if (last < 1 || last > spec->page_size)
-                return kv8_fail(KV8_ERR_INVALID, "last_page_len[%d] is %d, must be 1 to %d", b,
-                                last, spec->page_size);
-            kv_len = (num_pages - 1) * spec->page_size + last;
-        }
-    } else {
-        kv_len = table->seq_lens[b];
-        if (kv_len < 0)
-            return kv8_fail(KV8_ERR_INVALID, "seq_lens[%d] is %d, must be 0 or more", b,
-                            table->seq_lens[b]);
-        if (kv8_ceil_div(kv_len, spec->page_size) > table->block_table_stride)
-            return kv8_fail(KV8_ERR_INVALID,
-                            "seq_lens[%d] is %d, block_table_stride %lld holds %lld", b,
-                            table->seq_lens[b], (long long)table->block_table_stride,
-                            (long long)table->block_table_stride * spec->page_size);
-    }
+    KV8_TRY(table->page_indptr != NULL   ? paged_length(spec, table, b, &kv_len)
+            : table->block_table != NULL ? dense_length(spec, table, b, &kv_len)
+                                         : ragged_length(table, b, &kv_len));
     if (kv_len > spec->max_kv_len)
         return kv8_fail(KV8_ERR_INVALID, "request %d has %lld keys, max_kv_len is %d", b,
                         (long long)kv_len, spec->max_kv_len);
@@ -232,15 +258,16 @@ static kv8_status check_table(const kv8_attention_spec *spec, const kv8_attentio
     return KV8_OK;
 }
 
-/* Rows of a masked request that see any slot of [begin, end)? Asked of few pages. */
-static bool mask_shows(const kv8_attention_spec *spec, const kv8_attention_args *args, int32_t b,
-                       int32_t kv_len, int32_t begin, int32_t end) {
-    const int32_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
-    for (int32_t row = 0; row < qo_len; row++) {
-        const kv8_key_range keys = kv8_row_keys(spec, qo_len, kv_len, row);
-        for (int32_t key = begin; key < end; key++) {
-            if (key >= keys.begin && key < keys.end && kv8_mask_bit(args, b, kv_len, row, key))
-                return true;
+/* Do rows see any key of [begin, end), where a mask or ranges may leave holes? */
+static bool any_sees(const kv8_attention_spec *spec, const kv8_attention_args *args,
+                     const kv8_request *request, int32_t begin, int32_t end) {
+    for (int32_t row = 0; row < request->qo_len; row++) {
+        const kv8_key_range keys = kv8_row_keys(spec, args, request, row);
+        const int32_t from = keys.begin > begin ? keys.begin : begin;
+        const int32_t to = keys.end < end ? keys.end : end;
+        if (!spec->has_mask && from < to) return true;
+        for (int32_t key = from; key < to; key++) {
+            if (kv8_mask_bit(args, request->idx, request->kv_len, row, key)) return true;
         }
     }
     return false;
@@ -249,25 +276,23 @@ static bool mask_shows(const kv8_attention_spec *spec, const kv8_attention_args 
 /* Every page that a query can see must exist; the others' entries are not looked at. */
 static kv8_status check_pages(const kv8_attention_spec *spec, const kv8_attention_args *args,
                               int32_t b, kv8_last_page *last) {
-    const int32_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
-    const int32_t kv_len = kv8_request_kv_len(args->pages, spec->page_size, b);
-    if (qo_len == 0) return KV8_OK;
-    const kv8_key_range seen = kv8_rows_keys(spec, qo_len, kv_len, 0, qo_len - 1);
-    if (seen.begin >= seen.end) return KV8_OK;
+    const kv8_request request = kv8_request_of(spec, args, b);
     const int32_t *const pages = kv8_request_pages(args->pages, b);
+    if (request.qo_len == 0 || spec->page_size == 0) return KV8_OK;
+    const kv8_key_range seen = kv8_rows_keys(spec, args, &request, 0, request.qo_len - 1);
+    if (seen.begin >= seen.end) return KV8_OK;
+    const bool holes = spec->has_mask || spec->has_key_range;
     const int32_t size = spec->page_size;
     for (int32_t i = seen.begin / size; i <= (seen.end - 1) / size; i++) {
         if (pages[i] >= 0 && pages[i] <= last->page) continue;
         const int32_t begin = (int32_t)kv8_max_i64((int64_t)i * size, seen.begin);
         const int32_t end = (int32_t)kv8_min_i64((int64_t)(i + 1) * size, seen.end);
-        if (spec->has_mask && !mask_shows(spec, args, b, kv_len, begin, end)) continue;
-        if (pages[i] >= 0) {
-            *last = (kv8_last_page){.page = pages[i], .request = b, .entry = i};
-            continue;
-        }
-        return kv8_fail(KV8_ERR_INVALID,
-                        "request %d: table entry %d is %d, but a query sees keys of that page", b,
-                        i, pages[i]);
+        if (holes && !any_sees(spec, args, &request, begin, end)) continue;
+        if (pages[i] < 0)
+            return kv8_fail(KV8_ERR_INVALID,
+                            "request %d: table entry %d is %d, but a query sees keys of that page",
+                            b, i, pages[i]);
+        *last = (kv8_last_page){.page = pages[i], .request = b, .entry = i};
     }
     return KV8_OK;
 }
@@ -282,6 +307,10 @@ kv8_status kv8_attention_check_data(const kv8_attention_spec *spec,
     if ((spec->q_dtype == KV8_E4M3) != (args->q_scale != NULL))
         return kv8_fail(KV8_ERR_INVALID, "q_dtype is %s and q_scale is %s; e4m3 alone has one",
                         kv8_dtype_name(spec->q_dtype), args->q_scale == NULL ? "NULL" : "set");
+    if (args->o_scale != NULL && !is_fp8(kv8_spec_o_dtype(spec)))
+        return kv8_fail(KV8_ERR_INVALID,
+                        "o_scale is set and o_dtype %s; 8-bit floats alone have one",
+                        kv8_dtype_name(kv8_spec_o_dtype(spec)));
     if ((spec->k_dtype == KV8_INT8) != (args->k->row_scale != NULL))
         return kv8_fail(KV8_ERR_INVALID, "k_dtype is %s and k.row_scale is %s; int8 alone has one",
                         kv8_dtype_name(spec->k_dtype), args->k->row_scale == NULL ? "NULL" : "set");
@@ -305,6 +334,9 @@ kv8_status kv8_attention_check_values(const kv8_attention_spec *spec,
     KV8_TRY(kv8_attention_check_scalars(args));
     KV8_TRY(check_sinks(spec, args->sink_logit));
     KV8_TRY(kv8_attention_check_data(spec, args));
+    if (args->o_scale != NULL && !(*args->o_scale > 0 && isfinite(*args->o_scale)))
+        return kv8_fail(KV8_ERR_INVALID, "o_scale is %g, must be finite and > 0",
+                        (double)*args->o_scale);
     KV8_TRY(check_pool("k", args->k, last));
     return check_pool("v", args->v, last);
 }
@@ -321,6 +353,12 @@ kv8_status kv8_attention_check_batch(const kv8_attention_spec *spec, const kv8_a
                         args->mask_bits == NULL ? "mask_bits" : "mask_indptr");
     if (!spec->has_mask && (args->mask_bits != NULL || args->mask_indptr != NULL))
         return kv8_fail(KV8_ERR_INVALID, "mask_bits are given and the plan's has_mask is 0");
+    const bool ranged = args->key_begin != NULL && args->key_end != NULL;
+    if (spec->has_key_range && !ranged)
+        return kv8_fail(KV8_ERR_INVALID, "the plan has key ranges and %s is NULL",
+                        args->key_begin == NULL ? "key_begin" : "key_end");
+    if (!spec->has_key_range && (args->key_begin != NULL || args->key_end != NULL))
+        return kv8_fail(KV8_ERR_INVALID, "key ranges are given and the plan's has_key_range is 0");
     for (int32_t b = 0; b < args->batch; b++) KV8_TRY(check_pages(spec, args, b, last_out));
     return KV8_OK;
 }

@@ -27,15 +27,15 @@ static cost cost_of(const kv8_attention_plan *plan, const kv8_attention_args *ar
                              (args->lse != NULL ? (double)sizeof(float) : 0);
     cost c = {0, 0};
     for (int32_t b = 0; b < args->batch; b++) {
-        const int32_t qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b];
-        const int32_t kv_len = kv8_request_kv_len(args->pages, spec->page_size, b);
+        const kv8_request request = kv8_request_of(spec, args, b);
+        const int32_t qo_len = request.qo_len;
         if (qo_len == 0) continue;
-        const kv8_key_range seen = kv8_rows_keys(spec, qo_len, kv_len, 0, qo_len - 1);
+        const kv8_key_range seen = kv8_rows_keys(spec, args, &request, 0, qo_len - 1);
         const int32_t shared = cascade->num_shares > 0 ? cascade->members[b].num_keys : 0;
         c.bytes += (double)(seen.end - seen.begin - shared) * spec->num_kv_heads * key_bytes +
                    (double)qo_len * spec->num_qo_heads * row_bytes;
         for (int32_t row = 0; row < qo_len; row++) {
-            const kv8_key_range keys = kv8_row_keys(spec, qo_len, kv_len, row);
+            const kv8_key_range keys = kv8_row_keys(spec, args, &request, row);
             c.products += (double)(keys.end - keys.begin) * spec->num_qo_heads *
                           (spec->head_dim + spec->v_head_dim);
         }

@@ -50,14 +50,31 @@ static row_total total_of(const kv8_attention_partials *partials, int32_t num, f
     return t;
 }
 
-static void store(kv8_dtype dtype, void *out, int64_t at, const float *values, int32_t n) {
+static void store(kv8_dtype dtype, float scale, void *out, int64_t at, const float *values,
+                  int32_t n) {
     switch (dtype) {
+        case KV8_E4M3:
+        case KV8_E4M3FNUZ:
+        case KV8_E5M2:
+            KV8_MUST(kv8_narrow(KV8_ISA_BEST, dtype, values, (size_t)n, scale, (uint8_t *)out + at,
+                                NULL));
+            break;
         case KV8_BF16: kv8_bf16_from_f32_row(values, (size_t)n, (kv8_bf16 *)out + at); break;
         case KV8_F16:
             for (int32_t d = 0; d < n; d++) ((kv8_f16 *)out)[at + d] = kv8_f16_from_f32(values[d]);
             break;
         default: memcpy((float *)out + at, values, (size_t)n * sizeof *values); break;
     }
+}
+
+static void store_lse(const kv8_attention_args *args, int32_t num_qo_heads, int64_t q_row,
+                      int64_t head, float lse) {
+    static const double log2_e = 1.4426950408889634;
+    if (args->lse == NULL) return;
+    const bool contiguous = args->lse_stride_row == 0 && args->lse_stride_head == 0;
+    const int64_t at = contiguous ? q_row * num_qo_heads + head
+                                  : q_row * args->lse_stride_row + head * args->lse_stride_head;
+    args->lse[at] = args->lse_base2 ? (float)((double)lse * log2_e) : lse;
 }
 
 /* Rows are padded (KV8_TILE_PAD), so that loops over a row run in steps of this many floats, a
@@ -98,6 +115,6 @@ void kv8_attention_finish_row(const kv8_attention_plan *plan, const kv8_attentio
             row[d + i] = row[d + i] * t.factor / t.denominator * v_scale;
     }
     if (t.empty) memset(row, 0, (size_t)dim * sizeof *row);
-    store(spec->o_dtype, args->o, out, row, dim);
-    if (args->lse != NULL) args->lse[(int64_t)q_row * spec->num_qo_heads + head] = t.lse;
+    store(spec->o_dtype, args->o_scale == NULL ? 1 : *args->o_scale, args->o, out, row, dim);
+    store_lse(args, spec->num_qo_heads, q_row, head, t.lse);
 }

@@ -9,12 +9,13 @@
 
 #include <kv8/attention.h>
 
-/* An empty part (lse -inf) counts nothing, whatever its o holds. */
+/* An empty part (lse infinite) counts nothing, whatever its o holds. */
 static void merge_row(float *o_a, float *lse_a, const float *o_b, float lse_b, size_t dim) {
     const double a = (double)*lse_a, b = (double)lse_b;
-    const bool a_empty = *lse_a == -INFINITY, b_empty = lse_b == -INFINITY;
+    const bool a_empty = isinf(*lse_a), b_empty = isinf(lse_b);
     if (b_empty) {
         for (size_t d = 0; a_empty && d < dim; d++) o_a[d] = 0;
+        if (a_empty) *lse_a = -INFINITY;
         return;
     }
     if (a_empty) {
@@ -39,7 +40,7 @@ void kv8_attention_apply_sink(float *o, const float *lse, const float *sink_logi
                               size_t dim) {
     for (size_t i = 0; i < n; i++) {
         float *const row = o + i * dim;
-        if (lse[i] == -INFINITY || sink_logit[i] == INFINITY) {
+        if (isinf(lse[i]) || sink_logit[i] == INFINITY) {
             for (size_t d = 0; d < dim; d++) row[d] = 0;
             continue;
         }

@@ -27,8 +27,8 @@ static bool fits_codes(const kv8_attention_spec *spec) {
 /* bf16 math only where neither Q nor K nor V is rounded by it, and, left to us, where it is faster
  * than f32; else f32. The highest rung that the spec allows. */
 static kv8_status choose(kv8_attention_choice *out, const kv8_attention_spec *spec) {
-    const bool exact =
-        spec->q_dtype == KV8_BF16 && fits_bf16(spec->k_dtype) && fits_bf16(spec->v_dtype);
+    const bool exact = (spec->q_dtype == KV8_BF16 || spec->q_dtype == KV8_E4M3) &&
+                       fits_bf16(spec->k_dtype) && fits_bf16(spec->v_dtype);
     bool bf16 = spec->math != KV8_MATH_F32 && exact;
     if (spec->math == KV8_MATH_AUTO && spec->isa == KV8_ISA_AVX512_BF16)
         bf16 = bf16 && kv8_machine_bf16_dots_pay();
@@ -41,11 +41,12 @@ static kv8_status choose(kv8_attention_choice *out, const kv8_attention_spec *sp
     }
     if (spec->math != KV8_MATH_BF16 || out->math == KV8_MATH_BF16) return KV8_OK;
     if (!exact)
-        return kv8_fail(KV8_ERR_UNSUPPORTED,
-                        "math is bf16, with q %s, k %s, v %s; supported: q bf16, k and v bf16 or 8 "
-                        "bits",
-                        kv8_dtype_name(spec->q_dtype), kv8_dtype_name(spec->k_dtype),
-                        kv8_dtype_name(spec->v_dtype));
+        return kv8_fail(
+            KV8_ERR_UNSUPPORTED,
+            "math is bf16, with q %s, k %s, v %s; supported: q bf16 or e4m3, k and v bf16 or 8 "
+            "bits",
+            kv8_dtype_name(spec->q_dtype), kv8_dtype_name(spec->k_dtype),
+            kv8_dtype_name(spec->v_dtype));
     return kv8_fail(KV8_ERR_UNSUPPORTED, "math is bf16, which %s has no products of",
                     kv8_isa_name(spec->isa));
 }
@@ -117,7 +118,6 @@ kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attenti
     *out = NULL;
     KV8_TAKE_STRUCT(kv8_attention_spec, spec);
     KV8_TRY(kv8_attention_check_spec(spec));
-    KV8_TRY(kv8_attention_check_extras(spec));
     void *memory = NULL;
     KV8_TRY(kv8_alloc(allocator, 1, sizeof(kv8_attention_plan), "attention plan", &memory));
     kv8_attention_plan *const plan = memory;

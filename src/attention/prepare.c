@@ -38,7 +38,6 @@ kv8_status kv8_attention_prepare(const kv8_attention_plan *plan, const kv8_atten
     KV8_TRY(check_workspace(workspace));
     kv8_attention_prepared *const head = workspace;
     head->mark = 0;
-    KV8_TRY(kv8_attention_check_extra_args(args));
     KV8_TRY(kv8_attention_check_batch(&plan->spec, args, &head->last_page));
     uint8_t *const bytes = workspace;
     const kv8_attention_cascade cascade =

@@ -31,8 +31,8 @@ typedef struct kv8_last_page {
     int32_t page, request, entry;
 } kv8_last_page;
 
-/* Lengths, page tables and visible page ids against the spec. Reads only index arrays and mask
- * bits. */
+/* Lengths, page tables and visible page ids against the spec. Reads only index arrays, key
+ * ranges and mask bits. */
 kv8_status kv8_attention_check_batch(const kv8_attention_spec *spec, const kv8_attention_args *args,
                                      kv8_last_page *last_out);
 /* What may change from run to run of a checked batch that has rows: data pointers, numbers, sinks,
@@ -46,7 +46,7 @@ kv8_status kv8_attention_check_data(const kv8_attention_spec *spec, const kv8_at
 kv8_status kv8_attention_check_scalars(const kv8_attention_args *args);
 kv8_status kv8_attention_check_form(const kv8_attention_spec *spec, const kv8_page_table *table);
 
-/* KV8_ERR_UNSUPPORTED, by name, where a spec or args ask for what no kernel computes. */
+/* KV8_ERR_UNSUPPORTED, by name, where a spec or args ask for what no GPU kernel computes. */
 kv8_status kv8_attention_check_extras(const kv8_attention_spec *spec);
 kv8_status kv8_attention_check_extra_args(const kv8_attention_args *args);
 
@@ -61,14 +61,33 @@ static inline kv8_dtype kv8_spec_o_dtype(const kv8_attention_spec *spec) {
 /* Keys of request b; tables have been checked. */
 static inline int32_t kv8_request_kv_len(const kv8_page_table *table, int32_t page_size,
                                          int32_t b) {
+    if (table->kv_indptr != NULL && table->seq_lens == NULL)
+        return table->kv_indptr[b + 1] - table->kv_indptr[b];
     if (table->page_indptr == NULL) return table->seq_lens[b];
     const int32_t num_pages = table->page_indptr[b + 1] - table->page_indptr[b];
     return num_pages == 0 ? 0 : (num_pages - 1) * page_size + table->last_page_len[b];
 }
+/* NULL where there are no pages. */
 static inline const int32_t *kv8_request_pages(const kv8_page_table *table, int32_t b) {
-    if (table->page_indptr == NULL) return table->block_table + b * table->block_table_stride;
+    if (table->block_table != NULL) return table->block_table + b * table->block_table_stride;
     /* An empty batch of pages may come without an index array. */
     return table->page_indices == NULL ? NULL : table->page_indices + table->page_indptr[b];
+}
+
+/* One request of a checked batch. */
+typedef struct kv8_request {
+    int32_t idx;
+    int32_t q_begin; /* its first row of q */
+    int32_t qo_len;  /* rows in use */
+    int32_t kv_len;
+} kv8_request;
+static inline kv8_request kv8_request_of(const kv8_attention_spec *spec,
+                                         const kv8_attention_args *args, int32_t b) {
+    const int32_t rows = args->qo_indptr[b + 1] - args->qo_indptr[b];
+    return (kv8_request){.idx = b,
+                         .q_begin = args->qo_indptr[b],
+                         .qo_len = args->qo_lens == NULL ? rows : args->qo_lens[b],
+                         .kv_len = kv8_request_kv_len(args->pages, spec->page_size, b)};
 }
 
 /* The spec with its defaults written out. */
@@ -84,25 +103,42 @@ static inline double kv8_args_sm_scale(const kv8_attention_spec *spec,
     return args->sm_scale != 0 ? (double)args->sm_scale : 1 / sqrt((double)spec->head_dim);
 }
 
-/* The keys that causal and window leave to one query row: [begin, end), empty as begin == end. */
+/* The keys that a query row sees, masks apart: [begin, end), empty as begin == end. */
 typedef struct kv8_key_range {
     int32_t begin, end;
 } kv8_key_range;
-static inline kv8_key_range kv8_row_keys(const kv8_attention_spec *spec, int32_t qo_len,
-                                         int32_t kv_len, int32_t row) {
-    const int64_t position = (int64_t)kv_len - qo_len + row;
-    int64_t begin = 0, end = kv_len;
-    if (spec->causal) end = kv8_min_i64(end, kv8_max_i64(position + 1, 0));
-    if (spec->window_left >= 0)
-        begin = kv8_min_i64(kv8_max_i64(position - spec->window_left, 0), end);
-    return (kv8_key_range){(int32_t)begin, (int32_t)end};
+static inline kv8_key_range kv8_row_keys(const kv8_attention_spec *spec,
+                                         const kv8_attention_args *args, const kv8_request *request,
+                                         int32_t row) {
+    const int64_t position = (int64_t)request->kv_len - request->qo_len + row;
+    int64_t begin = 0, end = request->kv_len;
+    if (spec->causal) end = kv8_min_i64(end, position + 1);
+    if (spec->window_right >= 0) end = kv8_min_i64(end, position + spec->window_right + 1);
+    if (spec->window_left >= 0) begin = kv8_max_i64(position - spec->window_left, 0);
+    if (spec->has_key_range) {
+        begin = kv8_max_i64(begin, args->key_begin[request->q_begin + row]);
+        end = kv8_min_i64(end, args->key_end[request->q_begin + row]);
+    }
+    end = kv8_max_i64(end, 0);
+    return (kv8_key_range){(int32_t)kv8_min_i64(begin, end), (int32_t)end};
 }
-/* Ranges move right with the row, so the union over rows [first, last] is one range too. */
-static inline kv8_key_range kv8_rows_keys(const kv8_attention_spec *spec, int32_t qo_len,
-                                          int32_t kv_len, int32_t first, int32_t last) {
-    const kv8_key_range a = kv8_row_keys(spec, qo_len, kv_len, first);
-    const kv8_key_range b = kv8_row_keys(spec, qo_len, kv_len, last);
-    return (kv8_key_range){a.begin < b.begin ? a.begin : b.begin, b.end};
+/* The least range with all that rows [first, last] see. */
+static inline kv8_key_range kv8_rows_keys(const kv8_attention_spec *spec,
+                                          const kv8_attention_args *args,
+                                          const kv8_request *request, int32_t first, int32_t last) {
+    const kv8_key_range a = kv8_row_keys(spec, args, request, first);
+    const kv8_key_range b = kv8_row_keys(spec, args, request, last);
+    if (!spec->has_key_range) /* they move right with the row */
+        return (kv8_key_range){a.begin < b.begin ? a.begin : b.begin, b.end};
+    kv8_key_range all = {INT32_MAX, 0};
+    for (int32_t row = first; row <= last; row++) {
+        const kv8_key_range keys = kv8_row_keys(spec, args, request, row);
+        if (keys.begin == keys.end) continue;
+        if (keys.begin < all.begin) all.begin = keys.begin;
+        if (keys.end > all.end) all.end = keys.end;
+    }
+    if (all.end == 0) all.begin = 0;
+    return all;
 }
 /* Bit of (row, key) in request b's mask field. */
 static inline bool kv8_mask_bit(const kv8_attention_args *args, int32_t b, int32_t kv_len,

@@ -36,6 +36,11 @@ static bool sees(const scene *s, int32_t row, int32_t key) {
     const int64_t position = (int64_t)s->kv_len - s->qo_len + row;
     if (s->spec->causal && key > position) return false;
     if (s->spec->window_left >= 0 && key < position - s->spec->window_left) return false;
+    if (s->spec->window_right >= 0 && key > position + s->spec->window_right) return false;
+    if (s->spec->has_key_range) {
+        const int32_t q_row = s->args->qo_indptr[s->b] + row;
+        if (key < s->args->key_begin[q_row] || key >= s->args->key_end[q_row]) return false;
+    }
     if (!s->spec->has_mask) return true;
     const int64_t bit = (int64_t)row * s->kv_len + key;
     const uint8_t *const field = s->args->mask_bits + s->args->mask_indptr[s->b];
@@ -56,6 +61,29 @@ static void dequantise(const scene *s, const kv8_paged *paged, kv8_dtype dtype, 
     for (int32_t d = 0; d < dim; d++) out[d] = element(dtype, paged->data, at + d) * factor;
 }
 
+/* Where key `key` lies. */
+static void find_key(const scene *s, int32_t key, int32_t *page, int32_t *slot) {
+    const kv8_page_table *const t = s->args->pages;
+    if (t->kv_indptr != NULL) {
+        *page = 0;
+        *slot = t->kv_indptr[s->b] + key;
+        return;
+    }
+    const int32_t entry = key / s->spec->page_size;
+    *page = t->page_indptr != NULL ? t->page_indices[t->page_indptr[s->b] + entry]
+                                   : t->block_table[s->b * t->block_table_stride + entry];
+    *slot = key % s->spec->page_size;
+}
+
+/* Keys of request b. */
+static int32_t count_keys(const kv8_attention_spec *spec, const kv8_page_table *t, int32_t b) {
+    if (t->kv_indptr != NULL)
+        return t->seq_lens != NULL ? t->seq_lens[b] : t->kv_indptr[b + 1] - t->kv_indptr[b];
+    if (t->block_table != NULL) return t->seq_lens[b];
+    const int32_t num_pages = t->page_indptr[b + 1] - t->page_indptr[b];
+    return num_pages == 0 ? 0 : (num_pages - 1) * spec->page_size + t->last_page_len[b];
+}
+
 /* Rows of keys that nobody sees stay untouched, in the cache and here. */
 static void load_keys(const scene *s) {
     const kv8_attention_args *const args = s->args;
@@ -67,12 +95,12 @@ static void load_keys(const scene *s) {
                               ? 1.0f
                               : args->v_scale[s->b * args->v_scale_stride_batch +
                                               s->kv_head * args->v_scale_stride_head];
-    const int32_t *const pages = kv8_request_pages(args->pages, s->b);
     for (int32_t key = 0; key < s->kv_len; key++) {
         bool seen = false;
         for (int32_t row = 0; row < s->qo_len && !seen; row++) seen = sees(s, row, key);
         if (!seen) continue;
-        const int32_t page = pages[key / s->spec->page_size], slot = key % s->spec->page_size;
+        int32_t page = 0, slot = 0;
+        find_key(s, key, &page, &slot);
         dequantise(s, args->k, s->spec->k_dtype, k_scale, page, slot, s->spec->head_dim,
                    s->k + (int64_t)key * s->spec->head_dim);
         dequantise(s, args->v, s->spec->v_dtype, v_scale, page, slot, s->v_head_dim,
@@ -146,7 +174,7 @@ static void attend_head(const scene *s, double *o_out, double *lse_out) {
             const int64_t at =
                 ((int64_t)s->args->qo_indptr[s->b] + row) * s->spec->num_qo_heads + qo_head;
             const double lse = attend_row(s, row, qo_head, o_out + at * s->v_head_dim);
-            if (lse_out != NULL) lse_out[at] = lse;
+            if (lse_out != NULL) lse_out[at] = s->args->lse_base2 ? lse / log(2) : lse;
         }
     }
 }
@@ -155,11 +183,9 @@ kv8_status kv8_attention_reference(const kv8_attention_spec *spec, const kv8_att
                                    double *o_out, double *lse_out) {
     KV8_TAKE_STRUCT(kv8_attention_spec, spec);
     KV8_TRY(kv8_attention_check_spec(spec));
-    KV8_TRY(kv8_attention_check_extras(spec));
     kv8_attention_inputs inputs;
     KV8_TRY(kv8_attention_read_args(&inputs, given));
     const kv8_attention_args *const args = &inputs.args;
-    KV8_TRY(kv8_attention_check_extra_args(args));
     kv8_last_page last_page;
     KV8_TRY(kv8_attention_check_batch(spec, args, &last_page));
     if (args->batch == 0 || args->qo_indptr[args->batch] == 0) return KV8_OK;
@@ -167,8 +193,7 @@ kv8_status kv8_attention_reference(const kv8_attention_spec *spec, const kv8_att
     const int32_t v_head_dim = kv8_spec_v_head_dim(spec);
     int32_t longest = 1;
     for (int32_t b = 0; b < args->batch; b++)
-        longest =
-            (int32_t)kv8_max_i64(longest, kv8_request_kv_len(args->pages, spec->page_size, b));
+        longest = (int32_t)kv8_max_i64(longest, count_keys(spec, args->pages, b));
     const size_t row_size = (size_t)(spec->head_dim + v_head_dim + 1) * sizeof(double);
     void *memory = NULL;
     KV8_TRY(kv8_alloc(NULL, (size_t)longest, row_size, "the oracle's keys and values", &memory));
@@ -181,8 +206,10 @@ kv8_status kv8_attention_reference(const kv8_attention_spec *spec, const kv8_att
                              .args = args,
                              .b = b,
                              .kv_head = kv_head,
-                             .qo_len = args->qo_indptr[b + 1] - args->qo_indptr[b],
-                             .kv_len = kv8_request_kv_len(args->pages, spec->page_size, b),
+                             .qo_len = args->qo_lens != NULL
+                                           ? args->qo_lens[b]
+                                           : args->qo_indptr[b + 1] - args->qo_indptr[b],
+                             .kv_len = count_keys(spec, args->pages, b),
                              .v_head_dim = v_head_dim,
                              .k = k,
                              .v = v,

@@ -52,10 +52,14 @@ static void load_q(const run *r, const kv8_attention_item *item, float *q) {
                            (p.kv_head * plan->group_size + p.in_group) * r->args->q_stride_head;
         const uint8_t *const codes = (const uint8_t *)r->args->q + at * (int64_t)size;
         memset(q, 0, (size_t)plan->q_row * sizeof *q);
-        if (plan->choice.math == KV8_MATH_BF16)
+        if (plan->choice.math == KV8_MATH_BF16 && spec->q_dtype == KV8_BF16) {
             memcpy(q, codes, head_dim * size);
-        else
-            KV8_MUST(kv8_widen(spec->isa, spec->q_dtype, codes, head_dim, q));
+            continue;
+        }
+        float values[KV8_MAX_HEAD_DIM];
+        const bool narrows = plan->choice.math == KV8_MATH_BF16;
+        KV8_MUST(kv8_widen(spec->isa, spec->q_dtype, codes, head_dim, narrows ? values : q));
+        if (narrows) kv8_bf16_from_f32_row(values, head_dim, (kv8_bf16 *)(void *)q);
     }
 }
 
@@ -78,12 +82,12 @@ static void load_scales(const run *r, const kv8_attention_item *item, float *sca
 }
 
 /* The keys that every row of a head sees. */
-static void load_sight(const run *r, const kv8_attention_item *item, int32_t qo_len, int32_t kv_len,
+static void load_sight(const run *r, const kv8_attention_item *item, const kv8_request *request,
                        int32_t *seen_from, int32_t *seen_to) {
     for (int32_t row = 0; row < item->num_rows; row++) {
         kv8_key_range keys = {item->key_begin, item->key_end};
         if (item->shared < 0)
-            keys = kv8_row_keys(&r->plan->spec, qo_len, kv_len,
+            keys = kv8_row_keys(&r->plan->spec, r->args, request,
                                 (item->row_begin + row) / r->plan->group_size);
         seen_from[row] = keys.begin;
         seen_to[row] = keys.end;
@@ -160,11 +164,15 @@ static void run_item(const run *r, const kv8_attention_item *item, kv8_attention
     const kv8_attention_plan *const plan = r->plan;
     const kv8_attention_args *const args = r->args;
     const kv8_attention_scratch *const at = &plan->scratch;
-    const int32_t qo_len = args->qo_indptr[item->request + 1] - args->qo_indptr[item->request];
-    const int32_t kv_len = kv8_request_kv_len(args->pages, plan->spec.page_size, item->request);
+    const kv8_request request = kv8_request_of(&plan->spec, args, item->request);
     int32_t *const seen_from = (int32_t *)(base + at->seen_from);
     int32_t *const seen_to = (int32_t *)(base + at->seen_to);
-    load_sight(r, item, qo_len, kv_len, seen_from, seen_to);
+    load_sight(r, item, &request, seen_from, seen_to);
+    kv8_key_range common = {0, INT32_MAX};
+    for (int32_t row = 0; row < item->num_rows; row++) {
+        if (seen_from[row] > common.begin) common.begin = seen_from[row];
+        if (seen_to[row] < common.end) common.end = seen_to[row];
+    }
     load_q(r, item, base + at->q);
     load_scales(r, item, base + at->scale);
     const bool partly = item->partial >= 0;
@@ -180,8 +188,9 @@ static void run_item(const run *r, const kv8_attention_item *item, kv8_attention
         .turn = turn,
         .pages = kv8_request_pages(args->pages, item->request),
         .group_size = plan->group_size,
-        .qo_len = qo_len,
-        .kv_len = kv_len,
+        .kv_len = request.kv_len,
+        .common = common,
+        .has_holes = plan->spec.has_mask || plan->spec.has_key_range,
         .k_size = k_size,
         .v_size = v_size,
         .k_head = args->k->stride_head * k_size,
@@ -238,7 +247,6 @@ kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention
     const kv8_attention_args *const args = &inputs.args;
     if (args->batch == 0) return KV8_OK;
     const kv8_attention_prepared *prepared = NULL;
-    KV8_TRY(kv8_attention_check_extra_args(args));
     KV8_TRY(kv8_attention_find_prepared(plan, args, workspace, &prepared));
     if (prepared->cut.num_items == 0) return KV8_OK;
     KV8_TRY(kv8_attention_check_values(&plan->spec, args, &prepared->last_page));

@@ -72,13 +72,12 @@ static bool next_block(const work *w, block *it) {
     int64_t row = (int64_t)it->row_begin + it->num_rows;
     for (; it->request < w->args->batch; it->request++, row = 0) {
         const int32_t b = it->request;
-        const int32_t qo_len = w->args->qo_indptr[b + 1] - w->args->qo_indptr[b];
-        const int64_t packed = (int64_t)qo_len * plan->group_size;
+        const kv8_request request = kv8_request_of(&plan->spec, w->args, b);
+        const int64_t packed = (int64_t)request.qo_len * plan->group_size;
         if (row >= packed) continue;
         it->row_begin = (int32_t)row;
         it->num_rows = (int32_t)kv8_min_i64(plan->block_rows, packed - row);
-        const int32_t kv_len = kv8_request_kv_len(w->args->pages, plan->spec.page_size, b);
-        it->keys = kv8_rows_keys(&plan->spec, qo_len, kv_len, it->row_begin / plan->group_size,
+        it->keys = kv8_rows_keys(&plan->spec, w->args, &request, it->row_begin / plan->group_size,
                                  (it->row_begin + it->num_rows - 1) / plan->group_size);
         const int32_t own = own_keys(w, b);
         if (own > 0 && own >= it->keys.end) continue; /* a member: one block, all of it shared */
@@ -121,8 +120,7 @@ static block_cut cut_block(const work *w, const block *it, int64_t weight_limit)
     int64_t keys = 0;
     if (plan->spec.batch_invariant) {
         /* A request of more than one block spreads over threads by its rows. */
-        const int64_t qo_len =
-            w->args->qo_indptr[it->request + 1] - w->args->qo_indptr[it->request];
+        const int64_t qo_len = kv8_request_of(&plan->spec, w->args, it->request).qo_len;
         if (qo_len * plan->group_size <= plan->block_rows)
             keys = kv8_max_i64(kv8_ceil_div(num_keys, INVARIANT_SPLITS), INVARIANT_MIN_KEYS);
     } else if (parts > groups) {

@@ -72,7 +72,9 @@ typedef struct kv8_attention_job {
     const kv8_attention_item *item;
     kv8_attention_turn *turn;
     const int32_t *pages;
-    int32_t group_size, qo_len, kv_len;
+    int32_t group_size, kv_len;
+    kv8_key_range common;       /* keys that every row sees */
+    bool has_holes;             /* nobody may see a key between others: a mask, or key ranges */
     int32_t k_size, v_size;     /* bytes per element */
     int64_t k_head, v_head;     /* bytes from one kv head to the next */
     int32_t depth;              /* units of one row of Q and K */
@@ -89,7 +91,7 @@ typedef struct kv8_attention_job {
     float *keep;  /* [KV8_TILE_ROWS]: what the last tile left of the rows' older sums */
     float *value; /* [v_row]: one V row as f32 */
     const float *scale;                 /* [num_heads * num_rows]: sm_scale * k_scale * q_scale */
-    const int32_t *seen_from, *seen_to; /* [num_rows]: the keys of each row, causal and window */
+    const int32_t *seen_from, *seen_to; /* [num_rows]: the keys of each row, masks apart */
     float *o, *max, *sum; /* out, not normalised: [num_heads * num_rows, v_row], and one per row */
 } kv8_attention_job;
 
@@ -124,7 +126,7 @@ static inline bool kv8_job_any_sees(const kv8_attention_job *job, int32_t key) {
     return false;
 }
 
-static inline const kv8_f16 *kv8_row_scale_at(const kv8_paged *paged, int32_t page, int32_t slot,
+static inline const kv8_f16 *kv8_row_scale_at(const kv8_paged *paged, int32_t page, int64_t slot,
                                               int32_t kv_head) {
     return paged->row_scale +
            (page * paged->row_scale_stride_page + slot * paged->row_scale_stride_slot +
@@ -143,34 +145,39 @@ static inline void kv8_tile_scales(const kv8_paged *paged, const kv8_f16 *first,
     for (int32_t i = 0; i < n; i++) scales[i] = first + i * step;
 }
 
-/* Addresses of keys [begin, end), at most KV8_TILE_KEYS, page by page. */
-static inline void kv8_tile_addresses(const kv8_attention_job *job, int32_t begin, int32_t end,
-                                      kv8_tile *tile) {
+/* Addresses of the tile's keys [at, at + n): rows of one page, or of no page, from `slot` on. */
+static inline void kv8_tile_run(const kv8_attention_job *job, int32_t page, int64_t slot,
+                                int32_t at, int32_t n, kv8_tile *tile) {
     const kv8_attention_spec *const spec = job->spec;
     const kv8_paged *const k = job->args->k, *const v = job->args->v;
     const int32_t kv_head = job->item->kv_head;
-    const int64_t k_slot = k->stride_slot * job->k_size, v_slot = v->stride_slot * job->v_size;
+    const int64_t k_at = page * k->stride_page + slot * k->stride_slot + kv_head * k->stride_head;
+    const int64_t v_at = page * v->stride_page + slot * v->stride_slot + kv_head * v->stride_head;
+    kv8_tile_rows((const uint8_t *)k->data + k_at * job->k_size, k->stride_slot * job->k_size, n,
+                  tile->k + at);
+    kv8_tile_rows((const uint8_t *)v->data + v_at * job->v_size, v->stride_slot * job->v_size, n,
+                  tile->v + at);
+    if (spec->k_dtype == KV8_INT8)
+        kv8_tile_scales(k, kv8_row_scale_at(k, page, slot, kv_head), n, tile->k_scale + at);
+    if (spec->v_dtype == KV8_INT8)
+        kv8_tile_scales(v, kv8_row_scale_at(v, page, slot, kv_head), n, tile->v_scale + at);
+}
+
+/* Addresses of keys [begin, end), at most KV8_TILE_KEYS, page by page. */
+static inline void kv8_tile_addresses(const kv8_attention_job *job, int32_t begin, int32_t end,
+                                      kv8_tile *tile) {
+    const int32_t page_size = job->spec->page_size;
     tile->begin = begin;
     tile->end = end;
-    int32_t slot = begin % spec->page_size;
+    if (page_size == 0) { /* ragged */
+        const int64_t first = job->args->pages->kv_indptr[job->item->request];
+        kv8_tile_run(job, 0, first + begin, 0, end - begin, tile);
+        return;
+    }
+    int32_t slot = begin % page_size;
     for (int32_t key = begin; key < end; slot = 0) {
-        const int32_t page = job->pages[key / spec->page_size];
-        const int32_t left = spec->page_size - slot, n = left < end - key ? left : end - key;
-        const uint8_t *const k_row =
-            (const uint8_t *)k->data +
-            (page * k->stride_page + slot * k->stride_slot + kv_head * k->stride_head) *
-                job->k_size;
-        const uint8_t *const v_row =
-            (const uint8_t *)v->data +
-            (page * v->stride_page + slot * v->stride_slot + kv_head * v->stride_head) *
-                job->v_size;
-        const int32_t at = key - begin;
-        kv8_tile_rows(k_row, k_slot, n, tile->k + at);
-        kv8_tile_rows(v_row, v_slot, n, tile->v + at);
-        if (spec->k_dtype == KV8_INT8)
-            kv8_tile_scales(k, kv8_row_scale_at(k, page, slot, kv_head), n, tile->k_scale + at);
-        if (spec->v_dtype == KV8_INT8)
-            kv8_tile_scales(v, kv8_row_scale_at(v, page, slot, kv_head), n, tile->v_scale + at);
+        const int32_t left = page_size - slot, n = left < end - key ? left : end - key;
+        kv8_tile_run(job, job->pages[key / page_size], slot, key - begin, n, tile);
         key += n;
     }
 }
@@ -181,13 +188,12 @@ static inline int32_t kv8_tile_end(int32_t key, int32_t key_end) {
     return (int32_t)kv8_min_i64(edge, key_end);
 }
 
-/* Addresses of keys [begin, end) and who sees them; false when a mask hides all of them. */
+/* Addresses of keys [begin, end) and who sees them; false when nobody sees any. */
 static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, int32_t end,
                                    kv8_tile *tile) {
-    const int32_t last_row = job->item->num_rows - 1;
     kv8_tile_addresses(job, begin, end, tile);
-    tile->mixed = job->spec->has_mask || job->seen_from[last_row] > begin || job->seen_to[0] < end;
-    if (!job->spec->has_mask) return true;
+    tile->mixed = job->spec->has_mask || job->common.begin > begin || job->common.end < end;
+    if (!job->has_holes || !tile->mixed) return true;
     bool any = false;
     for (int32_t key = begin; key < end; key++) {
         if (kv8_job_any_sees(job, key))
@@ -212,7 +218,7 @@ static inline bool kv8_tile_next(const kv8_attention_job *job, int32_t *begin, k
  * parts beside each head; NULL where there is none or it has another number of heads. */
 static inline const kv8_tile *kv8_tile_of_next_item(const kv8_attention_job *job, kv8_tile *tile) {
     const kv8_attention_item *const item = kv8_attention_take_item(job->turn);
-    if (item == NULL || item->num_heads != job->item->num_heads || job->spec->has_mask) return NULL;
+    if (item == NULL || item->num_heads != job->item->num_heads || job->has_holes) return NULL;
     kv8_attention_job next = *job;
     next.item = item;
     next.pages = kv8_request_pages(job->args->pages, item->request);

@@ -20,13 +20,16 @@ struct kv8_rope {
  * products and one sum, each rounded to f32: the same bits wherever it is called. */
 static inline void kv8_rope_rotate(const float *cos_sin, int32_t half_dim, bool interleaved,
                                    float *x) {
-    const int32_t step = interleaved ? 2 : 1, partner = interleaved ? 1 : half_dim;
-    for (int32_t i = 0; i < half_dim; i++) {
-        float *const pair = x + i * step;
-        const float a = pair[0], b = pair[partner];
-        const float cosine = cos_sin[i], sine = cos_sin[i + half_dim];
-        pair[0] = a * cosine - b * sine;
-        pair[partner] = b * cosine + a * sine;
+    const float *const sines = cos_sin + half_dim;
+    for (int32_t i = 0; interleaved && i < half_dim; i++) {
+        const float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cos_sin[i] - b * sines[i];
+        x[2 * i + 1] = b * cos_sin[i] + a * sines[i];
+    }
+    for (int32_t i = 0; !interleaved && i < half_dim; i++) {
+        const float a = x[i], b = x[i + half_dim];
+        x[i] = a * cos_sin[i] - b * sines[i];
+        x[i + half_dim] = b * cos_sin[i] + a * sines[i];
     }
 }
 

@@ -62,6 +62,25 @@ static void empty_parts_count_nothing(void **state) {
     assert_true(c[0] == 0 && c[1] == 0 && lse_c == -INFINITY);
 }
 
+/* Some libraries say so with +inf. */
+static void plus_infinity_is_empty_too(void **state) {
+    (void)state;
+    float a[2] = {1, 2}, lse_a = 0.5f;
+    const float garbage[2] = {NAN, 7}, empty = INFINITY;
+    kv8_attention_merge(a, &lse_a, garbage, &empty, 1, 2);
+    assert_true(a[0] == 1 && a[1] == 2 && lse_a == 0.5f);
+    float b[2] = {NAN, 3}, lse_b = INFINITY;
+    kv8_attention_merge(b, &lse_b, a, &lse_a, 1, 2);
+    assert_true(b[0] == 1 && b[1] == 2 && lse_b == 0.5f);
+    float c[2] = {NAN, 3}, lse_c = INFINITY;
+    kv8_attention_merge(c, &lse_c, garbage, &empty, 1, 2);
+    assert_true(c[0] == 0 && c[1] == 0 && lse_c == -INFINITY);
+    float d[2] = {NAN, 3};
+    const float sink = 1;
+    kv8_attention_apply_sink(d, &empty, &sink, 1, 2);
+    assert_true(d[0] == 0 && d[1] == 0);
+}
+
 static void nan_parts_stay_nan(void **state) {
     (void)state;
     float a[1] = {1}, lse_a = 0;
@@ -112,6 +131,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_split_merges_to_the_whole),
         cmocka_unit_test(empty_parts_count_nothing),
+        cmocka_unit_test(plus_infinity_is_empty_too),
         cmocka_unit_test(nan_parts_stay_nan),
         cmocka_unit_test(rows_are_merged_apart),
         cmocka_unit_test(scores_far_apart_do_not_overflow),

@@ -326,6 +326,13 @@ static void every_bad_argument_is_named(void **state) {
     RUN_REFUSED_IN(k, row_scale, r.in.v.row_scale, "k.row_scale is set");
     RUN_REFUSED_IN(v, row_scale, NULL, "v.row_scale is NULL");
     RUN_REFUSED(mask_bits, bits, "has_mask is 0");
+    RUN_REFUSED(key_begin, falling, "has_key_range is 0");
+    RUN_REFUSED(qo_lens, too_long, "qo_lens[0] is 9, must be 0 to 2");
+    RUN_REFUSED(lse_base2, 2, "lse_base2 is 2");
+    RUN_REFUSED(o_scale, &scale, "o_scale is set and o_dtype f32");
+    RUN_REFUSED_IN(k, num_pages, 3, "k.num_pages is 3");
+    RUN_REFUSED_IN(v, num_pages, -1, "v.num_pages is -1");
+    RUN_REFUSED_IN(pages, kv_indptr, late, "2 of page_indptr, block_table and kv_indptr");
     RUN_REFUSED_IN(pages, block_table, lens, "2 of page_indptr, block_table and kv_indptr are set");
     RUN_REFUSED_IN(pages, page_indptr, NULL, "0 of page_indptr");
     RUN_REFUSED_IN(pages, page_indptr, pages_falling, "page_indptr[2] is 2 after 3");

@@ -79,6 +79,55 @@ static void default_rope_is_plain(void **state) {
     kv8_rope_destroy(rope);
 }
 
+static void linear_rope_slows_every_pair(void **state) {
+    (void)state;
+    kv8_rope_options options = KV8_ROPE_OPTIONS_INIT;
+    options.kind = KV8_ROPE_LINEAR;
+    options.head_dim = 64;
+    options.theta = 10000;
+    options.factor = 4;
+    kv8_rope *rope;
+    assert_ok(kv8_rope_create(&rope, &options));
+    float factor = 0;
+    const float *const inv_freq = kv8_rope_inv_freq(rope, &factor);
+    assert_true(factor == 1.0f);
+    for (int i = 0; i < 32; i++) assert_near((double)inv_freq[i], pow(10000, -i / 32.0) / 4, 1e-6);
+    kv8_rope_destroy(rope);
+}
+
+/* Llama 3.1's: waves of up to 8192 / 4 tokens as they were, from 8192 on slowed eightfold. */
+static void llama3_slows_long_waves(void **state) {
+    (void)state;
+    kv8_rope_options options = KV8_ROPE_OPTIONS_INIT;
+    options.kind = KV8_ROPE_LLAMA3;
+    options.head_dim = 128;
+    options.theta = 500000;
+    options.factor = 8;
+    options.low_freq_factor = 1;
+    options.high_freq_factor = 4;
+    options.original_max_position = 8192;
+    kv8_rope *rope;
+    assert_ok(kv8_rope_create(&rope, &options));
+    float factor = 0;
+    const float *const inv_freq = kv8_rope_inv_freq(rope, &factor);
+    assert_true(factor == 1.0f);
+    int num[3] = {0};
+    for (int i = 0; i < 64; i++) {
+        const double plain = pow(500000, -i / 64.0), wave = 2 * 3.14159265358979323846 / plain;
+        double wanted = plain;
+        if (wave > 8192) {
+            wanted = plain / 8;
+        } else if (wave > 2048) {
+            const double keep = (8192 / wave - 1) / (4 - 1);
+            wanted = keep * plain + (1 - keep) * plain / 8;
+        }
+        num[wave > 8192 ? 2 : wave > 2048 ? 1 : 0]++;
+        assert_near((double)inv_freq[i], wanted, 4e-6);
+    }
+    assert_true(num[0] > 0 && num[1] > 0 && num[2] > 0);
+    kv8_rope_destroy(rope);
+}
+
 static void given_attention_factor_is_used(void **state) {
     (void)state;
     kv8_rope_options options = gpt_oss_options();
@@ -158,6 +207,31 @@ static void apply_rotates_strided_heads(void **state) {
     kv8_rope_destroy(rope);
 }
 
+/* Neighbours turn by the angles that the halves' pairs turn by. */
+static void interleaved_pairs_are_neighbours(void **state) {
+    (void)state;
+    enum { DIM = 8, ROWS = 3, HEADS = 2 };
+    kv8_rope_options options = KV8_ROPE_OPTIONS_INIT;
+    options.head_dim = DIM;
+    options.theta = 100;
+    options.interleaved = 1;
+    kv8_rope *rope;
+    assert_ok(kv8_rope_create(&rope, &options));
+    const int32_t positions[ROWS] = {0, 5, 77};
+    float cos_sin[ROWS * DIM], x[ROWS * HEADS * DIM], before[ROWS * HEADS * DIM];
+    kv8_rope_angles(rope, positions, ROWS, cos_sin);
+    test_rng rng = {3};
+    for (int i = 0; i < ROWS * HEADS * DIM; i++) before[i] = x[i] = rng_normal(&rng);
+    kv8_rope_apply(rope, cos_sin, ROWS, x, HEADS, HEADS * DIM, DIM);
+    for (int i = 0; i < ROWS * HEADS * DIM; i += 2) {
+        const double angle = positions[i / (HEADS * DIM)] * pow(100, -(double)(i % DIM) / DIM);
+        const double a = (double)before[i], b = (double)before[i + 1];
+        assert_true(fabs((double)x[i] - (a * cos(angle) - b * sin(angle))) <= 2e-5);
+        assert_true(fabs((double)x[i + 1] - (b * cos(angle) + a * sin(angle))) <= 2e-5);
+    }
+    kv8_rope_destroy(rope);
+}
+
 static void bad_options_are_refused(void **state) {
     (void)state;
     kv8_rope *rope = (kv8_rope *)state;
@@ -187,6 +261,17 @@ static void bad_options_are_refused(void **state) {
     REFUSED(o.original_max_position = 0, "original_max_position is 0");
     REFUSED(o.attention_factor = -1, "attention_factor is -1");
     REFUSED(o.kind = KV8_ROPE_DEFAULT, "factor is 32"); /* never dropped in silence */
+    REFUSED(o.kind = KV8_ROPE_LLAMA3, "beta_fast is 32, must be 0 for llama3 rope");
+    REFUSED(o.kind = KV8_ROPE_LINEAR, "original_max_position is 4096, must be 0 for linear rope");
+    REFUSED(o.interleaved = 2, "interleaved is 2");
+    REFUSED(o.low_freq_factor = 1, "low_freq_factor is 1, must be 0 for YaRN rope");
+#define LLAMA3                                                               \
+    o.kind = KV8_ROPE_LLAMA3, o.beta_fast = o.beta_slow = 0, o.truncate = 0, \
+    o.low_freq_factor = 1, o.high_freq_factor = 4
+    REFUSED((LLAMA3, o.low_freq_factor = 0), "low_freq_factor is 0");
+    REFUSED((LLAMA3, o.high_freq_factor = 1), "high_freq_factor is 1, must be finite and > low");
+    REFUSED((LLAMA3, o.factor = 0), "factor is 0");
+#undef LLAMA3
 #undef REFUSED
 }
 
@@ -195,9 +280,12 @@ int main(void) {
         cmocka_unit_test(yarn_matches_gpt_oss),
         cmocka_unit_test(truncate_rounds_the_bounds),
         cmocka_unit_test(default_rope_is_plain),
+        cmocka_unit_test(linear_rope_slows_every_pair),
+        cmocka_unit_test(llama3_slows_long_waves),
         cmocka_unit_test(given_attention_factor_is_used),
         cmocka_unit_test(angles_are_exact_at_long_positions),
         cmocka_unit_test(apply_rotates_strided_heads),
+        cmocka_unit_test(interleaved_pairs_are_neighbours),
         cmocka_unit_test(bad_options_are_refused),
     };
     return cmocka_run_group_tests_name("rope", tests, NULL, NULL);

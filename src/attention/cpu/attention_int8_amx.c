@@ -694,12 +694,12 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     if (tile->mixed || !t_all_finite(rows.v_scale)) t_set_aside(job, &rows, n, &aside);
     const t_lanes at = t_lanes_of(job, 0);
     float *const o = job->o + (int64_t)head * at.num_rows * job->v_row;
-    const t_sources sources = {.q = job->q_lanes + (int64_t)head * job->q_row * T_SIDE,
-                               .k = rows.k,
-                               .v = rows.v,
-                               .order = order,
-                               .in_pages = n == KV8_TILE_KEYS && !job->spec->has_mask &&
-                                           job->spec->page_size % T_SIDE == 0};
+    const t_sources sources = {
+        .q = job->q_lanes + (int64_t)head * job->q_row * T_SIDE,
+        .k = rows.k,
+        .v = rows.v,
+        .order = order,
+        .in_pages = n == KV8_TILE_KEYS && !job->has_holes && job->spec->page_size % T_SIDE == 0};
     t_products(job, &sources, queue);
     t_ask_between(queue, 0, 8);
     t_weigh(job, &at, tile, &rows, head, o);

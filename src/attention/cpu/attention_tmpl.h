@@ -345,9 +345,9 @@ static void t_add_aside(const kv8_attention_job *job, const t_lanes *at, const k
 
 /* The first n rows of a head that lies `bytes` behind the item's first; zeros for the others,
  * and where a mask has taken a key out. */
-static void t_rows_at(const uint8_t *const *first, int32_t n, int64_t bytes, bool has_mask,
+static void t_rows_at(const uint8_t *const *first, int32_t n, int64_t bytes, bool has_holes,
                       const uint8_t **restrict rows) {
-    if (has_mask) {
+    if (has_holes) {
         for (int32_t i = 0; i < n; i++) rows[i] = first[i] == NULL ? t_zeros : first[i] + bytes;
     } else {
         for (int32_t i = 0; i < n; i++) rows[i] = first[i] + bytes;
@@ -381,12 +381,12 @@ static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const 
     rows->k_from = tile->k, rows->v_from = tile->v;
     rows->k_at = head * job->k_head, rows->v_at = head * job->v_head;
     if (T_COPIES_ROWS || tile->mixed || n != KV8_TILE_KEYS) {
-        t_rows_at(tile->k, n, rows->k_at, job->spec->has_mask, rows->k);
-        t_rows_at(tile->v, n, rows->v_at, job->spec->has_mask, rows->v);
+        t_rows_at(tile->k, n, rows->k_at, job->has_holes, rows->k);
+        t_rows_at(tile->v, n, rows->v_at, job->has_holes, rows->v);
         rows->k_from = rows->k, rows->v_from = rows->v;
         rows->k_at = rows->v_at = 0;
     }
-    if (next != NULL && !job->spec->has_mask) {
+    if (next != NULL && !job->has_holes) {
         const int32_t count = next->end - next->begin;
         t_ahead_of(job, next, head, rows->ahead);
         for (int32_t i = head * count / num_heads; i < (head + 1) * count / num_heads; i++) {
@@ -409,14 +409,14 @@ static void t_gather_scales(const kv8_attention_job *job, const uint8_t *const *
                             kv8_f16 (*to)[KV8_TILE_KEYS]) {
     const int32_t num_heads = job->item->num_heads;
 #ifdef T_TURN_SCALES
-    if (n == KV8_TILE_KEYS && num_heads % 8 == 0 && stride_head == 1 && !job->spec->has_mask) {
+    if (n == KV8_TILE_KEYS && num_heads % 8 == 0 && stride_head == 1 && !job->has_holes) {
         for (int32_t head = 0; head < num_heads; head += 8) T_TURN_SCALES(first, head, to + head);
         return;
     }
 #endif
     for (int32_t head = 0; head < num_heads; head++) {
         const int64_t at = head * stride_head;
-        if (job->spec->has_mask) {
+        if (job->has_holes) {
             for (int32_t i = 0; i < n; i++)
                 to[head][i] = rows[i] != NULL ? first[i][at] : (kv8_f16){0};
         } else {
@@ -460,7 +460,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
 
 /* Where nothing has asked for an item's first tile: all of it at once, while Q is laid out. */
 static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
-    if (job->spec->has_mask) return;
+    if (job->has_holes) return;
     const int32_t bytes = t_ask_bytes(job);
     for (int32_t key = 0; key < tile->end - tile->begin; key++) {
         for (int32_t head = 0; head < job->item->num_heads; head++) {
