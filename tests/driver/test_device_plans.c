@@ -401,32 +401,64 @@ static void the_argument_block_says_what_was_passed(void **state) {
     stand_close(&s);
 }
 
-/* --- graphs --- */
+/* --- prepare once, run often; graphs --- */
 
-static void a_run_is_captured_and_replayed_with_its_block(void **state) {
+static kv8_attention_spec prefill_spec(void) {
+    kv8_attention_spec spec = stand_spec();
+    spec.max_total_q = spec.max_batch * PREFILL;
+    return spec;
+}
+static int32_t num_scheduled(int32_t first) {
+    int32_t count = 0;
+    for (int32_t i = first; i < stand_in_num_launches(); i++)
+        count += strcmp(stand_in_get_launch(i)->name, "kv8_prefill_schedule__sm80") == 0;
+    return count;
+}
+
+/* Prepare and the runs of a few layers. */
+enum { RUNS = 3 };
+static void prepare_and_run(const stand *s, const stand_plan *p, stand_args *a) {
+    assert_ok(kv8_attention_device_prepare(p->plan, s->stream, &a->args, p->workspace));
+    for (int i = 0; i < RUNS; i++) {
+        a->args.o = s->memory + 0x40000 + 0x1000 * i; /* a layer's own */
+        assert_ok(kv8_attention_device_run(p->plan, s->stream, &a->args, p->workspace));
+    }
+}
+
+/* One launch a run and those that cut prefill's work; recorded and replayed, the same. */
+static void work_is_cut_once_for_all_runs(void **state) {
     (void)state;
     stand s = stand_open(90, H200_SMS);
-    const kv8_attention_spec specs[] = {stand_spec(), stand_spec()};
-    for (int i = 0; i < 2; i++) {
-        kv8_attention_spec spec = specs[i];
-        if (i == 1) spec.max_total_q = 64 * PREFILL;
+    for (int prefill = 0; prefill < 2; prefill++) {
+        const kv8_attention_spec spec = prefill ? prefill_spec() : stand_spec();
         stand_plan p;
         stand_args a;
         kv8_graph *graph = NULL;
         assert_ok(stand_plan_open(&p, &s, &spec));
         stand_args_make(&a, &s, &spec, 64);
-        const stand_in_launch direct = *stand_run(&s, &p, &a);
+        int32_t first = stand_in_num_launches();
+        prepare_and_run(&s, &p, &a);
+        assert_ok(kv8_stream_synchronize(s.stream));
+        const int32_t direct = first;
+        const int32_t launches = stand_in_num_launches() - first, cuts = num_scheduled(first);
+        assert_int_equal(launches, RUNS + cuts);
+        assert_true(prefill ? cuts >= 1 : cuts == 0);
         assert_ok(kv8_stream_capture_begin(s.stream));
-        assert_ok(kv8_attention_device_run(p.plan, s.stream, &a.args, p.workspace));
+        prepare_and_run(&s, &p, &a);
         assert_ok(kv8_stream_capture_end(s.stream, &graph));
         memset(&a, 0, sizeof a); /* the caller's structs may go */
         for (int replay = 0; replay < 2; replay++) {
+            first = stand_in_num_launches();
             assert_ok(kv8_graph_launch(graph, s.stream));
             assert_ok(kv8_stream_synchronize(s.stream));
-            const stand_in_launch *const again = stand_in_get_launch(stand_in_num_launches() - 1);
-            assert_string_equal(again->name, direct.name);
-            assert_memory_equal(again->grid, direct.grid, sizeof direct.grid);
-            assert_memory_equal(again->args, direct.args, direct.args_bytes);
+            assert_int_equal(stand_in_num_launches() - first, launches);
+            for (int32_t i = 0; i < launches; i++) {
+                const stand_in_launch *const again = stand_in_get_launch(first + i);
+                const stand_in_launch *const was = stand_in_get_launch(direct + i);
+                assert_string_equal(again->name, was->name);
+                assert_memory_equal(again->grid, was->grid, sizeof was->grid);
+                assert_memory_equal(again->args, was->args, was->args_bytes);
+            }
         }
         kv8_graph_destroy(graph);
         stand_plan_close(&p, &s);
@@ -476,24 +508,31 @@ static void a_failure_at_any_call_of_a_plan_is_told(void **state) {
     }
 }
 
+static kv8_status prepare_then_run(const stand *s, const stand_plan *p, const stand_args *a) {
+    KV8_TRY(kv8_attention_device_prepare(p->plan, s->stream, &a->args, p->workspace));
+    return kv8_attention_device_run(p->plan, s->stream, &a->args, p->workspace);
+}
 static void a_launch_that_fails_is_named_and_the_plan_stays(void **state) {
     (void)state;
     stand s = stand_open(90, H200_SMS);
-    for (int32_t rows = DECODE; rows <= PREFILL; rows += PREFILL - DECODE) {
-        kv8_attention_spec spec = stand_spec();
-        spec.max_total_q = spec.max_batch * rows;
+    for (int prefill = 0; prefill < 2; prefill++) {
+        const kv8_attention_spec spec = prefill ? prefill_spec() : stand_spec();
         stand_plan p;
         stand_args a;
         assert_ok(stand_plan_open(&p, &s, &spec));
         stand_args_make(&a, &s, &spec, 64);
-        for (int nth = 1; nth <= (rows == DECODE ? 1 : 2); nth++) {
-            stand_in_fail("cuLaunchKernelEx", nth, 701);
-            assert_refused(kv8_attention_device_run(p.plan, s.stream, &a.args, p.workspace),
-                           KV8_ERR_DEVICE, "too many resources requested for launch");
+        int32_t num_failed = 0;
+        for (;; num_failed++) {
+            stand_in_fail("cuLaunchKernelEx", num_failed + 1, 701);
+            const kv8_status status = prepare_then_run(&s, &p, &a);
+            if (stand_in_failed_call() == NULL) break;
+            assert_int_equal(status, KV8_ERR_DEVICE);
             assert_non_null(strstr(kv8_status_message(), "launch of kv8_"));
-            assert_non_null(stand_in_failed_call());
+            assert_non_null(strstr(kv8_status_message(), "too many resources requested"));
             stand_run(&s, &p, &a);
         }
+        stand_in_fail(NULL, 0, 0);
+        assert_true(num_failed > prefill);
         stand_plan_close(&p, &s);
     }
     stand_close(&s);
@@ -517,7 +556,7 @@ int main(void) {
         TEST(decode_fills_the_gpu_and_stays_in_its_workspace),
         TEST(a_cluster_serves_a_head_of_one_request),
         TEST(the_argument_block_says_what_was_passed),
-        TEST(a_run_is_captured_and_replayed_with_its_block),
+        TEST(work_is_cut_once_for_all_runs),
         TEST(a_failure_at_any_call_of_a_plan_is_told),
         TEST(a_launch_that_fails_is_named_and_the_plan_stays),
         TEST(a_gpu_without_kernels_is_refused_by_name),
