@@ -65,35 +65,17 @@ typedef struct kv8_prefill_tail {
     int32_t max_slots;  /* 0 = rows are never split */
 } kv8_prefill_tail;
 
+/* What a launch reads first stands first, what few runs ask for stands last. */
 typedef struct kv8_kernel_args {
-    const void *q;
-    int64_t q_stride_row, q_stride_head;
-    void *o;
-    int64_t o_stride_row, o_stride_head;
-    const float *o_scale; /* O of 8 bits alone; may be 0 */
-    float *lse;           /* may be 0 */
-    int64_t lse_stride_row, lse_stride_head;
     const int32_t *qo_indptr;
     const int32_t *qo_lens; /* [batch] rows of each request that are used; may be 0 */
-    kv8_kernel_pages k, v;
     /* Page ids: those of request b begin at table + page_indptr[b], or without page_indptr at
      * table + b * table_stride. Lengths: page_indptr and last_page_len, else seq_lens, else
      * kv_indptr. Ragged rows are a page of KV8_RAGGED_PAGE tokens a request: the table is
      * kv_indptr, stride_page is stride_slot. */
+    const int32_t *page_indptr, *last_page_len, *seq_lens, *kv_indptr;
     const int32_t *table;
     int64_t table_stride;
-    const int32_t *page_indptr, *last_page_len, *seq_lens, *kv_indptr;
-    int64_t table_entries; /* that memory is there for; 0: unknown */
-    const float *q_scale;  /* e4m3 Q alone; may be 0 */
-    int64_t q_scale_stride_batch, q_scale_stride_row, q_scale_stride_kv_head, q_scale_stride_group;
-    const float *k_scale, *v_scale; /* may be 0 */
-    int64_t k_scale_stride_batch, k_scale_stride_head;
-    int64_t v_scale_stride_batch, v_scale_stride_head;
-    const float *sink_logit;  /* [num_qo_heads]; may be 0 */
-    const uint8_t *mask_bits; /* may be 0 */
-    const int64_t *mask_indptr;
-    const int32_t *key_begin, *key_end; /* [total_q]; may be 0 */
-    uint32_t *bad_pages;                /* counts lookups of ids from num_pages on; may be 0 */
     kv8_divisor by_group, by_page;
     int32_t batch, num_qo_heads, num_kv_heads, group_size;
     int32_t head_dim, v_head_dim, page_size;
@@ -102,8 +84,27 @@ typedef struct kv8_kernel_args {
     int32_t window_left, window_right;          /* -1 = all; causal is window_right 0 */
     float score_scale;                          /* sm_scale * log2(e) */
     float soft_cap;                             /* logits_soft_cap * log2(e); 0 = off */
-    float lse_scale;                            /* ln 2; 1 where lse is to base 2 */
+    const void *q;
+    int64_t q_stride_row, q_stride_head;
+    kv8_kernel_pages k, v;
+    const float *k_scale, *v_scale; /* may be 0 */
+    int64_t k_scale_stride_batch, k_scale_stride_head;
+    int64_t v_scale_stride_batch, v_scale_stride_head;
+    const float *sink_logit; /* [num_qo_heads]; may be 0 */
+    void *o;
+    int64_t o_stride_row, o_stride_head;
+    float *lse; /* may be 0 */
+    int64_t lse_stride_row, lse_stride_head;
+    float lse_scale; /* ln 2; 1 where lse is to base 2 */
     int32_t unused;
+    const float *o_scale;  /* O of 8 bits alone; may be 0 */
+    int64_t table_entries; /* that memory is there for; 0: unknown */
+    const float *q_scale;  /* e4m3 Q alone; may be 0 */
+    int64_t q_scale_stride_batch, q_scale_stride_row, q_scale_stride_kv_head, q_scale_stride_group;
+    const uint8_t *mask_bits; /* may be 0 */
+    const int64_t *mask_indptr;
+    const int32_t *key_begin, *key_end; /* [total_q]; may be 0 */
+    uint32_t *bad_pages;                /* counts ids from num_pages on; may be 0 */
     union {
         kv8_decode_tail decode;
         kv8_prefill_tail prefill;
@@ -125,9 +126,9 @@ enum {
 #endif
 KV8_SAME_LAYOUT(sizeof(kv8_kernel_pages) == 64 && sizeof(kv8_divisor) == 8);
 KV8_SAME_LAYOUT(sizeof(kv8_decode_tail) == 80 && sizeof(kv8_prefill_tail) == 88);
-KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, k) == 96 && offsetof(kv8_kernel_args, table) == 224);
-KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, by_group) == 416 &&
-                offsetof(kv8_kernel_args, decode) == 504);
+KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, by_group) == 64 && offsetof(kv8_kernel_args, q) == 144);
+KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, k) == 168 && offsetof(kv8_kernel_args, o) == 352);
+KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, decode) == 504);
 KV8_SAME_LAYOUT(sizeof(kv8_kernel_args) == 592);
 #undef KV8_SAME_LAYOUT
 

@@ -19,21 +19,28 @@ __device__ inline RowEnd row_end_or_default(const kv8_kernel_args &a, const RowE
             a.v_scale == nullptr ? 1.0f : end.v_scale};
 }
 
-__device__ inline void store2(const kv8_kernel_args &a, int64_t at, float x, float y) {
-    if (__builtin_expect(a.o_dtype == BF16 || a.o_dtype == F16, 1)) {
-        uint16_t *const o = static_cast<uint16_t *>(a.o) + at;
-        const uint32_t both = a.o_dtype == BF16 ? pack_bf16(x, y) : pack_f16(x, y);
-        o[0] = uint16_t(both), o[1] = uint16_t(both >> 16);
-    } else if (a.o_dtype == KV8_F32) {
+// O of f32 and of 8 bits: apart, so that the end of a row stays short where O is as Q.
+static __device__ __noinline__ void store2_rare(const kv8_kernel_args &a, int64_t at, float x,
+                                                float y) {
+    if (a.o_dtype == KV8_F32) {
         float *const o = static_cast<float *>(a.o) + at;
         o[0] = x, o[1] = y;
-    } else {
-        const float per = a.o_scale == nullptr ? 1.0f : __fdividef(1.0f, __ldg(a.o_scale));
-        uint8_t *const o = static_cast<uint8_t *>(a.o) + at;
-        const uint32_t both =
-            a.o_dtype == E4M3 ? pack_e4m3(x * per, y * per) : pack_e5m2(x * per, y * per);
-        o[0] = uint8_t(both), o[1] = uint8_t(both >> 8);
+        return;
     }
+    const float per = a.o_scale == nullptr ? 1.0f : __fdividef(1.0f, __ldg(a.o_scale));
+    uint8_t *const o = static_cast<uint8_t *>(a.o) + at;
+    const uint32_t both =
+        a.o_dtype == E4M3 ? pack_e4m3(x * per, y * per) : pack_e5m2(x * per, y * per);
+    o[0] = uint8_t(both), o[1] = uint8_t(both >> 8);
+}
+__device__ inline void store2(const kv8_kernel_args &a, int64_t at, float x, float y) {
+    if (a.o_dtype != BF16 && a.o_dtype != F16) {
+        store2_rare(a, at, x, y);
+        return;
+    }
+    uint16_t *const o = static_cast<uint16_t *>(a.o) + at;
+    const uint32_t both = a.o_dtype == BF16 ? pack_bf16(x, y) : pack_f16(x, y);
+    o[0] = uint16_t(both), o[1] = uint16_t(both >> 16);
 }
 
 // The end of a row at two dims: the sink joins the denominator, once; lse never has it.
