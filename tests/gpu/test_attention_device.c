@@ -310,6 +310,106 @@ static int open_device(void **state) {
     return status;
 }
 
+/* What a run may ask for, by every kernel that takes it: rows, whole pages, clusters, the general.
+ */
+static void whatever_a_run_asks(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const kv8_dtype outputs[] = {KV8_BF16, KV8_E4M3, KV8_E5M2, KV8_F32, KV8_E4M3FNUZ};
+    test_rng rng = {17};
+    for (int i = 0; i < 120; i++) {
+        attention_case c = {.group_size = rng_range(&rng, 1, 9),
+                            .num_kv_heads = rng_range(&rng, 1, 4),
+                            .page_size = i % 3 == 0 ? 7 : 16,
+                            .window_left = i % 4 == 0 ? 40 : -1,
+                            .sink = (sink_kind)rng_range(&rng, 0, SINK_KINDS - 1),
+                            .scale = (scale_kind)rng_range(&rng, 0, SCALE_KINDS - 1),
+                            .dense_table = i % 2,
+                            .o_dtype = outputs[i / 2 % 5],
+                            .right = i % 3 == 1 ? rng_range(&rng, 1, 60) : 0,
+                            .causal = i % 3 == 2,
+                            .ragged = i % 5 == 1,
+                            .unused_rows = i % 4 == 1,
+                            .lse_transposed = i % 3 != 0,
+                            .key_ranges = i % 8 == 7,
+                            .batch = i % 6 == 0 ? 1 : rng_range(&rng, 2, 5),
+                            .seed = (uint64_t)i};
+        for (int b = 0; b < c.batch; b++) {
+            c.qo_len[b] = rng_range(&rng, 1, 4);
+            c.kv_len[b] = rng_range(&rng, c.qo_len[b], 600);
+        }
+        if (c.ragged) c.page_size = 1;
+        if (case_o_is_fp8(&c)) c.scale = SCALE_NONE; /* values of about 1 fit o_scale */
+        c = fitted(&c);
+        (void)device_case_check(g, &c);
+        if (c.ragged) continue;
+        c = paged(&c);
+        (void)device_case_check(g, &c);
+    }
+}
+
+/* A request's last pages have ids beyond the pool: it is as if it ended before them. */
+static void pages_that_are_not_there_are_skipped(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    enum { KEPT = 5 };
+    for (int i = 0; i < 4; i++) { /* clusters, whole pages, rows, tokens */
+        attention_case c = {.group_size = 8,
+                            .num_kv_heads = i == 1 ? 8 : 2,
+                            .head_dim = 64,
+                            .q_dtype = KV8_BF16,
+                            .k_dtype = KV8_E4M3,
+                            .v_dtype = KV8_E4M3,
+                            .page_size = i == 3 ? 7 : 16,
+                            .window_left = -1,
+                            .dense_table = true,
+                            .batch = i == 0 ? 1 : 2,
+                            .qo_len = {1, 1},
+                            .kv_len = {300, 90},
+                            .seed = 3};
+        if (i == 1) fill_batch(&c);
+        static attention_inputs in;
+        case_make(&in, &c);
+        union {
+            const int32_t *in;
+            int32_t *out;
+        } lens = {.in = in.pages.seq_lens}, table = {.in = in.pages.block_table};
+        lens.out[0] = KEPT * c.page_size; /* not causal: rows see all there is */
+        assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
+        lens.out[0] = 300;
+        for (int32_t page = KEPT; page * c.page_size < 300; page++)
+            table.out[page] = in.num_pages + page * 1000;
+        const size_t rows = (size_t)(in.total_q * in.num_qo_heads), dim = 64;
+        device_inputs d =
+            device_inputs_make(g, &in, device_round(rows * dim * 4) + device_round(rows * 4) + 256);
+        kv8_attention_args args = device_case_args(&d);
+        d.k.num_pages = d.v.num_pages = in.num_pages;
+        args.o = d.ends;
+        args.o_stride_head = (int64_t)dim, args.o_stride_row = in.num_qo_heads * (int64_t)dim;
+        args.lse = (float *)(void *)(d.ends + device_round(rows * dim * 4));
+        args.bad_pages =
+            (uint32_t *)(void *)(d.ends + device_round(rows * dim * 4) + device_round(rows * 4));
+        assert_ok(kv8_stream_fill(g->stream, args.bad_pages, 0, sizeof *args.bad_pages));
+        kv8_attention_device_plan *plan = NULL;
+        assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in.spec, NULL));
+        void *const workspace = gpu_alloc(g, kv8_attention_device_workspace_size(plan));
+        assert_ok(kv8_attention_device_workspace_init(plan, g->stream, workspace));
+        assert_ok(kv8_attention_device_prepare(plan, g->stream, &args, workspace));
+        assert_ok(kv8_attention_device_run(plan, g->stream, &args, workspace));
+        float *const o = calloc(rows * dim, sizeof *o), *const lse = calloc(rows, sizeof *lse);
+        uint32_t bad_pages = 0;
+        gpu_download(g, o, args.o, rows * dim * sizeof *o);
+        gpu_download(g, lse, args.lse, rows * sizeof *lse);
+        gpu_download(g, &bad_pages, args.bad_pages, sizeof bad_pages);
+        case_compare_within(&in, case_f16_bounds, KV8_ISA_BEST, o, lse);
+        assert_true(bad_pages >= (uint32_t)(300 / c.page_size + 1 - KEPT));
+        free(o);
+        free(lse);
+        kv8_device_free(g->device, workspace);
+        kv8_device_free(g->device, d.memory);
+        kv8_attention_device_plan_destroy(plan);
+        case_free(&in);
+    }
+}
+
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
@@ -319,6 +419,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(one_request_of_every_length),
         cmocka_unit_test(a_graph_follows_the_lengths),
         cmocka_unit_test(a_graph_of_whole_pages_follows_them),
+        cmocka_unit_test(whatever_a_run_asks),
+        cmocka_unit_test(pages_that_are_not_there_are_skipped),
         cmocka_unit_test(wrong_inputs_are_refused),
     };
     return cmocka_run_group_tests_name("attention_device", tests, open_device, gpu_close);

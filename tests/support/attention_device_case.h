@@ -73,7 +73,8 @@ static inline kv8_attention_args device_case_args(device_inputs *d) {
     MOVE(a.sink_logit), MOVE(a.mask_bits), MOVE(a.mask_indptr);
     MOVE(d->k.data), MOVE(d->k.row_scale), MOVE(d->v.data), MOVE(d->v.row_scale);
     MOVE(d->pages.page_indptr), MOVE(d->pages.page_indices), MOVE(d->pages.last_page_len);
-    MOVE(d->pages.block_table), MOVE(d->pages.seq_lens);
+    MOVE(d->pages.block_table), MOVE(d->pages.seq_lens), MOVE(d->pages.kv_indptr);
+    MOVE(a.qo_lens), MOVE(a.key_begin), MOVE(a.key_end), MOVE(a.o_scale);
 #undef MOVE
     return a;
 }
@@ -93,16 +94,21 @@ static inline bool device_case_run_plan(const gpu *g, attention_inputs *in,
     args.o_stride_row = stride_row;
     args.o_stride_head = stride_head;
     args.lse = (float *)(void *)(d.ends + device_round(o_bytes));
+    if (in->c->lse_transposed) args.lse_stride_row = 1, args.lse_stride_head = in->total_q;
+    if (in->c->seed % 2 == 0) d.k.num_pages = d.v.num_pages = in->num_pages;
     void *const workspace = gpu_alloc(g, kv8_attention_device_workspace_size(plan));
     assert_ok(kv8_attention_device_workspace_init(plan, g->stream, workspace));
     assert_ok(kv8_attention_device_prepare(plan, g->stream, &args, workspace));
     assert_ok(kv8_attention_device_run(plan, g->stream, &args, workspace));
     uint8_t *const o = malloc(o_bytes + 1);
     gpu_download(g, o, args.o, o_bytes);
-    gpu_download(g, lse_out, args.lse, lse_bytes);
+    float *const lse = malloc(lse_bytes + 1);
+    gpu_download(g, lse, args.lse, lse_bytes);
+    case_collect_lse(in, lse, &args, lse_out);
+    free(lse);
     case_collect(in, o, stride_row, stride_head, o_out);
     char text[256];
-    assert_ok(kv8_attention_device_describe(plan, NULL, text, sizeof text));
+    assert_ok(kv8_attention_device_describe(plan, &args, text, sizeof text));
     free(o);
     kv8_device_free(g->device, workspace);
     kv8_device_free(g->device, d.memory);
