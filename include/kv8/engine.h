@@ -20,6 +20,9 @@ extern "C" {
 typedef struct kv8_kv_setting {
     char name[64]; /* as the user wrote it */
     kv8_dtype full_k, full_v, sliding_k, sliding_v;
+    /* [num_layers, 2]: K's and V's dtype of every layer, in place of the four; NULL = by kind.
+     * Borrowed. */
+    const kv8_dtype *layers;
 } kv8_kv_setting;
 
 /* Parses "e4m3" (all layers), "e4m3@full" or "e4m3@sliding" (the other kind stays bf16),
@@ -42,6 +45,9 @@ typedef struct kv8_kv_cache_options {
      * float dtypes only. e4m3fnuz, whose codes are worth half, takes them twice. */
     const float *const *k_scale;
     const float *const *v_scale;
+    kv8_dtype scale_dtype; /* that the scales are for: E4M3 (as NONE), E4M3FNUZ or E5M2. Scales of
+                            * another format than a layer's are KV8_ERR_UNSUPPORTED, but for
+                            * e4m3's in the other two. */
 } kv8_kv_cache_options;
 #define KV8_KV_CACHE_OPTIONS_INIT KV8_SIZED(kv8_kv_cache_options)
 

@@ -48,6 +48,7 @@ typedef struct kv8_compare_options {
                          * lacks harmony's control tokens are not asked. */
     kv8_progress progress;
     void *progress_cookie;
+    kv8_dtype scale_dtype; /* as in kv8_kv_cache_options */
 } kv8_compare_options;
 #define KV8_COMPARE_OPTIONS_INIT KV8_SIZED(kv8_compare_options)
 
@@ -78,6 +79,81 @@ KV8_API KV8_NODISCARD kv8_status kv8_evaluate_compare(kv8_model *model,
                                                       int32_t num_settings,
                                                       const kv8_compare_options *options,
                                                       kv8_compare_row *rows_out);
+
+/* --- observing a text --- */
+
+typedef struct kv8_observe_text_options {
+    size_t struct_size;
+    const int32_t *token_ids;
+    int64_t num_tokens;
+    int32_t window_len;      /* each window starts from an empty f32 cache; the last may be short */
+    int32_t rank, num_ranks; /* this call runs windows rank, rank + num_ranks, ...; 0 ranks = all */
+    kv8_progress progress;
+    void *progress_cookie;
+} kv8_observe_text_options;
+#define KV8_OBSERVE_TEXT_OPTIONS_INIT KV8_SIZED(kv8_observe_text_options)
+
+/* Runs the text past the model's layers with `observer` on, and leaves it stopped and taken away.
+ */
+KV8_API KV8_NODISCARD kv8_status kv8_evaluate_observe(kv8_model *model, kv8_observer *observer,
+                                                      const kv8_observe_text_options *options);
+
+/* --- choosing what each layer stores --- */
+
+typedef enum kv8_budget_kind {
+    KV8_BUDGET_KL = 0, /* the fewest bytes with at most this KL from f32 KV, nats per token */
+    KV8_BUDGET_TOP1,   /* the fewest bytes with at least this top-1 agreement */
+    KV8_BUDGET_BYTES   /* the least KL with at most these bytes per token */
+} kv8_budget_kind;
+
+typedef struct kv8_choose_options {
+    size_t struct_size;
+    const int32_t *token_ids; /* text to measure single damages on */
+    int64_t num_tokens;
+    const int32_t *held_ids; /* text to verify on: another one */
+    int64_t num_held;
+    int32_t window_len;
+    const float *const *k_scale; /* as in kv8_kv_cache_options */
+    const float *const *v_scale;
+    kv8_budget_kind budget_kind;
+    double budget;
+    int32_t num_points; /* mixes of the frontier to measure; 0 = 12, at least 3 */
+    kv8_progress progress;
+    void *progress_cookie;
+} kv8_choose_options;
+#define KV8_CHOOSE_OPTIONS_INIT KV8_SIZED(kv8_choose_options)
+
+/* A mix: a format of bf16, int8 and e4m3 for K and for V of every layer. Predicted figures are
+ * bf16's and the sum of what each format of the mix does alone (for top-1: the root of the sum of
+ * squares), of the text; measured ones are of the held text, their errors standard errors over its
+ * windows (NaN for one window). */
+typedef struct kv8_mix {
+    size_t struct_size;
+    double bytes; /* per token, all layers */
+    double predicted_kl, predicted_top1;
+    double kl, kl_error, top1, top1_error;
+    const kv8_dtype *layers; /* [num_layers, 2]; borrowed from the choice */
+} kv8_mix;
+#define KV8_MIX_INIT KV8_SIZED(kv8_mix)
+
+typedef struct kv8_choice kv8_choice;
+
+/* Measures every layer's K and V in int8 and e4m3 alone, beside bf16; finds the mixes that no other
+ * predicted mix beats in both bytes and damage; measures some of these, from all-bf16 to the
+ * smallest, on the held text; and chooses. *out is NULL on failure. */
+KV8_API KV8_NODISCARD kv8_status kv8_evaluate_choose(kv8_choice **out, kv8_model *model,
+                                                     const kv8_choose_options *options);
+KV8_API void kv8_choice_destroy(kv8_choice *choice);
+/* The measured mixes, most bytes (bf16 everywhere: the noise floor) first. */
+KV8_API int32_t kv8_choice_num_mixes(const kv8_choice *choice);
+KV8_API KV8_NODISCARD kv8_status kv8_choice_get_mix(const kv8_choice *choice, int32_t idx,
+                                                    kv8_mix *mix_out);
+/* Index of the chosen mix: that with the fewest bytes which the prediction and the held text both
+ * find within the budget (for bytes: the least predicted damage). -1 when none is. */
+KV8_API int32_t kv8_choice_chosen(const kv8_choice *choice);
+/* KL of one layer's K (0) or V (1) alone in `dtype` (INT8 or E4M3), all else bf16; NaN for others.
+ */
+KV8_API double kv8_choice_damage(const kv8_choice *choice, int32_t layer, int kv, kv8_dtype dtype);
 
 #ifdef __cplusplus
 }

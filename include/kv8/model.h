@@ -59,6 +59,8 @@ typedef struct kv8_model_info {
 KV8_API void kv8_model_get_info(const kv8_model *model, kv8_model_info *info_out);
 /* Keys before its own that a query of this layer sees; -1 = all. */
 KV8_API int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer);
+/* Tells checkpoints apart: of every tensor's name, type, shape and first and last 4 KiB. Not 0. */
+KV8_API uint64_t kv8_model_hash(const kv8_model *model);
 
 /* Calls `visit` for every tensor in file order; stops when it returns non-zero. */
 typedef struct kv8_tensor_info {

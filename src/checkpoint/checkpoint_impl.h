@@ -27,6 +27,10 @@ void kv8_checkpoint_close(kv8_checkpoint *checkpoint);
 /* Index into by_name, or -1. */
 int64_t kv8_checkpoint_find(const kv8_checkpoint *checkpoint, const char *name);
 
+/* Of every tensor's name, type, shape and first and last 4 KiB, but for K's and V's scales, in the
+ * order of names. Not 0. */
+uint64_t kv8_checkpoint_hash(const kv8_checkpoint *checkpoint);
+
 /* The name is one that kv8/scale_file.h reads a K or V scale from. */
 bool kv8_is_kv_scale(const char *tensor_name);
 

@@ -91,24 +91,33 @@ kv8_status kv8_kv_setting_parse_list(const char *text, kv8_kv_setting *settings_
 
 enum { PAGE_SIZE = 16 }; /* tokens; small enough that a window of 128 frees its pages promptly */
 
-/* Factor on an e4m3 scale for a dtype, 0 for those that take none: the same code means half as
- * much in e4m3fnuz, so absmax / 448 becomes absmax / 224, within its 240. */
-static float scale_factor(kv8_dtype dtype) {
-    switch (dtype) {
-        case KV8_E4M3:
-        case KV8_E5M2: return 1;
-        case KV8_E4M3FNUZ: return 2;
-        default: return 0;
-    }
+/* Factor on a scale of `scales` for codes of `dtype`, 0 for dtypes that take none: the same code
+ * means half as much in e4m3fnuz as in e4m3, so absmax / 448 becomes absmax / 224, within its 240;
+ * e5m2 reaches far beyond e4m3. The other way around values would clip. */
+static kv8_status scale_factor(kv8_dtype dtype, kv8_dtype scales, int32_t layer,
+                               float *factor_out) {
+    const bool takes_scale = dtype == KV8_E4M3 || dtype == KV8_E4M3FNUZ || dtype == KV8_E5M2;
+    *factor_out = takes_scale ? 1 : 0;
+    if (!takes_scale || dtype == scales) return KV8_OK;
+    if (scales != KV8_DTYPE_NONE && scales != KV8_E4M3)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "layer %d stores %s, the scales are for %s", layer,
+                        kv8_dtype_name(dtype), kv8_dtype_name(scales));
+    if (dtype == KV8_E4M3FNUZ) *factor_out = 2;
+    return KV8_OK;
 }
 
 /* The layer's scales in the dtype's measure: into `room`, or NULL for 1. */
-static const float *layer_scale(const float *const *scales, int32_t layer, kv8_dtype dtype,
-                                int32_t num_kv_heads, float *room) {
-    const float factor = scale_factor(dtype);
-    if (scales == NULL || factor == 0) return NULL;
+static kv8_status layer_scale(const float *const *scales, kv8_dtype scale_dtype, int32_t layer,
+                              kv8_dtype dtype, int32_t num_kv_heads, float *room,
+                              const float **out) {
+    float factor = 0;
+    *out = NULL;
+    if (scales == NULL) return KV8_OK;
+    KV8_TRY(scale_factor(dtype, scale_dtype, layer, &factor));
+    if (factor == 0) return KV8_OK;
     for (int32_t head = 0; head < num_kv_heads; head++) room[head] = scales[layer][head] * factor;
-    return room;
+    *out = room;
+    return KV8_OK;
 }
 
 /* Pages that num_seqs sequences of num_tokens in all may take: every one rounds up, and a forked
@@ -136,6 +145,23 @@ static kv8_status count_all_pages(const kv8_model_info *info, const kv8_kv_cache
                        &cache_options->num_window_pages);
 }
 
+/* Dtypes and scales of one layer; `room` holds its scales, K's then V's. */
+static kv8_status fill_layer(const kv8_model *model, const kv8_kv_setting *setting,
+                             const kv8_kv_cache_options *options, int32_t idx, int32_t num_kv_heads,
+                             float *room, kv8_cache_layer *layer) {
+    if (setting->layers != NULL) {
+        layer->k_dtype = setting->layers[2 * idx];
+        layer->v_dtype = setting->layers[2 * idx + 1];
+    } else if (kv8_model_layer_window(model, idx) >= 0) {
+        layer->k_dtype = setting->sliding_k;
+        layer->v_dtype = setting->sliding_v;
+    }
+    KV8_TRY(layer_scale(options->k_scale, options->scale_dtype, idx, layer->k_dtype, num_kv_heads,
+                        room, &layer->k_scale));
+    return layer_scale(options->v_scale, options->scale_dtype, idx, layer->v_dtype, num_kv_heads,
+                       room + num_kv_heads, &layer->v_scale);
+}
+
 kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
                                        const kv8_kv_setting *setting,
                                        const kv8_kv_cache_options *options) {
@@ -161,22 +187,14 @@ kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
         kv8_cache_layer *const layers = layers_memory;
         float *const scales = scales_memory;
         kv8_model_cache_layers(model, setting->full_k, setting->full_v, layers, &cache_options);
-        for (int32_t i = 0; i < info.num_layers; i++) {
-            if (kv8_model_layer_window(model, i) >= 0) {
-                layers[i].k_dtype = setting->sliding_k;
-                layers[i].v_dtype = setting->sliding_v;
-            }
-            float *const room = scales + (size_t)i * 2 * heads;
-            layers[i].k_scale =
-                layer_scale(options->k_scale, i, layers[i].k_dtype, info.num_kv_heads, room);
-            layers[i].v_scale = layer_scale(options->v_scale, i, layers[i].v_dtype,
-                                            info.num_kv_heads, room + heads);
-        }
+        for (int32_t i = 0; i < info.num_layers && status == KV8_OK; i++)
+            status = fill_layer(model, setting, options, i, info.num_kv_heads,
+                                scales + (size_t)i * 2 * heads, &layers[i]);
         cache_options.layers = layers;
         cache_options.threads = kv8_model_get_options(model)->threads;
         cache_options.page_size = PAGE_SIZE;
         cache_options.max_seq_len = options->max_seq_len;
-        status = kv8_cache_create(out, &cache_options);
+        if (status == KV8_OK) status = kv8_cache_create(out, &cache_options);
     }
     kv8_release(NULL, scales_memory, num_layers * 2 * heads, sizeof(float));
     kv8_release(NULL, layers_memory, num_layers, sizeof(kv8_cache_layer));

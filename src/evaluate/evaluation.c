@@ -39,6 +39,7 @@ kv8_status kv8_lane_open(kv8_lane *lane, const kv8_evaluation *evaluation, int32
     kv8_kv_cache_options own = *cache_options;
     own.k_scale = evaluation->options->k_scale;
     own.v_scale = evaluation->options->v_scale;
+    own.scale_dtype = evaluation->options->scale_dtype;
     *lane = (kv8_lane){0};
     KV8_TRY(kv8_kv_setting_cache_create(&lane->cache, evaluation->model,
                                         &evaluation->settings[lane_idx], &own));

@@ -171,6 +171,10 @@ int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer) {
     return model->window_left[layer];
 }
 
+uint64_t kv8_model_hash(const kv8_model *model) {
+    return kv8_checkpoint_hash(&model->checkpoint);
+}
+
 void kv8_model_visit_tensors(const kv8_model *model,
                              int (*visit)(void *cookie, const kv8_tensor_info *tensor),
                              void *cookie) {
