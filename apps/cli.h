@@ -24,6 +24,7 @@ int cmd_compare(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_calibrate(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 
 /* --- errors (cli.c) --- */
@@ -151,6 +152,19 @@ int cli_model_open_with(cli_model *model, const char *directory, const kv8_model
 /* --without "sinks", "window" or both; NULL = not given. */
 int cli_without(const char *list, kv8_model_options *options);
 void cli_model_close(cli_model *model);
+
+/* --- scales (cli_scales.c) --- */
+
+/* A scale file opened for a model; all NULL without one. Borrowed from `file`. */
+typedef struct cli_scales {
+    kv8_scale_file *file;
+    const float **k, **v;    /* [num_layers], as kv8_kv_cache_options takes them */
+    const kv8_dtype *layers; /* the file's mix, as kv8_kv_setting takes it; NULL = none */
+    kv8_dtype dtype;
+} cli_scales;
+/* path NULL: no scales. Close it after a failure too. */
+int cli_scales_open(cli_scales *scales, const char *path, const cli_model *model);
+void cli_scales_close(cli_scales *scales);
 
 /* --- the plot (cli_plot.c) --- */
 

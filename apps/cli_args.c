@@ -113,6 +113,14 @@ static int fail_option(const cli_command *command, const char *word) {
                     cli_verb());
 }
 
+/* -o is --output, where a verb has it. */
+static int find_output(const cli_command *command) {
+    for (size_t i = 0; i < command->num_options; i++) {
+        if (strcmp(command->options[i].name, "output") == 0) return (int)i;
+    }
+    return -1;
+}
+
 int cli_parse(const cli_command *command, int argc, char **argv, const char **model_out) {
     struct option long_options[MAX_OPTIONS + 2] = {{0}};
     if (command->num_options > MAX_OPTIONS) return cli_fail("too many options");
@@ -121,9 +129,9 @@ int cli_parse(const cli_command *command, int argc, char **argv, const char **mo
     optind = 1;
     for (;;) {
         const char *const word = optind < argc ? argv[optind] : "";
-        const int found = getopt_long(argc, argv, ":h", long_options, NULL);
+        const int found = getopt_long(argc, argv, ":ho:", long_options, NULL);
         if (found == -1) break;
-        const int option_idx = found - FIRST_OPTION;
+        const int option_idx = found == 'o' ? find_output(command) : found - FIRST_OPTION;
         if (found == 'h' || option_idx == (int)command->num_options) {
             print_help(command);
             return cli_finish_stdout();

@@ -31,8 +31,10 @@ static int parse(compare_args *args, int argc, char **argv) {
          &args->num_greedy, 0, 1e4},
         {"recall", "N", "tables of codes to ask 8 questions each (4)", CLI_INT, &args->num_recall,
          0, 1e4},
-        {"scales", "FILE", "LightLLM kv_cache_calib.json, for the FP8 formats", CLI_TEXT,
-         &args->scales},
+        {"scales", "FILE",
+         "scales of the FP8 formats (kv8 calibrate, LightLLM, SGLang,\n"
+         "safetensors); the mix of formats in it is compared too",
+         CLI_TEXT, &args->scales},
         {"without", "PART", "both sides without the model's sinks, window, or sinks,window",
          CLI_TEXT, &args->without},
         {"plot", "FILE", "draw the comparison as SVG (needs gnuplot)", CLI_TEXT, &args->plot},
@@ -53,38 +55,6 @@ static int parse(compare_args *args, int argc, char **argv) {
     const int status = cli_parse(&command, argc, argv, &args->model);
     if (status >= 0) return status;
     return args->text == NULL ? cli_fail("--text FILE is missing") : -1;
-}
-
-/* --- scales --- */
-
-typedef struct scale_rows {
-    kv8_scale_file *file;
-    const float **k, **v; /* [num_layers]; NULL without --scales */
-} scale_rows;
-
-static void close_scales(scale_rows *scales) {
-    kv8_scale_file_close(scales->file);
-    free(scales->k);
-    free(scales->v);
-}
-
-static int open_scales(scale_rows *scales, const char *path, const kv8_model_info *info) {
-    *scales = (scale_rows){0};
-    if (path == NULL) return CLI_OK;
-    kv8_scale_expect expect = KV8_SCALE_EXPECT_INIT;
-    expect.num_layers = info->num_layers;
-    expect.num_kv_heads = info->num_kv_heads;
-    expect.architecture = info->architecture;
-    const kv8_status status = kv8_scale_file_open(&scales->file, path, &expect);
-    if (status != KV8_OK) return cli_fail_status(status);
-    scales->k = malloc((size_t)info->num_layers * sizeof *scales->k);
-    scales->v = malloc((size_t)info->num_layers * sizeof *scales->v);
-    if (scales->k == NULL || scales->v == NULL) return cli_fail("no memory for scales");
-    for (int32_t i = 0; i < info->num_layers; i++) {
-        scales->k[i] = kv8_scale_file_k(scales->file, i);
-        scales->v[i] = kv8_scale_file_v(scales->file, i);
-    }
-    return CLI_OK;
 }
 
 /* --- results --- */
@@ -218,8 +188,16 @@ static int32_t drop_reference(kv8_kv_setting *settings, int32_t num_settings) {
     return num;
 }
 
-static int measure(const compare_args *args, cli_model *model, const kv8_kv_setting *settings,
-                   int32_t num_settings, kv8_compare_row *rows_out) {
+/* A file's mix is compared too, after the settings asked for. */
+static int32_t add_mix(const cli_scales *scales, kv8_kv_setting *settings, int32_t num_settings) {
+    if (scales->layers == NULL || num_settings == MAX_SETTINGS) return num_settings;
+    settings[num_settings] = (kv8_kv_setting){.name = "mix", .layers = scales->layers};
+    return num_settings + 1;
+}
+
+static int measure(const compare_args *args, cli_model *model, const cli_scales *scales,
+                   const kv8_kv_setting *settings, int32_t num_settings,
+                   kv8_compare_row *rows_out) {
     int32_t *ids = NULL;
     int64_t num_tokens = 0;
     int status = cli_read_text(model->tokenizer, args->text, &ids, &num_tokens);
@@ -232,31 +210,27 @@ static int measure(const compare_args *args, cli_model *model, const kv8_kv_sett
             (long long)num_tokens, (long long)(num_tokens / args->window_len), args->window_len,
             args->num_windows);
     }
-    scale_rows scales;
-    status = open_scales(&scales, args->scales, &model->info);
-    if (status == CLI_OK) {
-        cli_progress progress;
-        kv8_compare_options options = KV8_COMPARE_OPTIONS_INIT;
-        options.tokenizer = model->tokenizer;
-        options.token_ids = ids;
-        options.num_tokens = num_tokens;
-        options.num_windows = args->num_windows;
-        options.window_len = args->window_len;
-        options.k_scale = scales.k;
-        options.v_scale = scales.v;
-        options.num_greedy = args->num_greedy;
-        /* Short windows still leave half their tokens to the prompt. */
-        options.greedy_len = args->window_len < 2 * GREEDY_LEN ? args->window_len / 2 : GREEDY_LEN;
-        options.num_recall = args->num_recall;
-        options.progress = cli_progress_show;
-        options.progress_cookie = &progress;
-        cli_progress_begin(&progress);
-        const kv8_status compared =
-            kv8_evaluate_compare(model->model, settings, num_settings, &options, rows_out);
-        cli_progress_end(&progress);
-        if (compared != KV8_OK) status = cli_fail_status(compared);
-    }
-    close_scales(&scales);
+    cli_progress progress;
+    kv8_compare_options options = KV8_COMPARE_OPTIONS_INIT;
+    options.tokenizer = model->tokenizer;
+    options.token_ids = ids;
+    options.num_tokens = num_tokens;
+    options.num_windows = args->num_windows;
+    options.window_len = args->window_len;
+    options.k_scale = scales->k;
+    options.v_scale = scales->v;
+    options.scale_dtype = scales->dtype;
+    options.num_greedy = args->num_greedy;
+    /* Short windows still leave half their tokens to the prompt. */
+    options.greedy_len = args->window_len < 2 * GREEDY_LEN ? args->window_len / 2 : GREEDY_LEN;
+    options.num_recall = args->num_recall;
+    options.progress = cli_progress_show;
+    options.progress_cookie = &progress;
+    cli_progress_begin(&progress);
+    const kv8_status compared =
+        kv8_evaluate_compare(model->model, settings, num_settings, &options, rows_out);
+    cli_progress_end(&progress);
+    if (compared != KV8_OK) status = cli_fail_status(compared);
     free(ids);
     return status;
 }
@@ -289,14 +263,20 @@ int cmd_compare(int argc, char **argv) {
     cli_catch_interrupt();
     cli_output plot = {0}, report = {0};
     cli_model model = {0};
+    cli_scales scales = {0};
     kv8_compare_row rows[MAX_SETTINGS + 1];
     status = open_outputs(&args, &plot, &report);
     if (status == CLI_OK)
         status = cli_model_open_with(&model, args.model, &options, args.threads, true);
-    if (status == CLI_OK) status = measure(&args, &model, settings, num_settings, rows);
+    if (status == CLI_OK) status = cli_scales_open(&scales, args.scales, &model);
+    if (status == CLI_OK) {
+        num_settings = add_mix(&scales, settings, num_settings);
+        status = measure(&args, &model, &scales, settings, num_settings, rows);
+    }
     if (status == CLI_OK) status = show(&args, &model, rows, num_settings + 1, &plot, &report);
     cli_output_abort(&plot);
     cli_output_abort(&report);
+    cli_scales_close(&scales);
     cli_model_close(&model);
     return status;
 }

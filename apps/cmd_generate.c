@@ -13,7 +13,7 @@ enum { STEP_TOKENS = 256, DEFAULT_MAX_TOKENS = 256 };
 
 typedef struct generate_args {
     const char *model, *prompt, *prompt_file, *chat, *chat_file, *tokens;
-    const char *kv, *system, *reasoning, *without;
+    const char *kv, *scales, *system, *reasoning, *without;
     int32_t max_tokens, threads; /* max_tokens 0 = not given */
     int32_t num_logprobs;
     kv8_sampling sampling;
@@ -57,6 +57,10 @@ static int parse(generate_args *args, int argc, char **argv) {
         {"reasoning", "LEVEL", "low, medium or high (medium)", CLI_TEXT, &args->reasoning},
         {"kv", "SETTING", "how the KV cache is stored, see kv8 compare --help (f32)", CLI_TEXT,
          &args->kv},
+        {"scales", "FILE",
+         "scales of the FP8 formats, see kv8 calibrate; without --kv the\n"
+         "mix of formats in it is how the cache is stored",
+         CLI_TEXT, &args->scales},
         {"max-tokens", "N", "most tokens to generate (256, or what the context still holds)",
          CLI_INT, &args->max_tokens, 1, INT32_MAX},
         {"temperature", "T", "0 takes the likeliest token every time (0)", CLI_FLOAT,
@@ -255,6 +259,8 @@ static int finish_writing(writer *w, bool ended_by_eos) {
 typedef struct run {
     const generate_args *args;
     cli_model *model;
+    kv8_kv_setting setting;
+    cli_scales scales;
     kv8_cache *cache;
     kv8_engine *engine;
     int32_t *prompt, num_prompt;
@@ -329,7 +335,7 @@ static int print_json(const run *r, const writer *w) {
         json_array_append_new(tokens, json_integer(r->tokens[i]));
     char *const text = cli_clean_utf8(w->bytes == NULL ? "" : w->bytes, w->num_bytes);
     json_t *const root = json_pack(
-        "{s:s, s:i, s:s, s:o, s:o, s:o*, s:s*, s:o, s:O*}", "kv", r->args->kv, "prompt_tokens",
+        "{s:s, s:i, s:s, s:o, s:o, s:o*, s:s*, s:o, s:O*}", "kv", r->setting.name, "prompt_tokens",
         r->num_prompt, "stop", r->finish == KV8_FINISH_EOS ? "eos" : "length",
         "prefill_tokens_per_s", cli_json_number(r->num_prompt / r->prefill_s), "tokens_per_s",
         cli_json_number((r->num_tokens - 1) / r->decode_s), "messages",
@@ -339,12 +345,15 @@ static int print_json(const run *r, const writer *w) {
     return cli_write_json(root, stdout, "stdout");
 }
 
-static int submit(run *r, const kv8_kv_setting *setting) {
+static int submit(run *r) {
     kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
     kv8_engine_options engine_options = KV8_ENGINE_OPTIONS_INIT;
     kv8_request request = KV8_REQUEST_INIT;
     cache_options.max_seq_len = r->num_prompt + r->max_tokens;
     cache_options.step_tokens = engine_options.step_tokens = STEP_TOKENS;
+    cache_options.k_scale = r->scales.k;
+    cache_options.v_scale = r->scales.v;
+    cache_options.scale_dtype = r->scales.dtype;
     request.token_ids = r->prompt;
     request.num_tokens = r->num_prompt;
     request.max_tokens = r->max_tokens;
@@ -353,7 +362,7 @@ static int submit(run *r, const kv8_kv_setting *setting) {
     request.num_logprobs = r->args->num_logprobs;
     uint64_t id = 0;
     kv8_status status =
-        kv8_kv_setting_cache_create(&r->cache, r->model->model, setting, &cache_options);
+        kv8_kv_setting_cache_create(&r->cache, r->model->model, &r->setting, &cache_options);
     if (status == KV8_OK)
         status = kv8_engine_create(&r->engine, r->model->model, r->cache, &engine_options);
     if (status == KV8_OK) status = kv8_engine_submit(r->engine, &request, &id);
@@ -361,7 +370,7 @@ static int submit(run *r, const kv8_kv_setting *setting) {
 }
 
 /* Sizes everything from the prompt and the model's context. */
-static int prepare(run *r, const kv8_kv_setting *setting) {
+static int prepare(run *r) {
     const int32_t context = r->model->info.max_seq_len;
     if (r->num_prompt >= context)
         return cli_fail(
@@ -378,15 +387,15 @@ static int prepare(run *r, const kv8_kv_setting *setting) {
     if (r->tokens == NULL) return cli_fail("no memory for %d tokens", r->max_tokens);
     if (r->args->num_logprobs > 0 && (r->logprobs = json_array()) == NULL)
         return cli_fail("no memory for logprobs");
-    return submit(r, setting);
+    return submit(r);
 }
 
-static int generate(run *r, const kv8_kv_setting *setting) {
+static int generate(run *r) {
     writer w = {.tokenizer = r->model->tokenizer,
                 .quiet = r->args->json,
                 .dims = cli_has_colour(),
                 .message_idx = -1};
-    int status = prepare(r, setting);
+    int status = prepare(r);
     if (status == CLI_OK && is_chat(r->args)) {
         const kv8_status created = kv8_harmony_parser_create(&w.parser, w.tokenizer);
         if (created != KV8_OK) status = cli_fail_status(created);
@@ -405,11 +414,12 @@ static int generate(run *r, const kv8_kv_setting *setting) {
 }
 
 int cmd_generate(int argc, char **argv) {
-    generate_args args = {.kv = "f32", .sampling = KV8_SAMPLING_INIT};
+    generate_args args = {.sampling = KV8_SAMPLING_INIT};
     int status = parse(&args, argc, argv);
     if (status >= 0) return status;
     kv8_kv_setting setting;
-    if (kv8_kv_setting_parse(args.kv, &setting) != KV8_OK) return cli_fail_kv(args.kv);
+    const char *const kv = args.kv != NULL ? args.kv : "f32";
+    if (kv8_kv_setting_parse(kv, &setting) != KV8_OK) return cli_fail_kv(kv);
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
     status = cli_without(args.without, &options);
     if (status != CLI_OK) return status;
@@ -417,11 +427,15 @@ int cmd_generate(int argc, char **argv) {
     cli_model model;
     status = cli_model_open_with(&model, args.model, &options, args.threads, true);
     if (status == CLI_OK) {
-        run r = {.args = &args, .model = &model};
-        status = read_prompt(&args, &model, &r.prompt, &r.num_prompt);
-        if (status == CLI_OK) status = generate(&r, &setting);
+        run r = {.args = &args, .model = &model, .setting = setting};
+        status = cli_scales_open(&r.scales, args.scales, &model);
+        if (args.kv == NULL && r.scales.layers != NULL)
+            r.setting = (kv8_kv_setting){.name = "mix", .layers = r.scales.layers};
+        if (status == CLI_OK) status = read_prompt(&args, &model, &r.prompt, &r.num_prompt);
+        if (status == CLI_OK) status = generate(&r);
         kv8_engine_destroy(r.engine);
         kv8_cache_destroy(r.cache);
+        cli_scales_close(&r.scales);
         kv8_free(r.prompt);
         free(r.tokens);
         json_decref(r.logprobs);

@@ -193,6 +193,46 @@ static json_t *model_json(const cli_model *model, const char *directory,
         "kv_bytes_per_token_full_layers", full, "tensors", tensors);
 }
 
+/* --- scales --- */
+
+static void print_side(const float *scales, int32_t num) {
+    for (int32_t i = 0; i < num; i++) printf(" %10.4g", (double)scales[i]);
+}
+
+/* What a cache would be loaded with: a line per layer and side. */
+static void print_scales(const cli_scales *scales, const kv8_scale_data *data, const char *path) {
+    printf("\nscales %s\n  form              %s, of %s codes, %s\n  layers, KV heads  %d, %d\n",
+           path, kv8_scale_format_name(data->format), kv8_dtype_name(data->dtype),
+           data->per_tensor ? "one for each of K and V" : "by head", data->num_layers,
+           data->num_kv_heads);
+    if (data->num_tokens > 0)
+        printf("  fitted            by %s to %llu tokens\n", data->method,
+               (unsigned long long)data->num_tokens);
+    for (int32_t i = 0; i < 2 * data->num_layers; i++) {
+        printf("  %3d %c", i / 2, i % 2 == 0 ? 'K' : 'V');
+        if (data->kv_dtypes != NULL) printf(" %-8s", kv8_dtype_name(data->kv_dtypes[i]));
+        print_side(i % 2 == 0 ? scales->k[i / 2] : scales->v[i / 2], data->num_kv_heads);
+        printf("\n");
+    }
+}
+
+static json_t *scales_json(const cli_scales *scales, const kv8_scale_data *data) {
+    json_t *const rows = json_array();
+    for (int32_t i = 0; i < 2 * data->num_layers; i++) {
+        const float *const side = i % 2 == 0 ? scales->k[i / 2] : scales->v[i / 2];
+        json_t *const numbers = json_array();
+        for (int32_t h = 0; h < data->num_kv_heads; h++)
+            json_array_append_new(numbers, json_real((double)side[h]));
+        json_array_append_new(
+            rows,
+            json_pack("{s:i, s:s, s:s*, s:o}", "layer", i / 2, "tensor", i % 2 == 0 ? "K" : "V",
+                      "kv", data->kv_dtypes == NULL ? NULL : kv8_dtype_name(data->kv_dtypes[i]),
+                      "scales", numbers));
+    }
+    return json_pack("{s:s, s:s, s:b, s:o}", "format", kv8_scale_format_name(data->format), "dtype",
+                     kv8_dtype_name(data->dtype), "per_tensor", data->per_tensor, "rows", rows);
+}
+
 /* --- the verb --- */
 
 static int print_tensor(void *cookie, const kv8_tensor_info *tensor) {
@@ -207,14 +247,16 @@ static int print_tensor(void *cookie, const kv8_tensor_info *tensor) {
 }
 
 typedef struct info_args {
-    const char *model;
+    const char *model, *scales;
     bool tensors, json;
 } info_args;
 
 static int parse(info_args *args, int argc, char **argv) {
     const cli_option options[] = {
         {"tensors", NULL, "list every tensor", CLI_FLAG, &args->tensors},
-        {"json", NULL, "print one JSON object: machine, model", CLI_FLAG, &args->json},
+        {"scales", "FILE", "show the K and V scales that MODEL would take from a file", CLI_TEXT,
+         &args->scales},
+        {"json", NULL, "print one JSON object: machine, model, scales", CLI_FLAG, &args->json},
     };
     const cli_command command = {
         .usage = "kv8 info [MODEL] [options]",
@@ -226,13 +268,19 @@ static int parse(info_args *args, int argc, char **argv) {
         .model_is_optional = true,
     };
     const int status = cli_parse(&command, argc, argv, &args->model);
-    if (status >= 0 || !args->tensors) return status;
+    if (status >= 0) return status;
+    if (args->scales != NULL && args->model == NULL) return cli_fail("--scales needs a MODEL");
+    if (!args->tensors) return -1;
     if (args->json) return cli_fail("--tensors is for the text, --json lists them always");
     return args->model == NULL ? cli_fail("--tensors needs a MODEL") : -1;
 }
 
-static int print_all(const info_args *args, const machine *m, const cli_model *model) {
+static int print_all(const info_args *args, const machine *m, const cli_model *model,
+                     const cli_scales *scales) {
     kv_bytes kv[KV8_DTYPE_COUNT] = {{0}};
+    kv8_scale_data data = KV8_SCALE_DATA_INIT;
+    if (scales != NULL && kv8_scale_file_get(scales->file, &data) != KV8_OK)
+        return cli_fail_status(KV8_ERR_INVALID);
     for (int dtype = KV8_F32; model != NULL && dtype < KV8_DTYPE_COUNT; dtype++) {
         const kv8_status status = find_kv_bytes(model->model, (kv8_dtype)dtype, &kv[dtype]);
         if (status != KV8_OK) return cli_fail_status(status);
@@ -245,6 +293,8 @@ static int print_all(const info_args *args, const machine *m, const cli_model *m
             json_decref(root);
             root = NULL; /* no memory, says the writer */
         }
+        if (root != NULL && scales != NULL)
+            json_object_set_new(root, "scales", scales_json(scales, &data));
         const int status = cli_write_json(root, stdout, "stdout");
         return status == CLI_OK ? cli_finish_stdout() : status;
     }
@@ -256,6 +306,7 @@ static int print_all(const info_args *args, const machine *m, const cli_model *m
             kv8_model_visit_tensors(model->model, print_tensor, NULL);
         }
     }
+    if (scales != NULL) print_scales(scales, &data, args->scales);
     return cli_finish_stdout();
 }
 
@@ -266,10 +317,14 @@ int cmd_info(int argc, char **argv) {
     machine m;
     const kv8_status found = find_machine(&m);
     if (found != KV8_OK) return cli_fail_status(found);
-    if (args.model == NULL) return print_all(&args, &m, NULL);
+    if (args.model == NULL) return print_all(&args, &m, NULL, NULL);
     cli_model model;
     status = cli_model_open(&model, args.model, 1, false);
-    if (status == CLI_OK) status = print_all(&args, &m, &model);
+    cli_scales scales = {0};
+    if (status == CLI_OK) status = cli_scales_open(&scales, args.scales, &model);
+    if (status == CLI_OK)
+        status = print_all(&args, &m, &model, args.scales == NULL ? NULL : &scales);
+    cli_scales_close(&scales);
     cli_model_close(&model);
     return status;
 }

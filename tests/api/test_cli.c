@@ -35,8 +35,8 @@ static void compare_with_man_page(const char *verb, const char *help) {
 
 static void help_and_version(void **state) {
     (void)state;
-    static const char *const verbs[] = {"compare", "generate", "score", "info"};
-    for (size_t i = 0; i < 4; i++) {
+    static const char *const verbs[] = {"compare", "generate", "score", "info", "calibrate"};
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
         program_result result = RUN(verbs[i], "--help");
         char start[64];
         snprintf(start, sizeof start, "usage: kv8 %s ", verbs[i]);
@@ -51,7 +51,8 @@ static void help_and_version(void **state) {
     }
     program_result result = RUN("--help");
     assert_int_equal(result.status, 0);
-    for (size_t i = 0; i < 4; i++) assert_non_null(strstr(result.out, verbs[i]));
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
+        assert_non_null(strstr(result.out, verbs[i]));
     program_free(&result);
     result = RUN("--version");
     assert_int_equal(result.status, 0);
