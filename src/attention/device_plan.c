@@ -91,7 +91,7 @@ static kv8_status make_prefill(kv8_attention_device_plan *plan, kv8_device_choic
     const kv8_variant *const v = choice->variant;
     int32_t blocks = 0;
     KV8_TRY(
-        kv8_kernel_get(&plan->schedule, plan->device, schedule_name, sizeof(kv8_prefill_args), 0));
+        kv8_kernel_get(&plan->schedule, plan->device, schedule_name, sizeof(kv8_kernel_args), 0));
     choice->launch.block[0] = (uint32_t)v->num_warps * 32;
     KV8_TRY(fill_machine(plan, choice, &blocks));
     choice->launch.grid[0] = (uint32_t)blocks;
@@ -191,9 +191,8 @@ static kv8_status make_choice(kv8_attention_device_plan *plan, const kv8_variant
     const size_t dynamic = kv8_variant_shared_bytes(variant, spec);
     bool fits = true;
     *choice = (kv8_device_choice){.variant = variant, .launch = {.dynamic_bytes = dynamic}};
-    const size_t args_bytes =
-        variant->way == KV8_WAY_PREFILL ? sizeof(kv8_prefill_args) : sizeof(kv8_kernel_args);
-    KV8_TRY(kv8_kernel_get(&choice->kernel, plan->device, variant->name, args_bytes, dynamic));
+    KV8_TRY(kv8_kernel_get(&choice->kernel, plan->device, variant->name, sizeof(kv8_kernel_args),
+                           dynamic));
     switch (variant->way) {
         case KV8_WAY_CLUSTER: KV8_TRY(make_cluster(plan, choice, &fits)); break;
         case KV8_WAY_BULK:

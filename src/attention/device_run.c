@@ -201,87 +201,6 @@ static void fill_prefill(kv8_kernel_args *a, const kv8_attention_device_plan *pl
         aligned(a->o, o_bytes) && a->o_stride_row % of_o == 0 && a->o_stride_head % of_o == 0;
 }
 
-static kv8_prefill_pages prefill_pages(const kv8_kernel_pages *p) {
-    return (kv8_prefill_pages){
-        .data = p->data,
-        .stride_page = (uint32_t)(p->stride_page / 16),
-        .stride_slot = (uint32_t)(p->stride_slot / 16),
-        .stride_head = (uint32_t)(p->stride_head / 16),
-        .row_scale = p->row_scale,
-        .scale_stride_page = p->scale_stride_page,
-        .scale_stride_slot = p->scale_stride_slot,
-        .scale_stride_head = p->scale_stride_head,
-    };
-}
-static kv8_prefill_args prefill_args_of(const kv8_kernel_args *a) {
-    const kv8_prefill_tail *const t = &a->prefill;
-    const bool is_csr = a->page_indptr != NULL;
-    kv8_prefill_args p = {
-        .q = a->q,
-        .q_stride_row = a->q_stride_row,
-        .q_stride_head = a->q_stride_head,
-        .o = a->o,
-        .o_stride_row = a->o_stride_row,
-        .o_stride_head = a->o_stride_head,
-        .lse = a->lse,
-        .qo_indptr = a->qo_indptr,
-        .k = prefill_pages(&a->k),
-        .v = prefill_pages(&a->v),
-        .page_indptr = a->page_indptr,
-        .page_indices = is_csr ? a->table : NULL,
-        .last_page_len = a->last_page_len,
-        .block_table = is_csr ? NULL : a->table,
-        .block_table_stride = a->table_stride,
-        .seq_lens = a->seq_lens,
-        .q_scale = a->q_scale,
-        .q_scale_stride_batch = a->q_scale_stride_batch,
-        .q_scale_stride_row = a->q_scale_stride_row,
-        .q_scale_stride_kv_head = a->q_scale_stride_kv_head,
-        .q_scale_stride_group = a->q_scale_stride_group,
-        .k_scale = a->k_scale,
-        .v_scale = a->v_scale,
-        .k_scale_stride_batch = a->k_scale_stride_batch,
-        .k_scale_stride_head = a->k_scale_stride_head,
-        .v_scale_stride_batch = a->v_scale_stride_batch,
-        .v_scale_stride_head = a->v_scale_stride_head,
-        .sink_logit = a->sink_logit,
-        .mask_bits = a->mask_bits,
-        .mask_indptr = a->mask_indptr,
-        .queue = t->queue,
-        .items = t->items,
-        .blocks = t->blocks,
-        .block_indptr = t->block_indptr,
-        .broken = t->broken,
-        .arrivals = t->arrivals,
-        .partial_sums = t->partial_sums,
-        .partials = t->partials,
-        .batch = a->batch,
-        .num_qo_heads = a->num_qo_heads,
-        .num_kv_heads = a->num_kv_heads,
-        .group_size = a->group_size,
-        .page_size = a->page_size,
-        .q_dtype = a->q_dtype,
-        .o_dtype = a->o_dtype,
-        .head_dim = a->head_dim,
-        .v_head_dim = a->v_head_dim,
-        .k_dtype = a->k_dtype,
-        .v_dtype = a->v_dtype,
-        .q_aligned = t->q_aligned,
-        .o_aligned = t->o_aligned,
-        .causal = a->window_right == 0,
-        .window_left = a->window_left,
-        .block_rows = t->block_rows,
-        .num_blocks = t->num_blocks,
-        .max_tiles = t->max_tiles,
-        .max_slots = t->max_slots,
-        .score_scale = a->score_scale,
-        .soft_cap = a->soft_cap,
-    };
-    kv8_prefill_magic((uint32_t)p.group_size, &p.group_magic, &p.group_shift);
-    kv8_prefill_magic((uint32_t)p.page_size, &p.page_magic, &p.page_shift);
-    return p;
-}
-
 /* --- launches --- */
 
 kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *plan,
@@ -291,13 +210,6 @@ kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *
     KV8_TRY(check_workspace(workspace));
     if (plan->layout.zeroed_bytes == 0) return KV8_OK;
     return kv8_stream_fill(stream, workspace, 0, plan->layout.zeroed_bytes);
-}
-
-/* Prefill's work list into the workspace, from the lengths on the device. */
-static kv8_status schedule_items(const kv8_attention_device_plan *plan, kv8_stream *stream,
-                                 const kv8_prefill_args *args) {
-    const kv8_launch launch = {.grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}};
-    return kv8_kernel_launch(&plan->schedule, stream, &launch, args);
 }
 
 /* What prepare and run begin with: the kernel for checked args, and its argument. *choice_out is
@@ -322,11 +234,16 @@ static kv8_status begin(const kv8_attention_device_plan *plan, kv8_stream *strea
     return KV8_OK;
 }
 
+/* Prefill's work list comes into the workspace, from the lengths on the device; a run leaves it as
+ * it was. */
 kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, kv8_stream *stream,
                                         const kv8_attention_args *args, void *workspace) {
     kv8_kernel_args a;
     const kv8_device_choice *choice;
-    return begin(plan, stream, args, workspace, &a, &choice);
+    KV8_TRY(begin(plan, stream, args, workspace, &a, &choice));
+    if (choice == NULL || choice->variant->way != KV8_WAY_PREFILL) return KV8_OK;
+    const kv8_launch launch = {.grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}};
+    return kv8_kernel_launch(&plan->schedule, stream, &launch, &a);
 }
 
 kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
@@ -335,9 +252,5 @@ kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_s
     const kv8_device_choice *choice;
     KV8_TRY(begin(plan, stream, args, workspace, &a, &choice));
     if (choice == NULL) return KV8_OK;
-    if (choice->variant->way != KV8_WAY_PREFILL)
-        return kv8_kernel_launch(&choice->kernel, stream, &choice->launch, &a);
-    const kv8_prefill_args p = prefill_args_of(&a);
-    KV8_TRY(schedule_items(plan, stream, &p));
-    return kv8_kernel_launch(&choice->kernel, stream, &choice->launch, &p);
+    return kv8_kernel_launch(&choice->kernel, stream, &choice->launch, &a);
 }

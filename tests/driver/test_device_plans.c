@@ -418,6 +418,7 @@ static int32_t num_scheduled(int32_t first) {
 /* Prepare and the runs of a few layers. */
 enum { RUNS = 3 };
 static void prepare_and_run(const stand *s, const stand_plan *p, stand_args *a) {
+    a->args.o = s->memory + 0x40000;
     assert_ok(kv8_attention_device_prepare(p->plan, s->stream, &a->args, p->workspace));
     for (int i = 0; i < RUNS; i++) {
         a->args.o = s->memory + 0x40000 + 0x1000 * i; /* a layer's own */

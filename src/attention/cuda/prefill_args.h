@@ -1,7 +1,7 @@
-/* prefill_args.h - what a CUDA prefill launch is told: one plain struct by value.
+/* prefill_args.h - the work list of a prefill launch, which lies in the workspace, and the shared
+ * memory of its kernels. What the launch is told: attention_args.h.
  *
- * Read by C and CUDA. All pointers are device memory. Strides are in elements but where it says
- * otherwise. A pointer marked "may be 0" is an option that is off.
+ * Read by C and CUDA.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_PREFILL_ARGS_H
@@ -11,17 +11,6 @@
 
 /* Keys of one tile, on every machine: items count their keys in tiles. */
 enum { KV8_PREFILL_TILE_KEYS = 128, KV8_PREFILL_SCHEDULE_THREADS = 1024 };
-
-/* dtypes of Q and O. */
-enum { KV8_PREFILL_F32 = 1, KV8_PREFILL_BF16 = 2, KV8_PREFILL_F16 = 3, KV8_PREFILL_E4M3 = 4 };
-
-typedef struct kv8_prefill_pages {
-    const uint8_t *data;
-    uint32_t stride_page, stride_slot, stride_head; /* 16 bytes each */
-    uint32_t unused;
-    const uint16_t *row_scale; /* f16, int8 alone; may be 0 */
-    int64_t scale_stride_page, scale_stride_slot, scale_stride_head;
-} kv8_prefill_pages;
 
 /* The work of one block at a time: up to block_rows packed query rows of one request and KV head
  * (packed row r is query r / group_size, head r % group_size of the group) over the key tiles
@@ -36,7 +25,7 @@ typedef struct kv8_prefill_item {
     int32_t q_begin, qo_len, kv_len;
     int32_t seen_from, seen_to;     /* keys that some row of the block may see */
     int32_t shared_from, shared_to; /* keys that all of them see; may be none */
-    int64_t pages_at;               /* of its first page in page_indices or block_table */
+    int64_t pages_at;               /* of its first page in the table */
 } kv8_prefill_item;
 /* Items under way in a block on sm_90. Behind each: whether values of V that are not finite were
  * cleared, and its place in the queue. */
@@ -59,52 +48,6 @@ typedef struct kv8_prefill_block {
     int32_t request, row_begin;
     int32_t tile_begin, tile_end;
 } kv8_prefill_block;
-
-typedef struct kv8_prefill_args {
-    const void *q;
-    int64_t q_stride_row, q_stride_head;
-    void *o;
-    int64_t o_stride_row, o_stride_head;
-    float *lse; /* [total_q, num_qo_heads]; may be 0 */
-    const int32_t *qo_indptr;
-    kv8_prefill_pages k, v;
-    /* Page table: CSR when page_indptr is set, else dense. */
-    const int32_t *page_indptr, *page_indices, *last_page_len;
-    const int32_t *block_table;
-    int64_t block_table_stride;
-    const int32_t *seq_lens;
-    const float *q_scale; /* e4m3 Q alone; may be 0 */
-    int64_t q_scale_stride_batch, q_scale_stride_row, q_scale_stride_kv_head, q_scale_stride_group;
-    const float *k_scale, *v_scale; /* may be 0 */
-    int64_t k_scale_stride_batch, k_scale_stride_head;
-    int64_t v_scale_stride_batch, v_scale_stride_head;
-    const float *sink_logit;  /* [num_qo_heads]; may be 0 */
-    const uint8_t *mask_bits; /* mma.sync kernels alone; may be 0 */
-    const int64_t *mask_indptr;
-    /* Workspace: the work list, written by the scheduling kernel before every launch. */
-    kv8_prefill_queue *queue;
-    kv8_prefill_item *items;    /* [max_items] */
-    kv8_prefill_block *blocks;  /* [max_blocks], longest first */
-    int32_t *block_indptr;      /* [batch + 1] */
-    kv8_prefill_broken *broken; /* [max_items][block_rows / 16]; wgmma in 16 bits alone */
-    uint32_t *arrivals;         /* [max_slots][block_rows / 64] */
-    float *partial_sums;        /* [max_slots][block_rows / 64][2][128][2]: max (log2), sum */
-    float *partials;            /* [max_slots][block_rows / 64][head_dim / 2][128] */
-    int32_t batch, num_qo_heads, num_kv_heads, group_size;
-    int32_t page_size;
-    int32_t q_dtype, o_dtype;
-    int32_t head_dim, v_head_dim, k_dtype, v_dtype; /* for kernels that take several */
-    int32_t q_aligned, o_aligned;                   /* rows of Q to 16 bytes; pairs of O (fours
-                                                     * where Q is e4m3) to their size */
-    int32_t causal, window_left;
-    int32_t block_rows; /* packed rows of an item, as the kernel is built: a multiple of 64 */
-    int32_t num_blocks; /* of threads that take items: what the work is spread over */
-    int32_t max_tiles;  /* of a request */
-    int32_t max_slots;  /* 0 = rows are never split */
-    uint32_t group_magic, group_shift, page_magic, page_shift; /* kv8_prefill_magic() */
-    float score_scale;                                         /* sm_scale * log2(e) */
-    float soft_cap; /* logits_soft_cap * log2(e); 0 = off */
-} kv8_prefill_args;
 
 /* Bytes of shared memory of a kernel on sm_90: Q, the widened tiles of every stage, the codes under
  * way, int8's scales and powers, barriers, items, and 16 bytes a row. */
@@ -138,13 +81,5 @@ typedef struct kv8_prefill_args {
      (v_stages)*128 * ((head_dim) + 8) + 128 * (head_dim) + (num_math)*256 * (head_dim) + \
      8 * (2 * ((k_stages) + (v_stages)) + 2 + 2 * KV8_PREFILL_ITEM_SLOTS) +               \
      KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES + (num_math)*2048)
-
-/* n / d == (n * magic) >> (31 + shift) for every 0 <= n < 2^31: magic = ceil(2^(31+shift) / d) with
- * shift = ceil(log2 d) exceeds the exact quotient by less than 2^shift / d. */
-static inline void kv8_prefill_magic(uint32_t divisor, uint32_t *magic, uint32_t *shift) {
-    *shift = 0;
-    while ((UINT64_C(1) << *shift) < divisor) ++*shift;
-    *magic = (uint32_t)(((UINT64_C(1) << (31 + *shift)) + divisor - 1) / divisor);
-}
 
 #endif

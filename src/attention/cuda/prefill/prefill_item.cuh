@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "common/batch.cuh"
 #include "common/ptx_sm80.cuh"
 #include "common/softmax.cuh"
 #include "prefill/prefill_codes.cuh"
@@ -16,15 +17,11 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
 }
 
-__device__ __forceinline__ uint32_t divide(uint32_t n, uint32_t magic, uint32_t shift) {
-    return (uint32_t)(((uint64_t)n * magic) >> (31 + shift));
-}
-
 struct ItemView {
     int32_t request, kv_head, row_begin, num_rows;  // num_rows: packed rows of the request left
     int32_t q_begin, qo_len, kv_len;
 };
-__device__ __forceinline__ ItemView view_item(const kv8_prefill_args &a,
+__device__ __forceinline__ ItemView view_item(const kv8_kernel_args &a,
                                               const kv8_prefill_item &item) {
     ItemView v;
     v.request = item.request;
@@ -37,23 +34,24 @@ __device__ __forceinline__ ItemView view_item(const kv8_prefill_args &a,
     return v;
 }
 // Keys [begin, end) that query `row` of the request may see.
-__device__ __forceinline__ int row_end(const kv8_prefill_args &a, const ItemView &v, int row) {
-    return a.causal ? max(min(v.kv_len, v.kv_len - v.qo_len + row + 1), 0) : v.kv_len;
+__device__ __forceinline__ int row_end(const kv8_kernel_args &a, const ItemView &v, int row) {
+    if (a.window_right < 0) return v.kv_len;
+    return max(min(v.kv_len - v.qo_len + row + a.window_right + 1, v.kv_len), 0);
 }
-__device__ __forceinline__ int row_begin(const kv8_prefill_args &a, const ItemView &v, int row) {
+__device__ __forceinline__ int row_begin(const kv8_kernel_args &a, const ItemView &v, int row) {
     return a.window_left < 0
                ? 0
                : min(max(v.kv_len - v.qo_len + row - a.window_left, 0), row_end(a, v, row));
 }
-__device__ __forceinline__ int query_of(const kv8_prefill_args &a, int packed_row) {
-    return (int)divide((uint32_t)packed_row, a.group_magic, a.group_shift);
+__device__ __forceinline__ int query_of(const kv8_kernel_args &a, int packed_row) {
+    return divide((uint32_t)packed_row, a.by_group);
 }
-__device__ __forceinline__ float k_scale_of(const kv8_prefill_args &a, const ItemView &v) {
+__device__ __forceinline__ float k_scale_of(const kv8_kernel_args &a, const ItemView &v) {
     if (a.k_scale == nullptr) return 1.0f;
     return a.k_scale[v.request * a.k_scale_stride_batch + v.kv_head * a.k_scale_stride_head];
 }
 // e4m3 Q: of a row's head.
-__device__ __forceinline__ float q_scale_of(const kv8_prefill_args &a, const ItemView &v, int query,
+__device__ __forceinline__ float q_scale_of(const kv8_kernel_args &a, const ItemView &v, int query,
                                             int head) {
     return a.q_scale[v.request * a.q_scale_stride_batch +
                      (int64_t)(v.q_begin + query) * a.q_scale_stride_row +
@@ -65,9 +63,8 @@ struct RequestKeys {
     const int32_t *pages;
     const uint8_t *mask;  // may be 0
     int kv_len;
-    __device__ __forceinline__ RequestKeys(const kv8_prefill_args &a,
-                                           const kv8_prefill_item &item) {
-        pages = (a.page_indptr != nullptr ? a.page_indices : a.block_table) + item.pages_at;
+    __device__ __forceinline__ RequestKeys(const kv8_kernel_args &a, const kv8_prefill_item &item) {
+        pages = a.table + item.pages_at;
         mask = a.mask_bits != nullptr ? a.mask_bits + a.mask_indptr[item.request] : 0;
         kv_len = item.kv_len;
     }
@@ -78,9 +75,6 @@ struct RequestKeys {
     }
 };
 
-struct KeyRange {
-    int begin, end;
-};
 // Bits of the 32 keys from `first` on that lie in [begin, end).
 __device__ __forceinline__ uint32_t keys_within(int first, int begin, int end) {
     const int from = min(max(begin - first, 0), 32), to = min(max(end - first, 0), 32);
@@ -93,41 +87,39 @@ struct RowPlace {
     int query, head;
     int64_t o, lse;
 };
-__device__ __forceinline__ RowPlace place_of(const kv8_prefill_args &a, const ItemView &v,
-                                             int row) {
+__device__ __forceinline__ RowPlace place_of(const kv8_kernel_args &a, const ItemView &v, int row) {
     RowPlace place;
     place.query = query_of(a, v.row_begin + row);
     place.head = v.kv_head * a.group_size + v.row_begin + row - place.query * a.group_size;
     const int64_t at = v.q_begin + place.query;
     place.o = at * a.o_stride_row + place.head * a.o_stride_head;
-    place.lse = at * a.num_qo_heads + place.head;
+    place.lse = at * a.lse_stride_row + place.head * a.lse_stride_head;
     return place;
 }
-__device__ __forceinline__ float v_scale_of(const kv8_prefill_args &a, const ItemView &v) {
+__device__ __forceinline__ float v_scale_of(const kv8_kernel_args &a, const ItemView &v) {
     if (a.v_scale == nullptr) return 1.0f;
     return a.v_scale[v.request * a.v_scale_stride_batch + v.kv_head * a.v_scale_stride_head];
 }
 
 // A key's row of K or V, and its scale.
-__device__ __forceinline__ const uint8_t *key_row(const kv8_prefill_pages &p, int page, int slot,
+__device__ __forceinline__ const uint8_t *key_row(const kv8_kernel_pages &p, int page, int slot,
                                                   int kv_head) {
-    const uint64_t steps = (uint64_t)(uint32_t)page * p.stride_page +
-                           (uint64_t)(uint32_t)slot * p.stride_slot +
-                           (uint64_t)(uint32_t)kv_head * p.stride_head;
-    return p.data + 16 * steps;
+    const uint64_t bytes = (uint64_t)(uint32_t)page * (uint32_t)p.stride_page +
+                           (uint64_t)(uint32_t)slot * (uint32_t)p.stride_slot +
+                           (uint64_t)(uint32_t)kv_head * (uint32_t)p.stride_head;
+    return p.data + bytes;
 }
-__device__ __forceinline__ __half key_scale(const kv8_prefill_pages &p, int page, int slot,
+__device__ __forceinline__ __half key_scale(const kv8_kernel_pages &p, int page, int slot,
                                             int kv_head) {
     return __ushort_as_half(p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
                                         kv_head * p.scale_stride_head]);
 }
 
-__device__ __forceinline__ void store_one(const kv8_prefill_args &a, int64_t at, float x) {
-    if (a.o_dtype == KV8_PREFILL_F32)
+__device__ __forceinline__ void store_one(const kv8_kernel_args &a, int64_t at, float x) {
+    if (a.o_dtype == KV8_F32)
         ((float *)a.o)[at] = x;
     else
-        ((uint16_t *)a.o)[at] =
-            (uint16_t)(a.o_dtype == KV8_PREFILL_BF16 ? pack_bf16(x, x) : pack_f16(x, x));
+        ((uint16_t *)a.o)[at] = (uint16_t)(a.o_dtype == BF16 ? pack_bf16(x, x) : pack_f16(x, x));
 }
 
 }  // namespace kv8

@@ -100,7 +100,7 @@ struct KeyPlace {
 // dimensions. k_format and v_format: as in args, constants where a kernel has them.
 template <int WORDS>
 struct NonfiniteWalk {
-    const kv8_prefill_args &a;
+    const kv8_kernel_args &a;
     const ItemView v;
     const RequestKeys keys;
     const int k_format, v_format, first_row, lane;
@@ -109,7 +109,7 @@ struct NonfiniteWalk {
         end;  // of this lane's row: the keys it sees, none where it is not looked after
     NonfiniteDims<WORDS> found;
 
-    __device__ __forceinline__ NonfiniteWalk(const kv8_prefill_args &args,
+    __device__ __forceinline__ NonfiniteWalk(const kv8_kernel_args &args,
                                              const kv8_prefill_item &item, int k_dtype, int v_dtype,
                                              int first, uint32_t row_bits)
         : a(args),
@@ -139,7 +139,7 @@ struct NonfiniteWalk {
         return seen;
     }
     __device__ __forceinline__ KeyPlace find(int key) const {
-        const int nth = (int)divide(key, a.page_magic, a.page_shift);
+        const int nth = divide(key, a.by_page);
         const int page = keys.pages[nth], slot = key - nth * a.page_size;
         const float scale =
             v_format == INT8 ? __half2float(key_scale(a.v, page, slot, v.kv_head)) : 1.0f;
@@ -179,8 +179,7 @@ struct NonfiniteWalk {
             const RowPlace place = place_of(a, v, first_row + row);
             const int64_t at =
                 (int64_t)(v.q_begin + place.query) * a.q_stride_row + place.head * a.q_stride_head;
-            const uint8_t *const q =
-                (const uint8_t *)a.q + at * (a.q_dtype == KV8_PREFILL_E4M3 ? 1 : 2);
+            const uint8_t *const q = (const uint8_t *)a.q + at * (a.q_dtype == E4M3 ? 1 : 2);
             float score = 0;
 #pragma unroll 1
             for (int d = lane; d < a.head_dim; d += 32)
@@ -188,7 +187,7 @@ struct NonfiniteWalk {
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(~0u, score, step);
             score *= a.score_scale * k_scale_of(a, v);
-            if (a.q_dtype == KV8_PREFILL_E4M3) score *= q_scale_of(a, v, place.query, place.head);
+            if (a.q_dtype == E4M3) score *= q_scale_of(a, v, place.query, place.head);
             if (score == -INFINITY) weightless |= 1u << row;
         }
         return weightless;
@@ -282,9 +281,8 @@ struct NonfiniteWalk {
 // K_FORMAT and V_FORMAT: of a kernel that takes one; ANY: as in args.
 constexpr int ANY = 0;
 template <int WORDS, int K_FORMAT, int V_FORMAT>
-__device__ __noinline__ void write_nonfinite(const kv8_prefill_args &a,
-                                             const kv8_prefill_item &item, int first_row,
-                                             uint32_t rows) {
+__device__ __noinline__ void write_nonfinite(const kv8_kernel_args &a, const kv8_prefill_item &item,
+                                             int first_row, uint32_t rows) {
     const int k_format = K_FORMAT == ANY ? a.k_dtype : K_FORMAT;
     const int v_format = V_FORMAT == ANY ? a.v_dtype : V_FORMAT;
     __syncwarp();  // the rows' results before what is written over them

@@ -41,36 +41,41 @@ __device__ static int scan(int value, int *warp_sums, int *total) {
     return before + sum - value;
 }
 
-__device__ static int32_t request_kv_len(const kv8_prefill_args &a, int32_t b) {
-    if (a.page_indptr == nullptr) return a.seq_lens[b];
+__device__ static int32_t request_qo_len(const kv8_kernel_args &a, int32_t b) {
+    const int32_t rows = a.qo_indptr[b + 1] - a.qo_indptr[b];
+    return a.qo_lens == nullptr ? rows : min(rows, max(a.qo_lens[b], 0));
+}
+__device__ static int32_t request_kv_len(const kv8_kernel_args &a, int32_t b) {
+    if (a.page_indptr == nullptr)
+        return a.seq_lens != nullptr ? a.seq_lens[b] : a.kv_indptr[b + 1] - a.kv_indptr[b];
     const int32_t num_pages = a.page_indptr[b + 1] - a.page_indptr[b];
     return num_pages == 0 ? 0 : (num_pages - 1) * a.page_size + a.last_page_len[b];
 }
 // An item of a request's rows from row_begin on, but for its keys.
-__device__ static kv8_prefill_item item_of(const kv8_prefill_args &a, int request, int row_begin) {
+__device__ static kv8_prefill_item item_of(const kv8_kernel_args &a, int request, int row_begin) {
     kv8_prefill_item item = {};
     item.request = request;
     item.row_begin = row_begin;
     item.q_begin = a.qo_indptr[request];
-    item.qo_len = a.qo_indptr[request + 1] - item.q_begin;
+    item.qo_len = request_qo_len(a, request);
     item.kv_len = request_kv_len(a, request);
-    item.pages_at =
-        a.page_indptr != nullptr ? a.page_indptr[request] : request * a.block_table_stride;
+    item.pages_at = a.page_indptr != nullptr ? a.page_indptr[request] : request * a.table_stride;
     return item;
 }
 
 // Rows of the i-th block, in order of requests.
-__device__ static kv8_prefill_block block_of(const kv8_prefill_args &a, int i) {
+__device__ static kv8_prefill_block block_of(const kv8_kernel_args &a, int i) {
     int low = 0, high = a.batch - 1;  // the last request that begins at or before i
     while (low < high) {
         const int middle = (low + high + 1) / 2;
-        if (a.block_indptr[middle] <= i)
+        if (a.prefill.block_indptr[middle] <= i)
             low = middle;
         else
             high = middle - 1;
     }
-    const ItemView v = view_item(a, item_of(a, low, (i - a.block_indptr[low]) * a.block_rows));
-    const int last = v.row_begin + min(a.block_rows, v.num_rows) - 1;
+    const ItemView v =
+        view_item(a, item_of(a, low, (i - a.prefill.block_indptr[low]) * a.prefill.block_rows));
+    const int last = v.row_begin + min(a.prefill.block_rows, v.num_rows) - 1;
     const int from = row_begin(a, v, query_of(a, v.row_begin)) / KV8_PREFILL_TILE_KEYS;
     const int to = row_end(a, v, query_of(a, last));
     const kv8_prefill_block block = {
@@ -93,11 +98,11 @@ struct SortedBlock {
 static_assert(sizeof(SortedBlock) <= sizeof(kv8_prefill_item), "lies where items will");
 
 // Longest first; blocks of one length in order of requests.
-__device__ static void sort_blocks(const kv8_prefill_args &a, int num_blocks, int *bins,
+__device__ static void sort_blocks(const kv8_kernel_args &a, int num_blocks, int *bins,
                                    int *warp_sums) {
-    SortedBlock *const found = (SortedBlock *)a.items;  // the list comes later
+    SortedBlock *const found = (SortedBlock *)a.prefill.items;  // the list comes later
     int shift = 0;
-    while (a.max_tiles >> shift >= LENGTH_BINS) shift++;
+    while (a.prefill.max_tiles >> shift >= LENGTH_BINS) shift++;
     for (int i = threadIdx.x; i < LENGTH_BINS; i += SCHEDULE_THREADS) bins[i] = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS) {
@@ -134,18 +139,18 @@ __device__ static void sort_blocks(const kv8_prefill_args &a, int num_blocks, in
     }
     __syncthreads();
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
-        a.blocks[found[i].rank] = found[i].block;
+        a.prefill.blocks[found[i].rank] = found[i].block;
     __syncthreads();
 }
 
 // Every block for every KV head, split where it would outlast the average end.
-__device__ static void cut_items(const kv8_prefill_args &a, int num_blocks, int *warp_sums) {
+__device__ static void cut_items(const kv8_kernel_args &a, int num_blocks, int *warp_sums) {
     const int heads = a.num_kv_heads;
     int work = 0, total;
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
-        work += length_of(a.blocks[i]) + ITEM_TILES;
+        work += length_of(a.prefill.blocks[i]) + ITEM_TILES;
     scan(work, warp_sums, &total);
-    const float share = (float)total * heads / a.num_blocks;
+    const float share = (float)total * heads / a.prefill.num_blocks;
     const int least = max(2, (int)(share / LEAST_SHARE));
     int work_before = 0, items_before = 0, slots_before = 0;
     for (int first = 0; first < num_blocks; first += SCHEDULE_THREADS) {
@@ -153,25 +158,25 @@ __device__ static void cut_items(const kv8_prefill_args &a, int num_blocks, int 
         kv8_prefill_block block = {};
         int length = 0;
         if (i < num_blocks) {
-            block = a.blocks[i];
+            block = a.prefill.blocks[i];
             length = length_of(block);
         }
         int before = scan(i < num_blocks ? length + ITEM_TILES : 0, warp_sums, &total);
-        const float start = (float)(work_before + before) * heads / a.num_blocks;
+        const float start = (float)(work_before + before) * heads / a.prefill.num_blocks;
         work_before += total;
         const int longest = max(least, (int)(share - start));
-        int pieces = length > longest && a.max_slots > 0
+        int pieces = length > longest && a.prefill.max_slots > 0
                          ? min((length + longest - 1) / longest, (int)MOST_SPLITS)
                          : 1;
         int slot = slots_before + scan(pieces > 1 ? pieces * heads : 0, warp_sums, &total);
         slots_before += total;
-        if (slot + pieces * heads > a.max_slots) pieces = 1;
+        if (slot + pieces * heads > a.prefill.max_slots) pieces = 1;
         int at = items_before + scan(i < num_blocks ? pieces * heads : 0, warp_sums, &total);
         items_before += total;
         if (i >= num_blocks) continue;
         kv8_prefill_item item = item_of(a, block.request, block.row_begin);
         const ItemView v = view_item(a, item);
-        const int last = v.row_begin + min(a.block_rows, v.num_rows) - 1;
+        const int last = v.row_begin + min(a.prefill.block_rows, v.num_rows) - 1;
         item.seen_from = row_begin(a, v, query_of(a, v.row_begin));
         item.seen_to = row_end(a, v, query_of(a, last));
         item.shared_from = row_begin(a, v, query_of(a, last));
@@ -184,18 +189,18 @@ __device__ static void cut_items(const kv8_prefill_args &a, int num_blocks, int 
             for (int head = 0; head < heads; head++) {
                 item.kv_head = head;
                 item.slot = pieces > 1 ? slot + head * pieces : -1;
-                a.items[at++] = item;
+                a.prefill.items[at++] = item;
             }
         }
     }
     if (threadIdx.x == 0) {
-        a.queue->num_items = items_before;
-        a.queue->next = 0;
+        a.prefill.queue->num_items = items_before;
+        a.prefill.queue->next = 0;
     }
 }
 
 extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
-    kv8_prefill_schedule__sm80(const __grid_constant__ kv8_prefill_args a) {
+    kv8_prefill_schedule__sm80(const __grid_constant__ kv8_kernel_args a) {
     __shared__ int bins[LENGTH_BINS];
     __shared__ int warp_sums[SCHEDULE_THREADS / 32];
     int num_blocks = 0, total;
@@ -203,15 +208,16 @@ extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
         const int b = first + threadIdx.x;
         int blocks = 0;
         if (b < a.batch) {
-            const int rows = (a.qo_indptr[b + 1] - a.qo_indptr[b]) * a.group_size;
-            blocks = (rows + a.block_rows - 1) / a.block_rows;
+            const int rows = request_qo_len(a, b) * a.group_size;
+            blocks = (rows + a.prefill.block_rows - 1) / a.prefill.block_rows;
         }
         const int before = scan(blocks, warp_sums, &total);
-        if (b < a.batch) a.block_indptr[b] = num_blocks + before;
+        if (b < a.batch) a.prefill.block_indptr[b] = num_blocks + before;
         num_blocks += total;
     }
-    for (int i = threadIdx.x; i < a.max_slots * (a.block_rows / 64); i += SCHEDULE_THREADS)
-        a.arrivals[i] = 0;
+    for (int i = threadIdx.x; i < a.prefill.max_slots * (a.prefill.block_rows / 64);
+         i += SCHEDULE_THREADS)
+        a.prefill.arrivals[i] = 0;
     __syncthreads();
     sort_blocks(a, num_blocks, bins, warp_sums);
     cut_items(a, num_blocks, warp_sums);

@@ -28,7 +28,7 @@ struct MmaBlock {
     static constexpr bool IS_BF16 = SHAPE::IS_BF16;
     // Scores beyond this, in log2 units, are so far apart that their differences must be exact.
     static constexpr float LARGE_SCORE = 0x1p24f;
-    const kv8_prefill_args &a;
+    const kv8_kernel_args &a;
     const uint32_t shared;
     TileLoader<SHAPE> loader;
     const int warp, lane;
@@ -46,7 +46,7 @@ struct MmaBlock {
                                                   // P is relative to it
     float o[ROW_TILES][DIM_TILES][4];
 
-    __device__ MmaBlock(const kv8_prefill_args &args, uint32_t base)
+    __device__ MmaBlock(const kv8_kernel_args &args, uint32_t base)
         : a(args), shared(base), loader(args, base), warp(loader.warp), lane(loader.lane) {
         rows_at = base + SHAPE::NEXT_AT +
                   KV8_PREFILL_MMA_NEXT(D, SHAPE::KEYS, is_wide(a.k_dtype), is_wide(a.v_dtype));
@@ -93,7 +93,7 @@ struct MmaBlock {
         const uint16_t *const q = (const uint16_t *)a.q +
                                   (int64_t)(v.q_begin + query) * a.q_stride_row +
                                   head * a.q_stride_head + part * (8 * CHUNKS);
-        const bool from_bf16 = a.q_dtype == KV8_PREFILL_BF16;
+        const bool from_bf16 = a.q_dtype == BF16;
         const float scale = a.score_scale * k_scale_of(a, v);
         const float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
         uint32_t w[CHUNKS][4];
@@ -102,7 +102,7 @@ struct MmaBlock {
         for (int i = 0; i < CHUNKS; i++) {
             uint4 raw = make_uint4(0, 0, 0, 0);
             if (8 * (CHUNKS * part + i) < a.head_dim) {
-                if (a.q_aligned)
+                if (a.prefill.q_aligned)
                     raw = *(const uint4 *)(q + 8 * i);
                 else
                     raw = make_uint4(
@@ -455,8 +455,9 @@ struct MmaBlock {
     __device__ __forceinline__ bool join(const kv8_prefill_item &item, bool &cleared) {
         constexpr int THREADS = SHAPE::THREADS;
         const int64_t place = (int64_t)item.slot + item.split;
-        float *const mine = a.partials + place * (SHAPE::ROWS * D) + threadIdx.x;
-        float2 *const my_sums = (float2 *)a.partial_sums + place * (PIECES * 256) + threadIdx.x;
+        float *const mine = a.prefill.partials + place * (SHAPE::ROWS * D) + threadIdx.x;
+        float2 *const my_sums =
+            (float2 *)a.prefill.partial_sums + place * (PIECES * 256) + threadIdx.x;
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
 #pragma unroll
@@ -471,8 +472,9 @@ struct MmaBlock {
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-            const uint32_t before =
-                atomicAdd(a.arrivals + (int64_t)item.slot * PIECES, cleared ? 0x10001 : 1);
+            uint32_t *const arrivals = a.prefill.arrivals + (int64_t)item.slot * PIECES;
+            const uint32_t before = atomicAdd(arrivals, cleared ? 0x10001 : 1);
+            if ((before & 0xffff) + 1 == (uint32_t)item.num_splits) *arrivals = 0;
             store_shared(flag_at, before);
         }
         __syncthreads();
@@ -490,15 +492,15 @@ struct MmaBlock {
         }
         for (int split = 0; split < item.num_splits; split++) {
             const int64_t at = (int64_t)item.slot + split;
-            const float *const from = a.partials + at * (SHAPE::ROWS * D) + threadIdx.x;
+            const float *const from = a.prefill.partials + at * (SHAPE::ROWS * D) + threadIdx.x;
 #pragma unroll
             for (int t = 0; t < ROW_TILES; t++) {
                 float keep[2], add[2];
 #pragma unroll
                 for (int slot = 0; slot < 2; slot++) {
                     const float2 other =
-                        __ldcg((const float2 *)a.partial_sums + at * (PIECES * 256) + threadIdx.x +
-                               THREADS * (2 * t + slot));
+                        __ldcg((const float2 *)a.prefill.partial_sums + at * (PIECES * 256) +
+                               threadIdx.x + THREADS * (2 * t + slot));
                     const float top = max_nan(max_[t][slot], other.x);
                     const float base = top == -INFINITY ? 0.0f : top;
                     keep[slot] = exp2_fast(max_[t][slot] - base);
@@ -578,13 +580,14 @@ struct MmaBlock {
                 store_two(at + 8 * i, empty ? 0.0f : o[t][i][2 * slot] * weight,
                           empty ? 0.0f : o[t][i][2 * slot + 1] * weight);
         if (a.lse != nullptr && lane % 4 == 0)
-            a.lse[place.lse] = none ? -INFINITY : (max_[t][slot] + __log2f(sum[t][slot])) / LOG2E;
+            a.lse[place.lse] =
+                none ? -INFINITY : (max_[t][slot] + __log2f(sum[t][slot])) * a.lse_scale;
         return !empty && !isnan(total);
     }
     __device__ __forceinline__ void store_two(int64_t at, float x, float y) const {
-        if (a.o_dtype == KV8_PREFILL_F32) {
+        if (a.o_dtype == KV8_F32) {
             float *const to = (float *)a.o + at;
-            if (a.o_aligned) {
+            if (a.prefill.o_aligned) {
                 *(float2 *)to = make_float2(x, y);
             } else {
                 to[0] = x;
@@ -592,8 +595,8 @@ struct MmaBlock {
             }
         } else {
             uint16_t *const to = (uint16_t *)a.o + at;
-            const uint32_t pair = a.o_dtype == KV8_PREFILL_BF16 ? pack_bf16(x, y) : pack_f16(x, y);
-            if (a.o_aligned) {
+            const uint32_t pair = a.o_dtype == BF16 ? pack_bf16(x, y) : pack_f16(x, y);
+            if (a.prefill.o_aligned) {
                 *(uint32_t *)to = pair;
             } else {
                 to[0] = (uint16_t)pair;
@@ -604,20 +607,23 @@ struct MmaBlock {
 };
 
 template <class SHAPE>
-__device__ __forceinline__ void prefill_mma(const kv8_prefill_args &a) {
+__device__ __forceinline__ void prefill_mma(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t base = smem_address(memory);
     MmaBlock<SHAPE> block(a, base);
     int next = 0;
-    if (threadIdx.x == 0) next = atomicAdd(&a.queue->next, 1);
+    if (threadIdx.x == 0) next = atomicAdd(&a.prefill.queue->next, 1);
     for (;;) {
         __syncthreads();  // the last item has been left
         if (threadIdx.x == 0) {
-            const bool more = next < a.queue->num_items;
+            const int left = next - a.prefill.queue->num_items;
+            const bool more = left < 0;
+            // Every block asks once in vain; the last of them leaves the queue as it was.
+            if (left == (int)gridDim.x - 1) a.prefill.queue->next = 0;
 #pragma unroll
             for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
                 uint4 words = make_uint4(~0u, 0, 0, 0);  // request -1: no more
-                if (more) words = ((const uint4 *)(a.items + next))[i];
+                if (more) words = ((const uint4 *)(a.prefill.items + next))[i];
                 store_chunk(block.item_at + 16 * i, words.x, words.y, words.z, words.w);
             }
             store_shared(block.cleared_at(), 0);
@@ -625,7 +631,7 @@ __device__ __forceinline__ void prefill_mma(const kv8_prefill_args &a) {
         __syncthreads();
         const kv8_prefill_item &item = *(const kv8_prefill_item *)(memory + (block.item_at - base));
         if (item.request < 0) break;
-        if (threadIdx.x == 0) next = atomicAdd(&a.queue->next, 1);
+        if (threadIdx.x == 0) next = atomicAdd(&a.prefill.queue->next, 1);
         block.run(item);
     }
 }

@@ -6,7 +6,7 @@
 
 #define KV8_PREFILL_MMA_BF16(name, head_dim, row_tiles, keys, warps, blocks)        \
     extern "C" __global__ void __launch_bounds__(32 * (warps), blocks)              \
-        name(const __grid_constant__ kv8_prefill_args a) {                          \
+        name(const __grid_constant__ kv8_kernel_args a) {                           \
         kv8::prefill_mma<kv8::MmaShape<head_dim, true, row_tiles, keys, warps>>(a); \
     }
 #include "prefill_mma_kernels.inc"

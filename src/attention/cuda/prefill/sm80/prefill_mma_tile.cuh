@@ -112,7 +112,7 @@ template <class SHAPE>
 struct TileLoader {
     // Of one tensor's codes, where both are of 8 bits.
     static constexpr uint32_t RAW_BYTES = SHAPE::WARPS * ChunkWalk<SHAPE, 1>::PASSES * 512;
-    const kv8_prefill_args &a;
+    const kv8_kernel_args &a;
     uint32_t shared;
     int warp, lane;
     RequestKeys keys;
@@ -125,7 +125,7 @@ struct TileLoader {
     bool scaled;              // int8 among them
     bool both_e4m3;
 
-    __device__ TileLoader(const kv8_prefill_args &args, uint32_t base)
+    __device__ TileLoader(const kv8_kernel_args &args, uint32_t base)
         : a(args),
           shared(base),
           warp(__shfl_sync(~0u, threadIdx.x / 32, 0)),
@@ -157,17 +157,17 @@ struct TileLoader {
     }
     __device__ __forceinline__ void look_up(int tile) {
         const int key = tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS + lane % SHAPE::WARP_KEYS;
-        const int nth = (int)divide(key, a.page_magic, a.page_shift);
+        const int nth = divide(key, a.by_page);
         bool seen = key >= seen_from && key < seen_to;
         if (keys.mask != nullptr) seen = seen && some_row_sees(key);
         slot = key - nth * a.page_size;
         page = seen ? keys.pages[nth] : -1;
     }
     // Somewhere readable when nobody may see the key.
-    __device__ __forceinline__ const uint8_t *row_of(const kv8_prefill_pages &p) const {
+    __device__ __forceinline__ const uint8_t *row_of(const kv8_kernel_pages &p) const {
         return key_row(p, max(page, 0), slot, view.kv_head);
     }
-    __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p) const {
+    __device__ __forceinline__ __half scale_of(const kv8_kernel_pages &p) const {
         if (p.row_scale == nullptr || page < 0) return __ushort_as_half(0);
         return key_scale(p, page, slot, view.kv_head);
     }
@@ -195,7 +195,7 @@ struct TileLoader {
         }
     }
     template <int SIZE, bool IN_PLACE>
-    __device__ __forceinline__ void copy_rows(const kv8_prefill_pages &p, uint32_t seen, int dim,
+    __device__ __forceinline__ void copy_rows(const kv8_kernel_pages &p, uint32_t seen, int dim,
                                               uint32_t to) const {
         copy_chunks<SIZE, IN_PLACE, false>(row_of(p), to, seen, dim, 0, 0);
     }

@@ -24,7 +24,7 @@ struct Consumer : RowState<SHAPE> {
     float top[2];       // the rows' maxima as S has them; P and sum are relative to them
     bool small;         // int8: O is 2^-7 as large
 
-    __device__ Consumer(const kv8_prefill_args &args, uint32_t base) : rows(args, base) {}
+    __device__ Consumer(const kv8_kernel_args &args, uint32_t base) : rows(args, base) {}
 
     __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
@@ -52,7 +52,7 @@ struct Consumer : RowState<SHAPE> {
         const uint16_t *const q = (const uint16_t *)a.q +
                                   (int64_t)(v.q_begin + query) * a.q_stride_row +
                                   head * a.q_stride_head + i % 2 * (D / 2);
-        if (a.q_aligned) {
+        if (a.prefill.q_aligned) {
 #pragma unroll
             for (int i = 0; i < D / 16; i++) raw[i] = *(const uint4 *)(q + 8 * i);
         } else {
@@ -84,7 +84,7 @@ struct Consumer : RowState<SHAPE> {
     // goes into Q, so that maxima stay maxima.
     __device__ __forceinline__ void store_q(const ItemView &v, const uint4 (&raw)[D / 16]) const {
         const int i = thread_anew(), row = i % 128 / 2, half = i % 2;
-        const bool q_bf16 = a.q_dtype == KV8_PREFILL_BF16;
+        const bool q_bf16 = a.q_dtype == BF16;
         const float scale = a.score_scale * k_scale_of(a, v);
         const float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
         float power = q_bf16 && !IS_BF16 ? power_of(raw) : 1.0f;
@@ -303,7 +303,7 @@ struct Consumer : RowState<SHAPE> {
         if (rows == 0 || lane != 0) return;
         const uint32_t n = item_number<SHAPE>(shared, items.stage());
         kv8_prefill_broken *const entry =
-            a.broken + (int64_t)n * (4 * SHAPE::NUM_CONSUMERS) + threadIdx.x / 32;
+            a.prefill.broken + (int64_t)n * (4 * SHAPE::NUM_CONSUMERS) + threadIdx.x / 32;
         entry->rows = rows;
         entry->next = load_word(list_address());
         store_shared(list_address(), n + 1);
@@ -312,8 +312,8 @@ struct Consumer : RowState<SHAPE> {
         __syncwarp();
         for (uint32_t n = load_word(list_address()); n != 0;) {
             const kv8_prefill_broken *const entry =
-                a.broken + (int64_t)(n - 1) * (4 * SHAPE::NUM_CONSUMERS) + threadIdx.x / 32;
-            this->resolve(a.items[n - 1], __ldcg(&entry->rows));
+                a.prefill.broken + (int64_t)(n - 1) * (4 * SHAPE::NUM_CONSUMERS) + threadIdx.x / 32;
+            this->resolve(a.prefill.items[n - 1], __ldcg(&entry->rows));
             n = __ldcg(&entry->next);
         }
     }

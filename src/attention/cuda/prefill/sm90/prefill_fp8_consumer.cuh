@@ -46,7 +46,7 @@ struct Fp8Consumer : RowState<SHAPE> {
     StageRing<SHAPE::V_STAGES> v_tiles;
     uint32_t num_queries;
 
-    __device__ Fp8Consumer(const kv8_prefill_args &args, uint32_t base)
+    __device__ Fp8Consumer(const kv8_kernel_args &args, uint32_t base)
         : rows(args, base), num_queries(0) {}
 
     // The rows' records; Q's codes come with the first tile of K.

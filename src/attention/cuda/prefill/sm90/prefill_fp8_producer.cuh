@@ -28,7 +28,7 @@ struct Fp8Producer : KeyLoader {
     uint32_t num_queries;  // items whose Q came
     ItemView item;
 
-    __device__ Fp8Producer(const kv8_prefill_args &args, uint32_t base)
+    __device__ Fp8Producer(const kv8_kernel_args &args, uint32_t base)
         : KeyLoader(args, base), num_queries(0) {}
 
     __device__ __forceinline__ void open_item(const kv8_prefill_item &next, uint32_t at) {
@@ -127,7 +127,7 @@ struct Fp8Producer : KeyLoader {
                 const uint8_t *const from = pointer_of(mine, row) + 16 * chunk;
                 const uint32_t place =
                     shared + SHAPE::Q_AT + (first + row) * D + 16 * SHAPE::swizzled(chunk, row);
-                if (a.q_aligned)
+                if (a.prefill.q_aligned)
                     copy_async(place, from, 16);
                 else
                     store_shared(place, word_of(from), word_of(from + 4), word_of(from + 8),

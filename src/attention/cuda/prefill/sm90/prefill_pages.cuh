@@ -11,7 +11,7 @@ namespace kv8 {
 
 struct KeyLoader {
     enum { KEYS = KV8_PREFILL_TILE_KEYS };
-    const kv8_prefill_args &a;
+    const kv8_kernel_args &a;
     uint32_t shared;
     int warp, lane;
     // The tile to fetch next, and the page of this lane's key there.
@@ -19,7 +19,7 @@ struct KeyLoader {
     const int32_t *pages;
     uint32_t item_at;  // the item in shared memory
 
-    __device__ KeyLoader(const kv8_prefill_args &args, uint32_t base)
+    __device__ KeyLoader(const kv8_kernel_args &args, uint32_t base)
         : a(args),
           shared(base),
           warp(__shfl_sync(~0u, threadIdx.x % 128 / 32, 0)),  // uniform
@@ -27,7 +27,7 @@ struct KeyLoader {
 
     __device__ __forceinline__ void open_item(const kv8_prefill_item &item, uint32_t at) {
         item_at = at;
-        pages = (a.page_indptr != nullptr ? a.page_indices : a.block_table) + item.pages_at;
+        pages = a.table + item.pages_at;
         kv_head = item.kv_head;
         tile = item.tile_begin;
         tile_end = item.tile_end;
@@ -45,15 +45,15 @@ struct KeyLoader {
         const int key = of_tile * KEYS + 32 * warp + lane;
         const KeyRange seen = item_keys(offsetof(kv8_prefill_item, seen_from));
         if (of_tile >= tile_end || key < seen.begin || key >= seen.end) return -1;
-        return pages[divide(key, a.page_magic, a.page_shift)];
+        return pages[divide(key, a.by_page)];
     }
     // Where this lane's key lies; somewhere readable when nobody may see it.
-    __device__ __forceinline__ const uint8_t *key_of(const kv8_prefill_pages &p, int slot) const {
+    __device__ __forceinline__ const uint8_t *key_of(const kv8_kernel_pages &p, int slot) const {
         return key_row(p, max(page, 0), slot, kv_head);
     }
     __device__ __forceinline__ int slot_of(int of_tile) const {
         const int key = of_tile * KEYS + 32 * warp + lane;
-        return key - (int)divide(key, a.page_magic, a.page_shift) * a.page_size;
+        return key - divide(key, a.by_page) * a.page_size;
     }
     // Clears what is not finite in the warp's rows of a tile of V, of keys that only some rows see.
     template <int FORMAT, int CHUNKS>

@@ -19,7 +19,7 @@ struct Producer : KeyLoader {
     Ring<SHAPE::NUM_STAGES> stored;
     __half2 scales[NUM_AHEAD + 1];  // int8: K's and V's scale of this lane's key, oldest first
 
-    __device__ Producer(const kv8_prefill_args &args, uint32_t base) : KeyLoader(args, base) {}
+    __device__ Producer(const kv8_kernel_args &args, uint32_t base) : KeyLoader(args, base) {}
 
     // Into the L2 the item's Q as well: the consumers read it between two tiles. A thread a row.
     __device__ __forceinline__ void open_item(const kv8_prefill_item &item, uint32_t at) {
@@ -29,14 +29,14 @@ struct Producer : KeyLoader {
             const int packed = v.row_begin + row, query = query_of(a, packed);
             const int head = v.kv_head * a.group_size + packed - query * a.group_size;
             const int64_t at = (v.q_begin + query) * a.q_stride_row + head * a.q_stride_head;
-            if (a.q_aligned) prefetch_bulk((const uint16_t *)a.q + at, 2 * SHAPE::HEAD_DIM);
+            if (a.prefill.q_aligned) prefetch_bulk((const uint16_t *)a.q + at, 2 * SHAPE::HEAD_DIM);
         }
         KeyLoader::open_item(item, at);
     }
     __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
     }
-    __device__ __forceinline__ __half scale_of(const kv8_prefill_pages &p, int slot) const {
+    __device__ __forceinline__ __half scale_of(const kv8_kernel_pages &p, int slot) const {
         return page < 0 ? __ushort_as_half(0) : key_scale(p, page, slot, kv_head);
     }
     __device__ __forceinline__ uint32_t tile_address(int at, int stage, int column) const {

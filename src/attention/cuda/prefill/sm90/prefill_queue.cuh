@@ -34,17 +34,20 @@ __device__ __forceinline__ uint32_t item_number(uint32_t shared, int slot) {
     return load_word(item_address<SHAPE>(shared, slot) + KV8_PREFILL_ITEM_BYTES + 4);
 }
 template <class SHAPE>
-__device__ __forceinline__ void fetch_item(const kv8_prefill_args &a, uint32_t shared,
+__device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t shared,
                                            const ItemRing &r) {
     barrier_wait(item_barrier<SHAPE>(shared, 1) + 8 * r.stage(), r.parity() ^ 1);
     if (threadIdx.x % 32 == 0) {
-        const int n = atomicAdd(&a.queue->next, 1);
-        const bool more = n < a.queue->num_items;
+        const int n = atomicAdd(&a.prefill.queue->next, 1);
+        const int left = n - a.prefill.queue->num_items;
+        const bool more = left < 0;
+        // Every block asks once in vain; the last of them leaves the queue as it was.
+        if (left == (int)gridDim.x - 1) a.prefill.queue->next = 0;
         const uint32_t at = item_address<SHAPE>(shared, r.stage());
 #pragma unroll
         for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
             uint4 words = make_uint4(~0u, 0, 0, 0);  // request -1: no more
-            if (more) words = ((const uint4 *)(a.items + n))[i];
+            if (more) words = ((const uint4 *)(a.prefill.items + n))[i];
             store_shared(at + 16 * i, words.x, words.y, words.z, words.w);
         }
         store_shared(at + KV8_PREFILL_ITEM_BYTES, 0);

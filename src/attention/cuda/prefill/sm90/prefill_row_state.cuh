@@ -13,7 +13,7 @@ namespace kv8 {
 template <class SHAPE>
 struct RowState {
     enum { D = SHAPE::HEAD_DIM, NUM_O = D / 2 };
-    const kv8_prefill_args &a;
+    const kv8_kernel_args &a;
     uint32_t shared;
     int index, thread, lane;
     int rows_slot = 0;  // of the records of rows; Q that is fetched ahead has two
@@ -22,7 +22,7 @@ struct RowState {
     float max_[2], sum[2];  // max_ in log2 units; P and sum are relative to it
     float o[NUM_O];
 
-    __device__ RowState(const kv8_prefill_args &args, uint32_t base)
+    __device__ RowState(const kv8_kernel_args &args, uint32_t base)
         : a(args),
           shared(base),
           index(__shfl_sync(~0u, threadIdx.x / 128, 0)),  // uniform
@@ -87,8 +87,8 @@ struct RowState {
     __device__ __forceinline__ bool join(const kv8_prefill_item &item, bool &cleared) {
         const int64_t group = SHAPE::NUM_CONSUMERS * (int64_t)item.slot + index;
         const int64_t place = group + (int64_t)item.split * SHAPE::NUM_CONSUMERS;
-        float *const mine = a.partials + place * (64 * D) + thread;
-        float2 *const my_sums = (float2 *)a.partial_sums + place * 256 + thread;
+        float *const mine = a.prefill.partials + place * (64 * D) + thread;
+        float2 *const my_sums = (float2 *)a.prefill.partial_sums + place * 256 + thread;
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) mine[128 * i] = o[i];
 #pragma unroll
@@ -98,8 +98,9 @@ struct RowState {
         named_barrier_sync(1 + index, 128);
         const uint32_t flag = row_address(0) + 4;
         if (thread == 0) {
-            uint32_t *const arrivals = a.arrivals + group;
+            uint32_t *const arrivals = a.prefill.arrivals + group;
             const uint32_t before = atomicAdd(arrivals, cleared ? 0x10001 : 1);
+            if ((before & 0xffff) + 1 == (uint32_t)item.num_splits) *arrivals = 0;
             asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
         }
         named_barrier_sync(1 + index, 128);
@@ -118,7 +119,7 @@ struct RowState {
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
                 const float2 other =
-                    __ldcg((const float2 *)a.partial_sums + at * 256 + thread + 128 * slot);
+                    __ldcg((const float2 *)a.prefill.partial_sums + at * 256 + thread + 128 * slot);
                 const float top = max_nan(max_[slot], other.x);
                 const float base = top == -INFINITY ? 0.0f : top;
                 keep[slot] = exp2_fast(max_[slot] - base);
@@ -128,8 +129,9 @@ struct RowState {
             }
 #pragma unroll
             for (int i = 0; i < NUM_O; i++)
-                o[i] = o[i] * keep[i / 2 % 2] +
-                       __ldcg(a.partials + at * (64 * D) + thread + 128 * i) * add[i / 2 % 2];
+                o[i] =
+                    o[i] * keep[i / 2 % 2] +
+                    __ldcg(a.prefill.partials + at * (64 * D) + thread + 128 * i) * add[i / 2 % 2];
         }
         return true;
     }
@@ -195,7 +197,7 @@ struct RowState {
                                               int slot) const {
         const bool none = (max_[slot] == -INFINITY && sum[slot] == 0) ||
                           row_begin(a, v, place.query) >= row_end(a, v, place.query);
-        a.lse[place.lse] = none ? -INFINITY : (max_[slot] + __log2f(sum[slot])) / LOG2E;
+        a.lse[place.lse] = none ? -INFINITY : (max_[slot] + __log2f(sum[slot])) * a.lse_scale;
     }
     __device__ __forceinline__ void store_row(int slot, int64_t at, float weight) const {
         if (SHAPE::FP8)
@@ -206,9 +208,9 @@ struct RowState {
     // wgmma's own columns: a lane has two neighbours of every eight.
     __device__ __forceinline__ void store_pairs(int slot, int64_t at, float weight) const {
         at += lane % 4 * 2;
-        if (a.o_dtype != KV8_PREFILL_F32 && a.o_aligned) {  // as a rule
+        if (a.o_dtype != KV8_F32 && a.prefill.o_aligned) {  // as a rule
             uint16_t *const to = (uint16_t *)a.o + at;
-            const bool bf16 = a.o_dtype == KV8_PREFILL_BF16;
+            const bool bf16 = a.o_dtype == BF16;
 #pragma unroll
             for (int i = 0; i < D / 8; i++) {
                 const float x = o[4 * i + 2 * slot] * weight, y = o[4 * i + 2 * slot + 1] * weight;
@@ -233,22 +235,22 @@ struct RowState {
         }
     }
     __device__ __forceinline__ void store_four(int64_t at, const float (&x)[4]) const {
-        if (!a.o_aligned) {
+        if (!a.prefill.o_aligned) {
 #pragma unroll
             for (int i = 0; i < 4; i++) store_one(a, at + i, x[i]);
-        } else if (a.o_dtype == KV8_PREFILL_F32) {
+        } else if (a.o_dtype == KV8_F32) {
             *(float4 *)((float *)a.o + at) = make_float4(x[0], x[1], x[2], x[3]);
         } else {
-            const bool bf16 = a.o_dtype == KV8_PREFILL_BF16;
+            const bool bf16 = a.o_dtype == BF16;
             *(uint2 *)((uint16_t *)a.o + at) =
                 make_uint2(bf16 ? pack<true>(x[0], x[1]) : pack<false>(x[0], x[1]),
                            bf16 ? pack<true>(x[2], x[3]) : pack<false>(x[2], x[3]));
         }
     }
     __device__ __forceinline__ void store_pair(int64_t at, float x, float y) const {
-        if (a.o_dtype == KV8_PREFILL_F32) {
+        if (a.o_dtype == KV8_F32) {
             float *const to = (float *)a.o + at;
-            if (a.o_aligned) {
+            if (a.prefill.o_aligned) {
                 *(float2 *)to = make_float2(x, y);
             } else {
                 to[0] = x;
@@ -256,9 +258,8 @@ struct RowState {
             }
         } else {
             uint16_t *const to = (uint16_t *)a.o + at;
-            const uint32_t pair =
-                a.o_dtype == KV8_PREFILL_BF16 ? pack<true>(x, y) : pack<false>(x, y);
-            if (a.o_aligned) {
+            const uint32_t pair = a.o_dtype == BF16 ? pack<true>(x, y) : pack<false>(x, y);
+            if (a.prefill.o_aligned) {
                 *(uint32_t *)to = pair;
             } else {
                 to[0] = (uint16_t)pair;

@@ -18,7 +18,7 @@
 namespace kv8 {
 
 template <class SHAPE, class PRODUCER>
-__device__ __forceinline__ void produce_items(const kv8_prefill_args &a, uint32_t shared) {
+__device__ __forceinline__ void produce_items(const kv8_kernel_args &a, uint32_t shared) {
     registers_give<SHAPE::PRODUCER_REGISTERS>();
     PRODUCER p(a, shared);
     ItemRing items, fetched;
@@ -34,14 +34,14 @@ __device__ __forceinline__ void produce_items(const kv8_prefill_args &a, uint32_
     }
 }
 template <class SHAPE, class CONSUMER>
-__device__ __forceinline__ void compute_items(const kv8_prefill_args &a, uint32_t shared) {
+__device__ __forceinline__ void compute_items(const kv8_kernel_args &a, uint32_t shared) {
     registers_take<SHAPE::CONSUMER_REGISTERS>();
     CONSUMER m(a, shared);
     m.run();
 }
 
 template <class SHAPE>
-__device__ __forceinline__ void prefill_block(const kv8_prefill_args &a) {
+__device__ __forceinline__ void prefill_block(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t shared = smem_address(memory);
     if (threadIdx.x == 0) {
