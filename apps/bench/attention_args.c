@@ -17,7 +17,7 @@ static const struct {
 /* Options as they were written. */
 typedef struct words {
     const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *math, *device,
-        *plot;
+        *plot, *sick;
     int32_t qo_len, window, page_size, pool_mib, longest, shared_prefix;
     float seconds;
     bool no_sink, hnd, json, csv, batch_invariant, check;
@@ -165,6 +165,18 @@ static int read_device(const words *w, bench_args *out) {
     return CLI_OK;
 }
 
+static int read_sick(const words *w, bench_args *out) {
+    static const char *const names[NUM_SICK] = {"none", "nan-q", "nan-k", "nan-v", "scales"};
+    if (w->sick == NULL) return CLI_OK;
+    if (!out->cuda) return cli_fail("--sick goes with --device cuda");
+    for (int i = 0; i < NUM_SICK; i++) {
+        if (strcmp(w->sick, names[i]) != 0) continue;
+        out->sick = (bench_sick)i;
+        return CLI_OK;
+    }
+    return cli_fail("--sick is \"%s\", must be none, nan-q, nan-k, nan-v or scales", w->sick);
+}
+
 /* What each says alone and together they contradict. */
 static int check_together(const words *w, const bench_args *args) {
     if (w->csv && w->json) return cli_fail("--csv and --json: one of them");
@@ -196,6 +208,7 @@ static int read_words(const words *w, bench_args *out) {
     int status = read_shape(w, out);
     if (status == CLI_OK) status = read_lists(w, out);
     if (status == CLI_OK) status = read_device(w, out);
+    if (status == CLI_OK) status = read_sick(w, out);
     if (status == CLI_OK) status = check_together(w, out);
     return status == CLI_OK ? -1 : status;
 }
@@ -228,6 +241,8 @@ static int parse_words(words *w, int argc, char **argv) {
          &w->device},
         {"longest", "N", "on cuda: the first request has N keys, the others --context (0: no)",
          CLI_INT, &w->longest, 0, 1 << 24},
+        {"sick", "NAME", "on cuda: a NaN: nan-q, nan-k, nan-v; V's int8 scales 1000: scales (none)",
+         CLI_TEXT, &w->sick},
         {"check", NULL, "on cuda: the error of six query rows of each run against f64", CLI_FLAG,
          &w->check},
         {"isa", "LIST", "rungs (the best of this machine)", CLI_TEXT, &w->isa},

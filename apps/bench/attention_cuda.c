@@ -124,6 +124,8 @@ static kv8_status make_pages(device_run *r, const bench_device *b, const bench_r
             scales[i] = kv8_f16_from_f32(0.02f + (float)(bench_random(&state) % 1024) * 2e-5f);
         for (int i = 0; status == KV8_OK && i < 2; i++) {
             const void *to = NULL;
+            for (size_t n = 0; i == 1 && a->sick == SICK_SCALES && n < PIECE_BYTES / 2; n++)
+                scales[n] = kv8_f16_from_f32(1000);
             status = fill_pool(r, b->stream, piece, PIECE_BYTES, num_scales * sizeof *scales, &to);
             both[i]->row_scale = to;
             both[i]->row_scale_stride_page = slots * heads;
@@ -201,6 +203,36 @@ static kv8_status make_queries(device_run *r, const bench_device *b, const bench
     r->args.q_stride_head = r->args.o_stride_head = a->head_dim;
     r->args.q_stride_row = r->args.o_stride_row = (int64_t)a->num_qo_heads * a->head_dim;
     return status;
+}
+
+/* Where the NaN of --sick belongs: in a query row of the first request, or in K or V of a key, each
+ * the middle one; int8's is its scale. */
+static kv8_status make_sick(device_run *r, const bench_device *b, const bench_row *row) {
+    const bench_sick sick = b->args->sick;
+    if (sick != SICK_Q && sick != SICK_K && sick != SICK_V) return KV8_OK;
+    const kv8_dtype dtype = sick == SICK_Q ? b->args->q : row->kv;
+    const int32_t key = bench_request_keys(b->args, row, 0) / 2;
+    const kv8_paged *const p = sick == SICK_V ? &r->v : &r->k;
+    const size_t size = dtype == KV8_INT8 ? 2 : kv8_dtype_size(dtype);
+    const uint8_t nan[2] = {size == 1 ? 0x7f : 0xff, 0x7f};
+    int32_t page = 0;
+    kv8_status status =
+        kv8_stream_copy(b->stream, &page, r->page_indices + key / b->args->page_size, sizeof page);
+    if (status == KV8_OK) status = kv8_stream_synchronize(b->stream);
+    if (status != KV8_OK) return status;
+    const int64_t slot = key % b->args->page_size;
+    union {
+        const void *in;
+        uint8_t *out;
+    } to = {.in = sick == SICK_Q ? r->args.q : p->data};
+    int64_t at = row->qo_len / 2 * r->args.q_stride_row;
+    if (sick != SICK_Q) at = page * p->stride_page + slot * p->stride_slot;
+    if (sick != SICK_Q && dtype == KV8_INT8) {
+        to.in = p->row_scale;
+        at = page * p->row_scale_stride_page + slot * p->row_scale_stride_slot;
+    }
+    status = kv8_stream_copy(b->stream, to.out + (size_t)at * size, nan, size);
+    return status == KV8_OK ? kv8_stream_synchronize(b->stream) : status;
 }
 
 enum { MAX_SINKS = 1024 };
@@ -463,6 +495,7 @@ static int measure_row(bench_device *b, bench_row *row) {
     if (status == KV8_OK) status = make_pages(&run, b, row);
     if (status == KV8_OK) status = make_tables(&run, b, row);
     if (status == KV8_OK) status = make_queries(&run, b, row);
+    if (status == KV8_OK) status = make_sick(&run, b, row);
     if (status == KV8_OK) status = make_plan(&run, b, row);
     if (status == KV8_OK && a->check) status = check(&run, b, row);
     if (status == KV8_OK) status = capture(&run, b, num_runs, &graph);

@@ -37,6 +37,9 @@ float *bench_random_values(size_t num);
 
 enum { BENCH_MAX_VALUES = 16, BENCH_MAX_ROWS = 512 };
 
+/* Values beside the random ones, of which no time may depend (attention_args.c names them). */
+typedef enum bench_sick { SICK_NONE = 0, SICK_Q, SICK_K, SICK_V, SICK_SCALES, NUM_SICK } bench_sick;
+
 typedef struct bench_args {
     const char *shape; /* its name */
     int32_t num_qo_heads, num_kv_heads, head_dim;
@@ -49,6 +52,7 @@ typedef struct bench_args {
     int32_t num_kv, num_isa, num_batch, num_context, num_threads;
     float seconds;
     const char *plot;
+    bench_sick sick;
     bool decode, prefill, check, no_sink, hnd, batch_invariant, cuda, csv, json;
 } bench_args;
 /* Returns -1 to go on, or the exit status. */
