@@ -40,8 +40,7 @@ static const float *source_values(const kv8_append_job *job, int kv, int32_t row
 }
 
 static void store(const kv8_append_job *job, int kv, const kv8_row_place *place, int32_t row,
-                  int32_t head, kv8_narrow_counts *counts) {
-    _Alignas(KV8_ALIGNMENT) float scratch[KV8_MAX_ROW_VALUES];
+                  int32_t head, float *scratch, kv8_narrow_counts *counts) {
     const kv8_append_target *const target = &job->target[kv];
     const float scale = target->scale == NULL
                             ? 1.0f
@@ -77,6 +76,7 @@ static void append_task(void *cookie, size_t index, int32_t thread_idx) {
     const int32_t head = (int32_t)(index % (size_t)job->num_kv_heads);
     const int32_t begin = (int32_t)(index / (size_t)job->num_kv_heads) * ROWS_PER_TASK;
     const int32_t end = (int32_t)kv8_min_i64((int64_t)begin + ROWS_PER_TASK, job->num_rows);
+    _Alignas(KV8_ALIGNMENT) float scratch[KV8_MAX_ROW_VALUES];
     kv8_narrow_counts counts[2] = {{0}, {0}};
     int32_t request =
         job->indptr == NULL ? 0 : kv8_append_request_of(job->indptr, job->num_requests, begin);
@@ -84,7 +84,7 @@ static void append_task(void *cookie, size_t index, int32_t thread_idx) {
         while (job->indptr != NULL && row >= job->indptr[request + 1]) request++;
         const kv8_row_place place = job->place(job->cookie, row, request);
         if (place.page < 0) continue;
-        for (int kv = 0; kv < 2; kv++) store(job, kv, &place, row, head, &counts[kv]);
+        for (int kv = 0; kv < 2; kv++) store(job, kv, &place, row, head, scratch, &counts[kv]);
     }
     for (int kv = 0; kv < 2; kv++) {
         uint64_t *const counters = job->target[kv].counters;

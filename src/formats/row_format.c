@@ -157,47 +157,47 @@ static int32_t block_of(const kv8_row_format *format) {
     return format->scale_block > 0 ? format->scale_block : format->segment[0].count;
 }
 
+/* Blocks whose scales are powers of two. */
 static kv8_status narrow_blocks(kv8_isa isa, const kv8_row_format *format, const float *values,
                                 uint8_t *row, uint8_t *scales, kv8_narrow_counts *counts) {
     const kv8_row_segment *const segment = &format->segment[0];
-    const int32_t num_scales = kv8_row_num_scales(format);
-    for (int32_t block = 0; block < num_scales; block++) {
-        const int32_t begin = block * block_of(format);
+    memset(scales, 0, kv8_row_scale_bytes(format)); /* and what pads them */
+    for (int32_t begin = 0; begin < segment->count; begin += block_of(format)) {
         const int32_t count = (int32_t)kv8_min_i64(block_of(format), segment->count - begin);
-        uint8_t *const codes = row + (size_t)begin * kv8_dtype_size(segment->dtype);
-        if (format->scale == KV8_SCALE_F16) {
-            void *const int8_codes = codes;
-            kv8_f16 scale;
-            KV8_TRY(
-                kv8_narrow_int8(isa, values + begin, (size_t)count, int8_codes, &scale, counts));
-            memcpy(scales + (size_t)block * sizeof scale, &scale, sizeof scale);
-        } else {
-            const float scale = power_of_two_scale(format, values + begin, count);
-            store_power_of_two(format, scales, block, scale);
-            KV8_TRY(kv8_narrow(isa, segment->dtype, values + begin, (size_t)count, scale, codes,
-                               counts));
-        }
+        const float scale = power_of_two_scale(format, values + begin, count);
+        store_power_of_two(format, scales, begin / block_of(format), scale);
+        KV8_TRY(kv8_narrow(isa, segment->dtype, values + begin, (size_t)count, scale,
+                           row + (size_t)begin * kv8_dtype_size(segment->dtype), counts));
     }
     return KV8_OK;
+}
+
+/* A first segment with scales: divided by the row's scale, then by its own. */
+static kv8_status narrow_scaled(kv8_isa isa, const kv8_row_format *format, const float *values,
+                                float scale, float *scratch, uint8_t *row, uint8_t *scales,
+                                kv8_narrow_counts *counts) {
+    const int32_t count = format->segment[0].count;
+    if (scale != 1.0f) {
+        for (int32_t i = 0; i < count; i++) scratch[i] = values[i] / scale;
+        values = scratch;
+    }
+    if (format->scale != KV8_SCALE_F16) {
+        if (format->place == KV8_SCALES_IN_ROW) scales = row + segment_bytes(&format->segment[0]);
+        return narrow_blocks(isa, format, values, row, scales, counts);
+    }
+    void *const codes = row, *const f16 = scales;
+    return kv8_narrow_int8(isa, values, (size_t)count, codes, f16, counts);
 }
 
 kv8_status kv8_row_narrow(kv8_isa isa, const kv8_row_format *format, const float *values,
                           float scale, float *scratch, uint8_t *row, uint8_t *scales,
                           kv8_narrow_counts *counts) {
     const kv8_row_segment *const first = &format->segment[0], *const second = &format->segment[1];
-    if (format->scale == KV8_SCALE_NONE) {
-        KV8_TRY(kv8_narrow(isa, first->dtype, values, (size_t)first->count, scale, row, counts));
-    } else {
-        const float *divided = values;
-        if (scale != 1.0f) {
-            for (int32_t i = 0; i < first->count; i++) scratch[i] = values[i] / scale;
-            divided = scratch;
-        }
-        if (format->place == KV8_SCALES_IN_ROW) scales = row + segment_bytes(first);
-        memset(scales, 0, kv8_row_scale_bytes(format));
-        KV8_TRY(narrow_blocks(isa, format, divided, row, scales, counts));
-    }
-    if (second->count == 0) return KV8_OK;
+    const kv8_status status =
+        format->scale == KV8_SCALE_NONE
+            ? kv8_narrow(isa, first->dtype, values, (size_t)first->count, scale, row, counts)
+            : narrow_scaled(isa, format, values, scale, scratch, row, scales, counts);
+    if (status != KV8_OK || second->count == 0) return status;
     return kv8_narrow(isa, second->dtype, values + first->count, (size_t)second->count, scale,
                       row + kv8_row_segment_offset(format, 1), counts);
 }

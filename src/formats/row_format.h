@@ -16,7 +16,7 @@
 
 typedef enum kv8_scale_kind {
     KV8_SCALE_NONE = 0,
-    KV8_SCALE_F16,  /* by kv8_narrow_int8's rule; of int8 alone */
+    KV8_SCALE_F16,  /* by kv8_narrow_int8's rule; of int8 alone, whole, apart from the row */
     KV8_SCALE_E8M0, /* the smallest power of two under which no finite value clips */
     KV8_SCALE_F32   /* the same power of two */
 } kv8_scale_kind;
