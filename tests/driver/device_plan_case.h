@@ -19,6 +19,20 @@ typedef struct stand {
     uint8_t *memory; /* of the device, for addresses */
 } stand;
 enum { STAND_BYTES = 1 << 20, H200_SMS = 132 };
+enum { DECODE = 1, PREFILL = 64 }; /* rows of a request */
+
+static inline int reset(void **state) {
+    (void)state;
+    stand_in_reset();
+    return 0;
+}
+static inline int check_nothing_lives(void **state) {
+    (void)state;
+    const stand_in_live live = stand_in_get_live();
+    static const stand_in_live none;
+    assert_memory_equal(&live, &none, sizeof live);
+    return 0;
+}
 
 static inline stand stand_open(int32_t sm_version, int32_t num_sms) {
     stand s = {0};
@@ -143,6 +157,69 @@ static inline const stand_in_launch *stand_run(const stand *s, const stand_plan 
     assert_ok(kv8_stream_synchronize(s->stream));
     assert_true(stand_in_num_launches() > before);
     return stand_in_get_launch(stand_in_num_launches() - 1);
+}
+
+/* --- what an argument block must say --- */
+
+static inline int32_t divide(kv8_divisor by, int32_t n) {
+    if (by.factor == 0) return n;
+    return (int32_t)((uint64_t)n * by.factor >> 32 >> by.shift);
+}
+static inline void check_divisor(kv8_divisor by, int32_t d) {
+    const int32_t ns[] = {0,     1,        d - 1,         d,        d + 1, 7 * d - 1,
+                          7 * d, 12345679, INT32_MAX - 1, INT32_MAX};
+    for (size_t i = 0; i < sizeof ns / sizeof ns[0]; i++)
+        assert_int_equal(divide(by, ns[i]), ns[i] / d);
+}
+
+static inline void check_pages(const kv8_kernel_pages *got, const kv8_paged *paged, int64_t size) {
+    assert_ptr_equal(got->data, paged->data);
+    assert_int_equal(got->stride_page, paged->stride_page * size);
+    assert_int_equal(got->stride_slot, paged->stride_slot * size);
+    assert_int_equal(got->stride_head, paged->stride_head * size);
+    assert_ptr_equal(got->row_scale, paged->row_scale);
+    assert_int_equal(got->scale_stride_page, paged->row_scale_stride_page);
+    assert_int_equal(got->scale_stride_slot, paged->row_scale_stride_slot);
+    assert_int_equal(got->scale_stride_head, paged->row_scale_stride_head);
+}
+
+/* All that args say of rows, scales and tables is in the block as it is. */
+static inline void check_block(const kv8_kernel_args *got, const kv8_attention_spec *spec,
+                               const stand_args *a) {
+    const kv8_attention_args *const args = &a->args;
+#define SAME_POINTER(field) assert_ptr_equal(got->field, args->field)
+#define SAME(field)         assert_int_equal(got->field, args->field)
+    SAME_POINTER(q), SAME(q_stride_row), SAME(q_stride_head);
+    SAME_POINTER(o), SAME(o_stride_row), SAME(o_stride_head), SAME_POINTER(lse);
+    SAME_POINTER(qo_indptr), SAME(batch), SAME_POINTER(sink_logit);
+    SAME_POINTER(k_scale), SAME(k_scale_stride_batch), SAME(k_scale_stride_head);
+    SAME_POINTER(v_scale), SAME(v_scale_stride_batch), SAME(v_scale_stride_head);
+    SAME_POINTER(q_scale), SAME(q_scale_stride_batch), SAME(q_scale_stride_row);
+    SAME(q_scale_stride_kv_head), SAME(q_scale_stride_group);
+    SAME_POINTER(mask_bits), SAME_POINTER(mask_indptr);
+#undef SAME
+#undef SAME_POINTER
+    check_pages(&got->k, &a->k, (int64_t)kv8_dtype_size(spec->k_dtype));
+    check_pages(&got->v, &a->v, (int64_t)kv8_dtype_size(spec->v_dtype));
+    const kv8_page_table *const t = &a->pages;
+    assert_ptr_equal(got->table, t->page_indptr != NULL ? t->page_indices : t->block_table);
+    if (t->block_table != NULL) assert_int_equal(got->table_stride, t->block_table_stride);
+    assert_ptr_equal(got->page_indptr, t->page_indptr);
+    assert_ptr_equal(got->last_page_len, t->last_page_len);
+    assert_ptr_equal(got->seq_lens, t->seq_lens);
+    assert_int_equal(got->num_qo_heads, spec->num_qo_heads);
+    assert_int_equal(got->num_kv_heads, spec->num_kv_heads);
+    assert_int_equal(got->group_size, spec->num_qo_heads / spec->num_kv_heads);
+    assert_int_equal(got->head_dim, spec->head_dim);
+    assert_int_equal(got->v_head_dim, spec->v_head_dim == 0 ? spec->head_dim : spec->v_head_dim);
+    assert_int_equal(got->page_size, spec->page_size);
+    assert_int_equal(got->q_dtype, spec->q_dtype);
+    assert_int_equal(got->k_dtype, spec->k_dtype);
+    assert_int_equal(got->v_dtype, spec->v_dtype);
+    assert_int_equal(got->window_left, spec->window_left);
+    assert_int_equal(got->window_right, spec->causal ? 0 : spec->window_right);
+    check_divisor(got->by_group, got->group_size);
+    check_divisor(got->by_page, spec->page_size);
 }
 
 #endif

@@ -214,7 +214,7 @@ cu_result cuDeviceGetAttribute(int *out, int attribute, cu_device device) {
         case CU_ATTR_NUM_SMS: *out = gpu->num_sms; return CU_OK;
         case CU_ATTR_MEMORY_CLOCK_KHZ: *out = 3201000; return CU_OK;
         case CU_ATTR_MEMORY_BUS_BITS: *out = 6144; return CU_OK;
-        case CU_ATTR_L2_BYTES: *out = 4 << 20; return CU_OK; /* few: tests fill multiples of it */
+        case CU_ATTR_L2_BYTES: *out = 256 << 10; return CU_OK; /* few: tests fill multiples of it */
         case CU_ATTR_SM_MAJOR: *out = gpu->sm_version / 10; return CU_OK;
         case CU_ATTR_SM_MINOR: *out = gpu->sm_version % 10; return CU_OK;
         case CU_ATTR_SHARED_BYTES_OPTIN:

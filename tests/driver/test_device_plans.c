@@ -1,29 +1,15 @@
 /* test_device_plans.c - attention's host code for GPUs on the stand-in driver: which kernel a spec
- * gets on GPUs of four generations, launches and workspaces on GPUs of many sizes, the argument
- * block against what was passed, graphs, and failures of the driver while plans are made and run.
- * What a run's args change is test_attention_choice's, what kernels compute tests/gpu's.
+ * gets on GPUs of four generations, the argument block against what was passed, and failures of the
+ * driver while a plan is made. What a run's args change is test_attention_choice's, launches and
+ * workspaces test_device_launches', what kernels compute tests/gpu's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <fnmatch.h>
 
 #include "device_plan_case.h"
 
-static int reset(void **state) {
-    (void)state;
-    stand_in_reset();
-    return 0;
-}
-static int check_nothing_lives(void **state) {
-    (void)state;
-    const stand_in_live live = stand_in_get_live();
-    static const stand_in_live none;
-    assert_memory_equal(&live, &none, sizeof live);
-    return 0;
-}
-
 /* --- the choice --- */
 
-enum { DECODE = 1, PREFILL = 64 }; /* rows of a request */
 #define GENERIC "kv8_attention_*_generic__sm80"
 
 /* What a spec gets on compute capability 8.0, 9.0, 10.0 and 12.0, where a block has 163, 227, 227
@@ -222,134 +208,7 @@ static void the_kernel_is_that_of_the_table(void **state) {
     }
 }
 
-/* --- launches and workspaces --- */
-
-static void check_within(const stand_plan *p, const void *begin, size_t bytes) {
-    const uint8_t *const at = begin;
-    assert_true(at >= p->workspace && (uintptr_t)at % sizeof(float) == 0);
-    assert_true((size_t)(at - p->workspace) + bytes <= p->workspace_size);
-}
-
-/* The partial results of every block lie in the workspace, apart from each other. */
-static void check_decode_workspace(const stand_plan *p, const stand_in_launch *launch) {
-    const kv8_kernel_args *const a = launch->args;
-    const kv8_decode_tail *const t = &a->decode;
-    const size_t grid = launch->grid[0], warps = launch->block[0] / 32;
-    const size_t fragments = (size_t)t->heads_per_block * (size_t)a->v_head_dim / 16;
-    const size_t splits = 2 * grid * fragments;
-    const size_t streams = (size_t)a->batch * (size_t)t->head_blocks;
-    check_within(p, t->arrivals, (2 * grid + streams) * (warps - 1) * sizeof(uint32_t));
-    check_within(p, t->partial_sums, splits * 16 * sizeof(float));
-    check_within(p, t->partials, splits * 128 * sizeof(float));
-    assert_true((const void *)t->arrivals < (const void *)t->partial_sums);
-    assert_true(t->partial_sums + splits * 16 <= t->partials);
-}
-
-static void decode_fills_the_gpu_and_stays_in_its_workspace(void **state) {
-    (void)state;
-    static const int32_t sms[] = {1, 78, 132, 148};
-    for (size_t i = 0; i < sizeof sms / sizeof sms[0]; i++) {
-        stand s = stand_open(90, sms[i]);
-        for (int32_t batch = 2; batch <= 256; batch *= 2) {
-            kv8_attention_spec spec = stand_spec();
-            spec.max_batch = spec.max_total_q = batch;
-            stand_plan p;
-            stand_args a;
-            assert_ok(stand_plan_open(&p, &s, &spec));
-            stand_args_make(&a, &s, &spec, batch);
-            const stand_in_launch *const launch = stand_run(&s, &p, &a);
-            assert_int_equal(launch->grid[0] % (uint32_t)sms[i], 0);
-            assert_true(launch->grid[0] > 0 && launch->grid[0] <= 4u * (uint32_t)sms[i]);
-            assert_int_equal(launch->grid[1] * launch->grid[2], 1);
-            assert_true(launch->overlaps_previous);
-            const kv8_kernel_args *const args = launch->args;
-            assert_int_equal(args->decode.heads_per_block * args->decode.head_blocks, 8);
-            check_decode_workspace(&p, launch);
-            stand_plan_close(&p, &s);
-        }
-        stand_close(&s);
-    }
-}
-
-static void a_cluster_serves_a_head_of_one_request(void **state) {
-    (void)state;
-    stand s = stand_open(90, H200_SMS);
-    kv8_attention_spec spec = stand_spec();
-    spec.max_batch = spec.max_total_q = 1;
-    stand_plan p;
-    stand_args a;
-    assert_ok(stand_plan_open(&p, &s, &spec));
-    stand_args_make(&a, &s, &spec, 1);
-    const stand_in_launch *const launch = stand_run(&s, &p, &a);
-    assert_int_equal(launch->cluster[0], launch->grid[0]);
-    assert_int_equal(launch->cluster[0], 16);
-    assert_int_equal(launch->grid[1], 8);
-    stand_plan_close(&p, &s);
-    stand_close(&s);
-}
-
 /* --- the argument block --- */
-
-static int32_t divide(kv8_divisor by, int32_t n) {
-    if (by.factor == 0) return n;
-    return (int32_t)((uint64_t)n * by.factor >> 32 >> by.shift);
-}
-static void check_divisor(kv8_divisor by, int32_t d) {
-    const int32_t ns[] = {0,     1,        d - 1,         d,        d + 1, 7 * d - 1,
-                          7 * d, 12345679, INT32_MAX - 1, INT32_MAX};
-    for (size_t i = 0; i < sizeof ns / sizeof ns[0]; i++)
-        assert_int_equal(divide(by, ns[i]), ns[i] / d);
-}
-
-static void check_pages(const kv8_kernel_pages *got, const kv8_paged *paged, int64_t size) {
-    assert_ptr_equal(got->data, paged->data);
-    assert_int_equal(got->stride_page, paged->stride_page * size);
-    assert_int_equal(got->stride_slot, paged->stride_slot * size);
-    assert_int_equal(got->stride_head, paged->stride_head * size);
-    assert_ptr_equal(got->row_scale, paged->row_scale);
-    assert_int_equal(got->scale_stride_page, paged->row_scale_stride_page);
-    assert_int_equal(got->scale_stride_slot, paged->row_scale_stride_slot);
-    assert_int_equal(got->scale_stride_head, paged->row_scale_stride_head);
-}
-
-/* All that args say of rows, scales and tables is in the block as it is. */
-static void check_block(const kv8_kernel_args *got, const kv8_attention_spec *spec,
-                        const stand_args *a) {
-    const kv8_attention_args *const args = &a->args;
-#define SAME_POINTER(field) assert_ptr_equal(got->field, args->field)
-#define SAME(field)         assert_int_equal(got->field, args->field)
-    SAME_POINTER(q), SAME(q_stride_row), SAME(q_stride_head);
-    SAME_POINTER(o), SAME(o_stride_row), SAME(o_stride_head), SAME_POINTER(lse);
-    SAME_POINTER(qo_indptr), SAME(batch), SAME_POINTER(sink_logit);
-    SAME_POINTER(k_scale), SAME(k_scale_stride_batch), SAME(k_scale_stride_head);
-    SAME_POINTER(v_scale), SAME(v_scale_stride_batch), SAME(v_scale_stride_head);
-    SAME_POINTER(q_scale), SAME(q_scale_stride_batch), SAME(q_scale_stride_row);
-    SAME(q_scale_stride_kv_head), SAME(q_scale_stride_group);
-    SAME_POINTER(mask_bits), SAME_POINTER(mask_indptr);
-#undef SAME
-#undef SAME_POINTER
-    check_pages(&got->k, &a->k, (int64_t)kv8_dtype_size(spec->k_dtype));
-    check_pages(&got->v, &a->v, (int64_t)kv8_dtype_size(spec->v_dtype));
-    const kv8_page_table *const t = &a->pages;
-    assert_ptr_equal(got->table, t->page_indptr != NULL ? t->page_indices : t->block_table);
-    if (t->block_table != NULL) assert_int_equal(got->table_stride, t->block_table_stride);
-    assert_ptr_equal(got->page_indptr, t->page_indptr);
-    assert_ptr_equal(got->last_page_len, t->last_page_len);
-    assert_ptr_equal(got->seq_lens, t->seq_lens);
-    assert_int_equal(got->num_qo_heads, spec->num_qo_heads);
-    assert_int_equal(got->num_kv_heads, spec->num_kv_heads);
-    assert_int_equal(got->group_size, spec->num_qo_heads / spec->num_kv_heads);
-    assert_int_equal(got->head_dim, spec->head_dim);
-    assert_int_equal(got->v_head_dim, spec->v_head_dim == 0 ? spec->head_dim : spec->v_head_dim);
-    assert_int_equal(got->page_size, spec->page_size);
-    assert_int_equal(got->q_dtype, spec->q_dtype);
-    assert_int_equal(got->k_dtype, spec->k_dtype);
-    assert_int_equal(got->v_dtype, spec->v_dtype);
-    assert_int_equal(got->window_left, spec->window_left);
-    assert_int_equal(got->window_right, spec->causal ? 0 : spec->window_right);
-    check_divisor(got->by_group, got->group_size);
-    check_divisor(got->by_page, spec->page_size);
-}
 
 /* Decode and the generic kernel over a dense table and over CSR, every value another. */
 static void the_argument_block_says_what_was_passed(void **state) {
@@ -401,72 +260,6 @@ static void the_argument_block_says_what_was_passed(void **state) {
     stand_close(&s);
 }
 
-/* --- prepare once, run often; graphs --- */
-
-static kv8_attention_spec prefill_spec(void) {
-    kv8_attention_spec spec = stand_spec();
-    spec.max_total_q = spec.max_batch * PREFILL;
-    return spec;
-}
-static int32_t num_scheduled(int32_t first) {
-    int32_t count = 0;
-    for (int32_t i = first; i < stand_in_num_launches(); i++)
-        count += strcmp(stand_in_get_launch(i)->name, "kv8_prefill_schedule__sm80") == 0;
-    return count;
-}
-
-/* Prepare and the runs of a few layers. */
-enum { RUNS = 3 };
-static void prepare_and_run(const stand *s, const stand_plan *p, stand_args *a) {
-    a->args.o = s->memory + 0x40000;
-    assert_ok(kv8_attention_device_prepare(p->plan, s->stream, &a->args, p->workspace));
-    for (int i = 0; i < RUNS; i++) {
-        a->args.o = s->memory + 0x40000 + 0x1000 * i; /* a layer's own */
-        assert_ok(kv8_attention_device_run(p->plan, s->stream, &a->args, p->workspace));
-    }
-}
-
-/* One launch a run and those that cut prefill's work; recorded and replayed, the same. */
-static void work_is_cut_once_for_all_runs(void **state) {
-    (void)state;
-    stand s = stand_open(90, H200_SMS);
-    for (int prefill = 0; prefill < 2; prefill++) {
-        const kv8_attention_spec spec = prefill ? prefill_spec() : stand_spec();
-        stand_plan p;
-        stand_args a;
-        kv8_graph *graph = NULL;
-        assert_ok(stand_plan_open(&p, &s, &spec));
-        stand_args_make(&a, &s, &spec, 64);
-        int32_t first = stand_in_num_launches();
-        prepare_and_run(&s, &p, &a);
-        assert_ok(kv8_stream_synchronize(s.stream));
-        const int32_t direct = first;
-        const int32_t launches = stand_in_num_launches() - first, cuts = num_scheduled(first);
-        assert_int_equal(launches, RUNS + cuts);
-        assert_true(prefill ? cuts >= 1 : cuts == 0);
-        assert_ok(kv8_stream_capture_begin(s.stream));
-        prepare_and_run(&s, &p, &a);
-        assert_ok(kv8_stream_capture_end(s.stream, &graph));
-        memset(&a, 0, sizeof a); /* the caller's structs may go */
-        for (int replay = 0; replay < 2; replay++) {
-            first = stand_in_num_launches();
-            assert_ok(kv8_graph_launch(graph, s.stream));
-            assert_ok(kv8_stream_synchronize(s.stream));
-            assert_int_equal(stand_in_num_launches() - first, launches);
-            for (int32_t i = 0; i < launches; i++) {
-                const stand_in_launch *const again = stand_in_get_launch(first + i);
-                const stand_in_launch *const was = stand_in_get_launch(direct + i);
-                assert_string_equal(again->name, was->name);
-                assert_memory_equal(again->grid, was->grid, sizeof was->grid);
-                assert_memory_equal(again->args, was->args, was->args_bytes);
-            }
-        }
-        kv8_graph_destroy(graph);
-        stand_plan_close(&p, &s);
-    }
-    stand_close(&s);
-}
-
 /* --- failures --- */
 
 /* Questions whose refusal is an answer: no such clusters, no second argument. */
@@ -509,36 +302,6 @@ static void a_failure_at_any_call_of_a_plan_is_told(void **state) {
     }
 }
 
-static kv8_status prepare_then_run(const stand *s, const stand_plan *p, const stand_args *a) {
-    KV8_TRY(kv8_attention_device_prepare(p->plan, s->stream, &a->args, p->workspace));
-    return kv8_attention_device_run(p->plan, s->stream, &a->args, p->workspace);
-}
-static void a_launch_that_fails_is_named_and_the_plan_stays(void **state) {
-    (void)state;
-    stand s = stand_open(90, H200_SMS);
-    for (int prefill = 0; prefill < 2; prefill++) {
-        const kv8_attention_spec spec = prefill ? prefill_spec() : stand_spec();
-        stand_plan p;
-        stand_args a;
-        assert_ok(stand_plan_open(&p, &s, &spec));
-        stand_args_make(&a, &s, &spec, 64);
-        int32_t num_failed = 0;
-        for (;; num_failed++) {
-            stand_in_fail("cuLaunchKernelEx", num_failed + 1, 701);
-            const kv8_status status = prepare_then_run(&s, &p, &a);
-            if (stand_in_failed_call() == NULL) break;
-            assert_int_equal(status, KV8_ERR_DEVICE);
-            assert_non_null(strstr(kv8_status_message(), "launch of kv8_"));
-            assert_non_null(strstr(kv8_status_message(), "too many resources requested"));
-            stand_run(&s, &p, &a);
-        }
-        stand_in_fail(NULL, 0, 0);
-        assert_true(num_failed > prefill);
-        stand_plan_close(&p, &s);
-    }
-    stand_close(&s);
-}
-
 static void a_gpu_without_kernels_is_refused_by_name(void **state) {
     (void)state;
     stand s = stand_open(75, 40);
@@ -554,12 +317,8 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, reset, check_nothing_lives)
     const struct CMUnitTest tests[] = {
         TEST(the_kernel_is_that_of_the_table),
-        TEST(decode_fills_the_gpu_and_stays_in_its_workspace),
-        TEST(a_cluster_serves_a_head_of_one_request),
         TEST(the_argument_block_says_what_was_passed),
-        TEST(work_is_cut_once_for_all_runs),
         TEST(a_failure_at_any_call_of_a_plan_is_told),
-        TEST(a_launch_that_fails_is_named_and_the_plan_stays),
         TEST(a_gpu_without_kernels_is_refused_by_name),
     };
     return cmocka_run_group_tests_name("device_plans", tests, NULL, NULL);
