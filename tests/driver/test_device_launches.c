@@ -71,6 +71,7 @@ static void check_prefill_workspace(const stand_plan *p, const stand_in_launch *
         {t->partials, groups * (size_t)(a->v_head_dim / 2) * 128 * sizeof(float)},
         {t->items, 1},
         {t->blocks, 1},
+        {t->broken, 1},
     };
     enum { NUM_ARRAYS = sizeof arrays / sizeof arrays[0] };
     for (int i = 0; i < NUM_ARRAYS; i++) {
