@@ -31,7 +31,7 @@ static cost cost_of(const kv8_attention_plan *plan, const kv8_attention_args *ar
         const int32_t qo_len = request.qo_len;
         if (qo_len == 0) continue;
         const kv8_key_range seen = kv8_rows_keys(spec, args, &request, 0, qo_len - 1);
-        const int32_t shared = cascade->num_shares > 0 ? cascade->members[b].num_keys : 0;
+        const int32_t shared = cascade->num_prefixes > 0 ? cascade->members[b].num_keys : 0;
         c.bytes += (double)(seen.end - seen.begin - shared) * spec->num_kv_heads * key_bytes +
                    (double)qo_len * spec->num_qo_heads * row_bytes;
         for (int32_t row = 0; row < qo_len; row++) {
@@ -40,8 +40,8 @@ static cost cost_of(const kv8_attention_plan *plan, const kv8_attention_args *ar
                           (spec->head_dim + spec->v_head_dim);
         }
     }
-    for (int32_t i = 0; i < cascade->num_shares; i++)
-        c.bytes += (double)cascade->shares[i].num_keys * spec->num_kv_heads * key_bytes;
+    for (int32_t i = 0; i < cascade->num_prefixes; i++)
+        c.bytes += (double)cascade->prefixes[i].num_keys * spec->num_kv_heads * key_bytes;
     return c;
 }
 
@@ -49,14 +49,14 @@ static cost cost_of(const kv8_attention_plan *plan, const kv8_attention_args *ar
 static void cascade_text(const kv8_attention_args *args, const kv8_attention_cascade *cascade,
                          char *text, size_t size) {
     text[0] = '\0';
-    if (cascade->num_shares == 0) return;
+    if (cascade->num_prefixes == 0) return;
     int32_t num_requests = 0;
     int64_t num_keys = 0;
     for (int32_t b = 0; b < args->batch; b++) num_requests += cascade->members[b].num_keys > 0;
-    for (int32_t i = 0; i < cascade->num_shares; i++) num_keys += cascade->shares[i].num_keys;
+    for (int32_t i = 0; i < cascade->num_prefixes; i++) num_keys += cascade->prefixes[i].num_keys;
     (void)snprintf(text, size, ", cascade: %d requests in %d %s read %" PRId64 " shared keys once",
-                   num_requests, cascade->num_shares, cascade->num_shares == 1 ? "group" : "groups",
-                   num_keys);
+                   num_requests, cascade->num_prefixes,
+                   cascade->num_prefixes == 1 ? "group" : "groups", num_keys);
 }
 
 kv8_status kv8_attention_describe(const kv8_attention_plan *plan, const kv8_attention_args *given,

@@ -7,7 +7,7 @@
 #include "plan.h"
 
 static const kv8_attention_choice choices[] = {
-#define X(kernel, isa, math, codes) {#kernel, isa, math, codes, kernel},
+#define X(kernel, isa, math, codes, spare) {#kernel, isa, math, codes, spare, kernel},
 #include "attention_kernels.inc"
 #undef X
 };
@@ -73,8 +73,7 @@ static void lay_out_scratch(kv8_attention_plan *plan) {
     at->k = place(&end, (int64_t)plan->q_row * KV8_TILE_KEYS);
     at->v = place(&end, (int64_t)plan->v_row * KV8_TILE_KEYS / keys_per_unit);
     at->s = place(&end, KV8_TILE_ROWS * KV8_TILE_KEYS);
-    /* One vector more: see t_turn of attention_amx.c. */
-    at->p = place(&end, KV8_TILE_ROWS * KV8_TILE_KEYS / 2 + KV8_TILE_PAD);
+    at->p = place(&end, KV8_TILE_ROWS * KV8_TILE_KEYS / 2 + plan->choice.spare);
     at->o = place(&end, rows * plan->v_row);
     at->keep = place(&end, KV8_TILE_ROWS);
     at->max = place(&end, rows);

@@ -16,7 +16,8 @@ typedef struct kv8_attention_choice {
     const char *name;
     kv8_isa isa;
     kv8_attention_math math;
-    bool codes; /* only int8 K and V, head dims of whole 64 */
+    bool codes;    /* only int8 K and V, head dims of whole 64 */
+    int32_t spare; /* floats that it uses behind kv8_attention_job.p */
     kv8_attention_kernel kernel;
 } kv8_attention_choice;
 
@@ -37,19 +38,19 @@ typedef struct kv8_attention_member {
     int32_t first_row;   /* then the first of its rows in the cascade */
 } kv8_attention_member;
 
-/* Requests in an order in which those of a share are neighbours; a share is noted where it begins.
- */
-typedef struct kv8_attention_place {
+/* Requests in an order in which those of a prefix are neighbours; a prefix is noted where it
+ * begins. */
+typedef struct kv8_attention_sorted {
     int32_t request;
-    int32_t end, pages; /* places [this, end) share `pages` pages; 0 = it stands alone */
-} kv8_attention_place;
+    int32_t end, pages; /* entries [this, end) share `pages` pages; 0 = it stands alone */
+} kv8_attention_sorted;
 
-typedef struct kv8_attention_share {
+typedef struct kv8_attention_prefix {
     int32_t first_row, num_rows; /* query rows of the cascade */
     int32_t num_keys;
-} kv8_attention_share;
+} kv8_attention_prefix;
 
-/* A query row of a share: whose it is and where its partial results lie. */
+/* A query row of a prefix: whose it is and where its partial results lie. */
 typedef struct kv8_attention_shared_row {
     int32_t request, q_row; /* row of the batch's q and o */
     int32_t part[2];        /* of the shared keys, of its request's own; -1 = there are none */
@@ -65,11 +66,11 @@ typedef struct kv8_attention_part {
 
 typedef struct kv8_attention_cascade {
     kv8_attention_member *members; /* [batch] */
-    kv8_attention_place *places;   /* [batch] */
-    kv8_attention_share *shares;
+    kv8_attention_sorted *sorted;  /* [batch] */
+    kv8_attention_prefix *prefixes;
     kv8_attention_shared_row *rows;
     kv8_attention_part *parts; /* filled when the work is cut */
-    int32_t num_shares, num_rows;
+    int32_t num_prefixes, num_rows;
 } kv8_attention_cascade;
 
 /* Offsets in floats into one thread's scratch; a kv8_attention_job points there. */
@@ -92,7 +93,7 @@ struct kv8_attention_plan {
     kv8_attention_scratch scratch;
     /* Room in the workspace, and byte offsets. */
     int64_t max_items, max_joins, max_partial_floats;
-    int64_t max_shared_rows, max_shares, max_parts; /* query rows; all 0 without a cascade */
+    int64_t max_shared_rows, max_prefixes, max_parts; /* query rows; all 0 without a cascade */
     size_t items_at, joins_at, cascade_at, partials_at, scratch_at, workspace_size; /* head: 0 */
     size_t cascade_size;
 };
@@ -103,7 +104,7 @@ enum { KV8_ROW_OVERHEAD = 16 };
 /* Sizes what a cascade needs (plan.c); all 0 where the spec allows none. */
 void kv8_attention_cascade_bounds(kv8_attention_plan *plan);
 /* The cascade's arrays in `memory`: cascade_size bytes, aligned to 64; borrowed by the result. */
-kv8_attention_cascade kv8_attention_cascade_place(const kv8_attention_plan *plan, void *memory);
+kv8_attention_cascade kv8_attention_cascade_at(const kv8_attention_plan *plan, void *memory);
 /* Finds the requests whose tables begin with the same pages and whose shared keys it pays to read
  * once; `memory` as above. */
 kv8_attention_cascade kv8_attention_cascade_find(const kv8_attention_plan *plan,
@@ -137,7 +138,7 @@ typedef struct kv8_attention_prepared {
     kv8_attention_index index;
     kv8_last_page last_page;
     int32_t num_threads;
-    int32_t num_shares, num_shared_rows; /* of the cascade */
+    int32_t num_prefixes, num_shared_rows; /* of the cascade */
     kv8_attention_schedule cut;
 } kv8_attention_prepared;
 #define KV8_PREPARED UINT64_C(0x64657261706572d7)

@@ -45,7 +45,7 @@ kv8_status kv8_attention_prepare(const kv8_attention_plan *plan, const kv8_atten
     head->cut = kv8_attention_cut(plan, args, &cascade,
                                   (kv8_attention_item *)(void *)(bytes + plan->items_at),
                                   (kv8_attention_join *)(void *)(bytes + plan->joins_at));
-    head->num_shares = cascade.num_shares;
+    head->num_prefixes = cascade.num_prefixes;
     head->num_shared_rows = cascade.num_rows;
     head->spec = plan->spec;
     head->num_threads = plan->num_threads;
@@ -80,8 +80,8 @@ kv8_status kv8_attention_find_prepared(const kv8_attention_plan *plan,
 kv8_attention_cascade kv8_attention_cascade_of(const kv8_attention_plan *plan,
                                                const kv8_attention_prepared *prepared) {
     uint8_t *const bytes = (uint8_t *)(uintptr_t)prepared;
-    kv8_attention_cascade cascade = kv8_attention_cascade_place(plan, bytes + plan->cascade_at);
-    cascade.num_shares = prepared->num_shares;
+    kv8_attention_cascade cascade = kv8_attention_cascade_at(plan, bytes + plan->cascade_at);
+    cascade.num_prefixes = prepared->num_prefixes;
     cascade.num_rows = prepared->num_shared_rows;
     return cascade;
 }

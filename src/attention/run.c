@@ -159,7 +159,7 @@ static void join_shared_row(void *cookie, size_t index, int32_t thread_idx) {
 
 /* --- one item --- */
 
-static void run_item(const run *r, const kv8_attention_item *item, kv8_attention_turn *turn,
+static void run_item(const run *r, const kv8_attention_item *item, kv8_attention_cursor *cursor,
                      float *base) {
     const kv8_attention_plan *const plan = r->plan;
     const kv8_attention_args *const args = r->args;
@@ -185,7 +185,7 @@ static void run_item(const run *r, const kv8_attention_item *item, kv8_attention
         .spec = &plan->spec,
         .args = args,
         .item = item,
-        .turn = turn,
+        .cursor = cursor,
         .pages = kv8_request_pages(args->pages, item->request),
         .group_size = plan->group_size,
         .kv_len = request.kv_len,
@@ -229,13 +229,13 @@ static void run_item(const run *r, const kv8_attention_item *item, kv8_attention
 static void run_items(void *cookie, size_t index, int32_t thread_idx) {
     (void)index;
     run *const r = cookie;
-    kv8_attention_turn turn = {
+    kv8_attention_cursor cursor = {
         .items = r->items, .num_items = r->num_items, .num_taken = &r->num_taken};
     for (;;) {
-        const kv8_attention_item *const item = kv8_attention_take_item(&turn);
+        const kv8_attention_item *const item = kv8_attention_take_item(&cursor);
         if (item == NULL) break;
-        turn.taken = false;
-        run_item(r, item, &turn, r->scratch + thread_idx * r->plan->scratch.size);
+        cursor.taken = false;
+        run_item(r, item, &cursor, r->scratch + thread_idx * r->plan->scratch.size);
     }
 }
 
@@ -261,8 +261,8 @@ kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention
              .partials = (float *)(void *)(bytes + plan->partials_at),
              .scratch = (float *)(void *)(bytes + plan->scratch_at),
              .num_items = prepared->cut.num_items};
-    const int64_t num_turns = kv8_min_i64(r.num_items, plan->num_threads);
-    kv8_threads_run(plan->threads, (size_t)num_turns, run_items, &r);
+    const int64_t num_workers = kv8_min_i64(r.num_items, plan->num_threads);
+    kv8_threads_run(plan->threads, (size_t)num_workers, run_items, &r);
     kv8_threads_run(plan->threads, (size_t)cascade.num_rows, join_shared_row, &r);
     return KV8_OK;
 }

@@ -36,39 +36,39 @@ typedef struct work {
     const kv8_attention_cascade *cascade;
 } work;
 
-/* Rows of a share, until share is the number of shares; of a request, from there on. */
+/* Rows of a prefix, until prefix is the number of them; of a request, from there on. */
 typedef struct block {
-    int32_t share, request, row_begin, num_rows;
+    int32_t prefix, request, row_begin, num_rows;
     kv8_key_range keys;
 } block;
 
-/* The next rows of a share: its blocks are of nearly equal size, each of whole groups. */
+/* The next rows of a prefix: its blocks are of nearly equal size, each of whole groups. */
 static bool next_shared_block(const work *w, block *it) {
     int64_t row = (int64_t)it->row_begin + it->num_rows;
-    for (; it->share < w->cascade->num_shares; it->share++, row = 0) {
-        const kv8_attention_share *const share = &w->cascade->shares[it->share];
-        const int64_t group_size = w->plan->group_size, packed = share->num_rows * group_size;
+    for (; it->prefix < w->cascade->num_prefixes; it->prefix++, row = 0) {
+        const kv8_attention_prefix *const prefix = &w->cascade->prefixes[it->prefix];
+        const int64_t group_size = w->plan->group_size, packed = prefix->num_rows * group_size;
         if (row >= packed) continue;
         const int64_t num_blocks = kv8_ceil_div(packed, w->plan->block_rows);
-        const int64_t groups = kv8_ceil_div(share->num_rows, num_blocks);
+        const int64_t groups = kv8_ceil_div(prefix->num_rows, num_blocks);
         it->row_begin = (int32_t)row;
         it->num_rows = (int32_t)kv8_min_i64(groups * group_size, packed - row);
-        it->keys = (kv8_key_range){0, share->num_keys};
+        it->keys = (kv8_key_range){0, prefix->num_keys};
         return true;
     }
     it->row_begin = it->num_rows = 0;
     return false;
 }
 
-/* The first of the request's keys that no share computes. */
+/* The first of the request's keys that no prefix computes. */
 static int32_t own_keys(const work *w, int32_t request) {
-    return w->cascade->num_shares == 0 ? 0 : w->cascade->members[request].num_keys;
+    return w->cascade->num_prefixes == 0 ? 0 : w->cascade->members[request].num_keys;
 }
 
 /* Blocks in order; start with all 0. */
 static bool next_block(const work *w, block *it) {
     const kv8_attention_plan *const plan = w->plan;
-    if (it->share < w->cascade->num_shares && next_shared_block(w, it)) return true;
+    if (it->prefix < w->cascade->num_prefixes && next_shared_block(w, it)) return true;
     int64_t row = (int64_t)it->row_begin + it->num_rows;
     for (; it->request < w->args->batch; it->request++, row = 0) {
         const int32_t b = it->request;
@@ -95,9 +95,9 @@ static int64_t item_weight(const work *w) {
     while (next_block(w, &it))
         total +=
             block_weight(it.num_rows, it.keys.end - it.keys.begin) * w->plan->spec.num_kv_heads;
-    const int64_t share = total / w->plan->num_threads;
-    const int64_t fitting = kv8_max_i64(share / MIN_ITEM_WEIGHT, 1);
-    return share / kv8_min_i64(fitting, ITEMS_PER_THREAD) + 1;
+    const int64_t per_thread = total / w->plan->num_threads;
+    const int64_t fitting = kv8_max_i64(per_thread / MIN_ITEM_WEIGHT, 1);
+    return per_thread / kv8_min_i64(fitting, ITEMS_PER_THREAD) + 1;
 }
 
 /* How one block is cut: num_splits ranges of `keys` keys (the first of `lead` more; multiples of
@@ -145,9 +145,9 @@ static block_cut cut_block(const work *w, const block *it, int64_t weight_limit)
     return cut;
 }
 
-/* The first row in the cascade of the block's share or request; -1 = it shares nothing. */
+/* The first row in the cascade of the block's prefix or request; -1 = it shares nothing. */
 static int32_t first_shared_row(const work *w, const block *it) {
-    if (it->share < w->cascade->num_shares) return w->cascade->shares[it->share].first_row;
+    if (it->prefix < w->cascade->num_prefixes) return w->cascade->prefixes[it->prefix].first_row;
     return own_keys(w, it->request) > 0 ? w->cascade->members[it->request].first_row : -1;
 }
 
@@ -161,7 +161,7 @@ static kv8_attention_item item_of(const work *w, const block *it, const block_cu
     const int64_t head = group * cut->heads;
     const int64_t group_floats = (int64_t)cut->heads * it->num_rows * (plan->v_row + 2);
     const int32_t shared_row = first_shared_row(w, it);
-    const bool shared = it->share < w->cascade->num_shares;
+    const bool shared = it->prefix < w->cascade->num_prefixes;
     kv8_attention_item item = {
         .request = shared ? w->cascade->rows[shared_row].request : it->request,
         .kv_head = (int32_t)head,
@@ -184,7 +184,7 @@ static kv8_attention_item item_of(const work *w, const block *it, const block_cu
 static void note_part(const work *w, const block *it, const block_cut *cut, int32_t part,
                       int64_t first_partial) {
     const int32_t group_size = w->plan->group_size;
-    const int32_t which = it->share < w->cascade->num_shares ? 0 : 1;
+    const int32_t which = it->prefix < w->cascade->num_prefixes ? 0 : 1;
     kv8_attention_shared_row *const rows =
         w->cascade->rows + first_shared_row(w, it) + it->row_begin / group_size;
     w->cascade->parts[part] = (kv8_attention_part){.first = first_partial,

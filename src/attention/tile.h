@@ -43,24 +43,24 @@ typedef struct kv8_attention_item {
 /* A thread's way through the items of a run. At the last tile of an item it takes the next one,
  * whose first tile is then asked for like any other; before that it belongs to whoever comes first.
  */
-typedef struct kv8_attention_turn {
+typedef struct kv8_attention_cursor {
     const kv8_attention_item *items;
     int64_t num_items;
     _Atomic int64_t *num_taken;     /* of all threads */
     const kv8_attention_item *next; /* NULL: not taken yet, or none is left */
     bool taken;
     bool asked; /* the first tile of the item that begins next was asked for */
-} kv8_attention_turn;
+} kv8_attention_cursor;
 
-/* The thread's next item, until turn->taken is cleared the same one; NULL when none is left. */
-static inline const kv8_attention_item *kv8_attention_take_item(kv8_attention_turn *turn) {
-    if (turn->taken) return turn->next;
-    int64_t at = atomic_load_explicit(turn->num_taken, memory_order_relaxed);
-    if (at < turn->num_items)
-        at = atomic_fetch_add_explicit(turn->num_taken, 1, memory_order_relaxed);
-    turn->next = at < turn->num_items ? &turn->items[at] : NULL;
-    turn->taken = true;
-    return turn->next;
+/* The thread's next item, until cursor->taken is cleared the same one; NULL when none is left. */
+static inline const kv8_attention_item *kv8_attention_take_item(kv8_attention_cursor *cursor) {
+    if (cursor->taken) return cursor->next;
+    int64_t at = atomic_load_explicit(cursor->num_taken, memory_order_relaxed);
+    if (at < cursor->num_items)
+        at = atomic_fetch_add_explicit(cursor->num_taken, 1, memory_order_relaxed);
+    cursor->next = at < cursor->num_items ? &cursor->items[at] : NULL;
+    cursor->taken = true;
+    return cursor->next;
 }
 
 /* An item with everything a kernel needs. Scratch is 64-byte aligned; "unit" is 4 bytes: one f32
@@ -70,7 +70,7 @@ typedef struct kv8_attention_job {
     const kv8_attention_spec *spec; /* resolved: no defaults left */
     const kv8_attention_args *args;
     const kv8_attention_item *item;
-    kv8_attention_turn *turn;
+    kv8_attention_cursor *cursor;
     const int32_t *pages;
     int32_t group_size, kv_len;
     kv8_key_range common;       /* keys that every row sees */
@@ -217,13 +217,13 @@ static inline bool kv8_tile_next(const kv8_attention_job *job, int32_t *begin, k
 /* The first tile of the thread's next item, to be asked for beside the last of this one, in equal
  * parts beside each head; NULL where there is none or it has another number of heads. */
 static inline const kv8_tile *kv8_tile_of_next_item(const kv8_attention_job *job, kv8_tile *tile) {
-    const kv8_attention_item *const item = kv8_attention_take_item(job->turn);
+    const kv8_attention_item *const item = kv8_attention_take_item(job->cursor);
     if (item == NULL || item->num_heads != job->item->num_heads || job->has_holes) return NULL;
     kv8_attention_job next = *job;
     next.item = item;
     next.pages = kv8_request_pages(job->args->pages, item->request);
     kv8_tile_addresses(&next, item->key_begin, kv8_tile_end(item->key_begin, item->key_end), tile);
-    job->turn->asked = true;
+    job->cursor->asked = true;
     return tile;
 }
 
@@ -234,7 +234,7 @@ V_INLINE void kv8_ask_row(const uint8_t *row, int32_t bytes) {
 }
 
 /* Every kernel: void name(const kv8_attention_job *job). */
-#define X(name, isa, math, codes) void name(const kv8_attention_job *job);
+#define X(name, isa, math, codes, spare) void name(const kv8_attention_job *job);
 #include "attention_kernels.inc"
 #undef X
 

@@ -25,7 +25,7 @@ static int stop_threads(void **state) {
 
 typedef struct walked {
     int64_t keys; /* of one kv head, over all items */
-    int32_t num_shares, num_members;
+    int32_t num_prefixes, num_members;
 } walked;
 
 /* Runs and looks into the workspace. The plan had room for all of it, and rows met as many keys as
@@ -42,10 +42,10 @@ static walked walk(const kv8_attention_plan *plan, const kv8_attention_args *arg
     const kv8_attention_schedule cut = kv8_attention_cut(plan, args, &cascade, NULL, NULL);
     assert_true(cut.num_items <= plan->max_items && cut.num_joins <= plan->max_joins);
     assert_true(cut.partial_floats <= plan->max_partial_floats);
-    assert_true(cut.num_parts <= plan->max_parts && cascade.num_shares <= plan->max_shares);
+    assert_true(cut.num_parts <= plan->max_parts && cascade.num_prefixes <= plan->max_prefixes);
     assert_true(cascade.num_rows <= plan->max_shared_rows);
-    walked w = {.num_shares = cascade.num_shares};
-    for (int32_t b = 0; cascade.num_shares > 0 && b < args->batch; b++)
+    walked w = {.num_prefixes = cascade.num_prefixes};
+    for (int32_t b = 0; cascade.num_prefixes > 0 && b < args->batch; b++)
         w.num_members += cascade.members[b].num_keys > 0;
     int64_t met = 0, visible = 0;
     bool single_blocks = true; /* a block walks what any of its rows sees */
@@ -123,12 +123,12 @@ static void fork_case(attention_case *c, int32_t b, int32_t parent, int32_t page
     c->kv_len[b] = pages * c->page_size + own;
 }
 
-static void check_walk(const attention_case *c, int32_t num_shares, int32_t num_members,
+static void check_walk(const attention_case *c, int32_t num_prefixes, int32_t num_members,
                        int64_t keys) {
     for (int i = 0; i < 2; i++) {
         case_check(c, pools[i]);
         const walked w = walk_case(c, pools[i]);
-        assert_int_equal(w.num_shares, num_shares);
+        assert_int_equal(w.num_prefixes, num_prefixes);
         assert_int_equal(w.num_members, num_members);
         assert_int_equal(w.keys, keys);
     }
@@ -243,7 +243,7 @@ static void drawn_forks_stay_within_the_bounds(void **state) {
         }
         kv8_threads *const threads = pools[n % 3 == 1];
         case_check(&c, threads);
-        taken += walk_case(&c, threads).num_shares > 0;
+        taken += walk_case(&c, threads).num_prefixes > 0;
     }
     assert_in_range(taken, 75, 115);
 }
@@ -290,7 +290,7 @@ static void where_it_does_not_pay_everyone_walks_alone(void **state) {
     fork_case(&c, 1, 0, 16, 100);
     c.kv_len[0] = 400;
     case_check(&c, NULL);
-    assert_int_equal(walk_case(&c, NULL).num_shares, 0);
+    assert_int_equal(walk_case(&c, NULL).num_prefixes, 0);
 }
 
 static void describe_says_when_it_is_taken(void **state) {
@@ -421,7 +421,7 @@ static void forks_of_a_cache_attend_in_one_batch(void **state) {
         kv8_attention_plan *plan = NULL;
         assert_ok(kv8_attention_plan_create(&plan, &spec, pools[n / 3], NULL));
         const walked w = walk(plan, &args);
-        assert_int_equal(w.num_shares, 1);
+        assert_int_equal(w.num_prefixes, 1);
         assert_int_equal(w.num_members, FORKS);
         assert_int_equal(w.keys, 288 + FORKS * (PREFIX - 288) + 4 * (FORKS - 1) * FORKS / 2);
         assert_ok(kv8_attention_reference(&spec, &args, ref_o, ref_lse));

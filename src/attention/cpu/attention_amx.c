@@ -7,7 +7,7 @@
  * int8 code is one). Q, K and V enter exactly; P is rounded to bf16.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "queue_amx.h"
+#include "tile_queue_amx.h"
 
 #define T_NAME         kv8_attention_bf16_any_dany_pany__amx
 #define T_OWN_PRODUCTS 1
@@ -277,7 +277,7 @@ static void t_rescale(const kv8_attention_job *job, const t_lanes *at, float *o)
     }
 }
 
-#include "few_amx.h"
+#include "decode_rows_amx.h"
 
 static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) {
     const t_lanes at = t_lanes_of(job, 0);
@@ -313,9 +313,9 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     t_rows_of(job, tile, next, head, &rows);
     rows.queue = queue;
     queue->ahead = rows.ahead;
-    t_aside aside;
-    aside.count = 0;
-    if (tile->mixed) t_set_aside(job, &rows, tile->end - tile->begin, &aside);
+    t_nonfinite nonfinite;
+    nonfinite.count = 0;
+    if (tile->mixed) t_take_nonfinite(job, &rows, tile->end - tile->begin, &nonfinite);
     t_load_k(job, &rows, KV8_TILE_KEYS);
     t_drain(queue);
     const int32_t num_rows = job->item->num_rows;
@@ -345,7 +345,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
         t_turn(&step, &now);
         float *const sums = o + (int64_t)row * job->v_row;
         if (moved) t_rescale(job, &now, sums);
-        t_add_aside(&step, &now, tile, &aside, sums);
+        t_add_nonfinite(&step, &now, tile, &nonfinite, sums);
         t_push_values(queue, job, &now, sums);
         if (row == 0) t_ask_more(queue, burst);
         step.s = other;

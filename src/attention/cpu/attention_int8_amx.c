@@ -688,10 +688,10 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     t_rows_of(job, tile, next, head, &rows);
     rows.queue = queue;
     queue->ahead = rows.ahead;
-    t_aside aside;
-    aside.count = 0;
+    t_nonfinite nonfinite;
+    nonfinite.count = 0;
     const int32_t n = tile->end - tile->begin;
-    if (tile->mixed || !t_all_finite(rows.v_scale)) t_set_aside(job, &rows, n, &aside);
+    if (tile->mixed || !t_all_finite(rows.v_scale)) t_take_nonfinite(job, &rows, n, &nonfinite);
     const t_lanes at = t_lanes_of(job, 0);
     float *const o = job->o + (int64_t)head * at.num_rows * job->v_row;
     const t_sources sources = {
@@ -704,7 +704,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     t_ask_between(queue, 0, 8);
     t_weigh(job, &at, tile, &rows, head, o);
     t_ask_between(queue, 8, 8);
-    t_add_aside(job, &at, tile, &aside, o);
+    t_add_nonfinite(job, &at, tile, &nonfinite, o);
     queue->o = o;
 }
 

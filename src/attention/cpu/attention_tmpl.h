@@ -299,14 +299,15 @@ static void t_values(const kv8_attention_job *job, const t_lanes *at, float *o, 
 /* In P V a masked key has weight 0, and 0 * NaN is NaN: a row would see what it must not. Keys of
  * a mixed tile whose V row holds NaN or infinities are taken out of the tile here (and their row
  * scale out of P) and added afterwards, only to the rows that see them. */
-typedef struct t_aside {
+typedef struct t_nonfinite {
     int32_t count;
     int32_t at[KV8_TILE_KEYS];
     const uint8_t *row[KV8_TILE_KEYS];
     float scale[KV8_TILE_KEYS];
-} t_aside;
+} t_nonfinite;
 
-static void t_set_aside(const kv8_attention_job *job, t_rows *rows, int32_t n, t_aside *aside) {
+static void t_take_nonfinite(const kv8_attention_job *job, t_rows *rows, int32_t n,
+                             t_nonfinite *nonfinite) {
     const int32_t dim = kv8_spec_v_head_dim(job->spec);
     for (int32_t i = 0; i < n; i++) {
         if (rows->v[i] == t_zeros) continue;
@@ -315,26 +316,26 @@ static void t_set_aside(const kv8_attention_job *job, t_rows *rows, int32_t n, t
         float probe = 0; /* x * 0 is 0 for every number, NaN for all else */
         for (int32_t d = 0; d < dim; d++) probe += job->value[d] * 0.0f;
         if (probe == 0) continue;
-        const int32_t k = aside->count++;
-        aside->at[k] = i;
-        aside->row[k] = rows->v[i];
-        aside->scale[k] = scale;
+        const int32_t k = nonfinite->count++;
+        nonfinite->at[k] = i;
+        nonfinite->row[k] = rows->v[i];
+        nonfinite->scale[k] = scale;
         rows->v[i] = t_zeros;
         rows->v_scale[i] = 1;
     }
 }
 
-static void t_add_aside(const kv8_attention_job *job, const t_lanes *at, const kv8_tile *tile,
-                        const t_aside *aside, float *o) {
+static void t_add_nonfinite(const kv8_attention_job *job, const t_lanes *at, const kv8_tile *tile,
+                            const t_nonfinite *nonfinite, float *o) {
     const int32_t dim = kv8_spec_v_head_dim(job->spec);
-    for (int32_t k = 0; k < aside->count; k++) {
-        t_value_row(job, aside->row[k], aside->scale[k]);
+    for (int32_t k = 0; k < nonfinite->count; k++) {
+        t_value_row(job, nonfinite->row[k], nonfinite->scale[k]);
 #ifdef T_PLACE_VALUE
         T_PLACE_VALUE(job);
 #endif
         for (int32_t row = 0; row < at->num_rows; row++) {
-            if (!kv8_job_sees(job, at->row_begin + row, tile->begin + aside->at[k])) continue;
-            const float weight = t_weight(job, at, row, aside->at[k]);
+            if (!kv8_job_sees(job, at->row_begin + row, tile->begin + nonfinite->at[k])) continue;
+            const float weight = t_weight(job, at, row, nonfinite->at[k]);
             float *const to = o + (int64_t)row * job->v_row;
             for (int32_t d = 0; d < dim; d++) to[d] += weight * job->value[d];
         }
@@ -434,9 +435,9 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     t_rows rows;
     t_rows_of(job, tile, next, head, &rows);
     rows.queue = queue;
-    t_aside aside;
-    aside.count = 0;
-    if (tile->mixed) t_set_aside(job, &rows, n, &aside);
+    t_nonfinite nonfinite;
+    nonfinite.count = 0;
+    if (tile->mixed) t_take_nonfinite(job, &rows, n, &nonfinite);
     t_load_k(job, &rows, padded);
     t_load_v(job, &rows, padded, order, t_lanes_of(job, 0).fold);
     const int32_t num_rows = job->item->num_rows;
@@ -452,7 +453,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
         if (first) t_ask_quarter(job, &rows, 2);
         t_values(job, &at, o + (int64_t)row * job->v_row, padded);
         if (first) t_ask_quarter(job, &rows, 3);
-        t_add_aside(job, &at, tile, &aside, o + (int64_t)row * job->v_row);
+        t_add_nonfinite(job, &at, tile, &nonfinite, o + (int64_t)row * job->v_row);
         row += at.num_rows;
     }
 }
@@ -546,8 +547,8 @@ static bool t_walk(const kv8_attention_job *job, bool careful) {
     kv8_tile tiles[2];
     int32_t key = job->item->key_begin;
     bool more = kv8_tile_next(job, &key, &tiles[0]);
-    if (more && !job->turn->asked) t_ask_tile(job, &tiles[0]);
-    job->turn->asked = false;
+    if (more && !job->cursor->asked) t_ask_tile(job, &tiles[0]);
+    job->cursor->asked = false;
     t_prepare(job);
     t_queue queue;
     t_begin(job, careful, &queue);

@@ -133,7 +133,7 @@ typedef struct t_load {
 
 /* The usual head dims as constants: the loops over a row disappear. */
 #ifdef T_RING
-#include "ring_amx.h"
+#include "row_prefetch_amx.h"
 #else
 #define T_LOAD_K_FIXED(D, load, dim) t_load_k_of_##D(load, dim)
 #define T_LOAD_V_FIXED(D, load, dim) t_load_v_of_##D(load, dim)

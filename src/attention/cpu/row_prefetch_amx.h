@@ -1,4 +1,5 @@
-/* ring_amx.h - loaders of K and V rows that read codes eight vectors before they widen them.
+/* row_prefetch_amx.h - loaders of K and V rows that read codes eight vectors before they widen
+ * them.
  *
  * What has been widened is stored without a break, and a load waits for every older store on its
  * way whose address has the same last twelve bits. The rows of one head lie at eight places of

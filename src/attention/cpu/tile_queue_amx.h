@@ -1,4 +1,4 @@
-/* queue_amx.h - tile products that wait to be issued between other work.
+/* tile_queue_amx.h - tile products that wait to be issued between other work.
  *
  * A tile product takes 16 cycles, its operands and its sums as long again on their way, and the
  * core looks only some hundred instructions ahead: done at one place, products and the vector work
@@ -13,7 +13,7 @@
 #define KV8_QUEUE_AMX_H
 
 #define T_QUARTERS 1 /* see t_q_at, t_place */
-#define T_RING     8 /* vectors: see ring_amx.h */
+#define T_RING     8 /* vectors: see row_prefetch_amx.h */
 #include "pairs_avx512.h"
 #include "tiles_amx.h"
 
@@ -62,7 +62,7 @@ enum {
 typedef struct t_queue {
     size_t k_row, p_row, v_row; /* bytes */
     int32_t next, count, per_tick;
-    bool doubled, spoiled;       /* few_amx.h's way; a value of a mixed tile is no number */
+    bool doubled, spoiled;       /* decode_rows_amx.h's way; a value of a mixed tile is no number */
     const uint8_t *const *ahead; /* the next of the next tile's rows to ask memory for */
     int32_t ahead_bytes;
     t_op ops[T_MOST_OPS];

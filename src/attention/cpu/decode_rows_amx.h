@@ -1,4 +1,4 @@
-/* few_amx.h - attention_amx.c's way for up to 4 rows of a head: V's rows as they are.
+/* decode_rows_amx.h - attention_amx.c's way for up to 4 rows of a head: V's rows as they are.
  *
  * A tile of P has 16 rows. Row 2 r of P holds pairs (weight, 0) of row r, row 2 r + 1 pairs
  * (0, weight): times V's rows as they are, two columns to a unit, they sum the even and the odd
@@ -184,10 +184,10 @@ static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, co
     rows.queue = queue;
     queue->ahead = rows.ahead;
     if (tile->mixed) {
-        t_aside aside;
-        aside.count = 0;
-        t_set_aside(job, &rows, tile->end - tile->begin, &aside);
-        if (aside.count > 0) queue->spoiled = true;
+        t_nonfinite nonfinite;
+        nonfinite.count = 0;
+        t_take_nonfinite(job, &rows, tile->end - tile->begin, &nonfinite);
+        if (nonfinite.count > 0) queue->spoiled = true;
     }
     t_load_k(job, &rows, KV8_TILE_KEYS);
     t_drain(queue);
