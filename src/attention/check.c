@@ -89,32 +89,6 @@ kv8_status kv8_attention_check_spec(const kv8_attention_spec *spec) {
     return KV8_OK;
 }
 
-kv8_status kv8_attention_check_extras(const kv8_attention_spec *spec) {
-    if (spec->window_right >= 0 && !spec->causal)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "window_right is %d; supported: -1",
-                        spec->window_right);
-    if (spec->has_key_range)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "has_key_range is 1; supported: 0");
-    if (spec->page_size == 0)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "page_size is 0; supported: 1 and more");
-    if (is_fp8(spec->o_dtype))
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "o_dtype is %s; supported: f32, bf16, f16",
-                        kv8_dtype_name(spec->o_dtype));
-    return KV8_OK;
-}
-
-kv8_status kv8_attention_check_extra_args(const kv8_attention_args *args) {
-    const bool lse_differs = args->lse_base2 || args->lse_stride_row || args->lse_stride_head;
-    const char *const name = args->qo_lens != NULL                       ? "qo_lens"
-                             : lse_differs                               ? "lse's base or stride"
-                             : args->bad_pages != NULL                   ? "bad_pages"
-                             : args->k != NULL && args->k->num_pages > 0 ? "k.num_pages"
-                             : args->v != NULL && args->v->num_pages > 0 ? "v.num_pages"
-                                                                         : NULL;
-    if (name == NULL) return KV8_OK;
-    return kv8_fail(KV8_ERR_UNSUPPORTED, "%s is set; supported: only unset", name);
-}
-
 /* --- args --- */
 
 kv8_status kv8_attention_read_args(kv8_attention_inputs *out, const kv8_attention_args *given) {

@@ -46,10 +46,6 @@ kv8_status kv8_attention_check_data(const kv8_attention_spec *spec, const kv8_at
 kv8_status kv8_attention_check_scalars(const kv8_attention_args *args);
 kv8_status kv8_attention_check_form(const kv8_attention_spec *spec, const kv8_page_table *table);
 
-/* KV8_ERR_UNSUPPORTED, by name, where a spec or args ask for what no GPU kernel computes. */
-kv8_status kv8_attention_check_extras(const kv8_attention_spec *spec);
-kv8_status kv8_attention_check_extra_args(const kv8_attention_args *args);
-
 static inline int32_t kv8_spec_v_head_dim(const kv8_attention_spec *spec) {
     return spec->v_head_dim == 0 ? spec->head_dim : spec->v_head_dim;
 }
