@@ -2,7 +2,9 @@
  *
  * Every kv8 call that can fail returns kv8_status. On failure the calling thread's message
  * (kv8_status_message) holds one line naming the cause, the offending value and the limit; results
- * passed by pointer are untouched, or NULL for `create` and `open`, as each function says.
+ * passed by pointer are untouched, or NULL for `create` and `open`, as each function says. A NULL
+ * where such a call needs an object, a struct, an array of one or more or a result is
+ * KV8_ERR_INVALID and is named; `destroy`, `close` and `free` take NULL.
  *
  * A struct that may grow begins with struct_size, which its KV8_..._INIT sets. One that a caller
  * fills may be shorter than the library's, as an older header declares it: the rest is 0, which

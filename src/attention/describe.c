@@ -61,9 +61,8 @@ static void cascade_text(const kv8_attention_args *args, const kv8_attention_cas
 
 kv8_status kv8_attention_describe(const kv8_attention_plan *plan, const kv8_attention_args *given,
                                   const void *workspace, char *text, size_t size) {
-    if (plan == NULL || text == NULL || size == 0)
-        return kv8_fail(KV8_ERR_INVALID, "plan is %p, text %p of %zu bytes", (const void *)plan,
-                        (void *)text, size);
+    KV8_REQUIRE(plan, text);
+    if (size == 0) return kv8_fail(KV8_ERR_INVALID, "text is of 0 bytes, must be at least 1");
     kv8_attention_inputs inputs;
     KV8_TRY(kv8_attention_read_args(&inputs, given));
     const kv8_attention_args *const args = &inputs.args;

@@ -28,8 +28,8 @@ static const kv8_device_choice *choose(const kv8_attention_device_plan *plan,
 
 kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
                                          const kv8_attention_args *given, char *text, size_t size) {
-    if (plan == NULL || (text == NULL && size > 0))
-        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "text");
+    KV8_REQUIRE(plan);
+    if (size > 0) KV8_REQUIRE(text);
     kv8_attention_inputs inputs;
     if (given != NULL) {
         KV8_TRY(kv8_attention_read_args(&inputs, given));

@@ -247,6 +247,9 @@ fail:
 kv8_status kv8_attention_device_plan_create(kv8_attention_device_plan **out, kv8_device *device,
                                             const kv8_attention_spec *spec,
                                             const kv8_allocator *allocator) {
+    KV8_REQUIRE(out);
+    *out = NULL;
+    KV8_REQUIRE(device, spec);
     return kv8_attention_device_plan_create_of(out, device, spec, NULL, allocator);
 }
 

@@ -8,7 +8,7 @@
 /* --- checks --- */
 
 static kv8_status check_workspace(const void *workspace) {
-    if (workspace != NULL && (uintptr_t)workspace % KV8_DEVICE_ALIGNMENT == 0) return KV8_OK;
+    if ((uintptr_t)workspace % KV8_DEVICE_ALIGNMENT == 0) return KV8_OK;
     return kv8_fail(KV8_ERR_INVALID, "workspace is %p, must be aligned to %d", workspace,
                     (int)KV8_DEVICE_ALIGNMENT);
 }
@@ -42,11 +42,8 @@ static kv8_status check_pointers(const kv8_attention_spec *spec, const kv8_atten
     return kv8_attention_check_data(spec, args);
 }
 
-static kv8_status check_run(const kv8_attention_device_plan *plan, const kv8_stream *stream,
-                            const kv8_attention_args *args, const void *workspace) {
-    if (plan == NULL || stream == NULL)
-        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "stream");
-    const kv8_attention_spec *const spec = &plan->spec;
+static kv8_status check_run(const kv8_attention_spec *spec, const kv8_attention_args *args,
+                            const void *workspace) {
     KV8_TRY(kv8_attention_check_scalars(args));
     if (args->batch < 0 || args->batch > spec->max_batch)
         return kv8_fail(KV8_ERR_INVALID, "batch is %d, must be 0 to %d", args->batch,
@@ -205,8 +202,7 @@ static void fill_prefill(kv8_kernel_args *a, const kv8_attention_device_plan *pl
 
 kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *plan,
                                                kv8_stream *stream, void *workspace) {
-    if (plan == NULL || stream == NULL)
-        return kv8_fail(KV8_ERR_INVALID, "%s is NULL", plan == NULL ? "plan" : "stream");
+    KV8_REQUIRE(plan, stream, workspace);
     KV8_TRY(check_workspace(workspace));
     if (plan->layout.zeroed_bytes == 0) return KV8_OK;
     return kv8_stream_fill(stream, workspace, 0, plan->layout.zeroed_bytes);
@@ -214,14 +210,13 @@ kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *
 
 /* What prepare and run begin with: the kernel for checked args, and its argument. *choice_out is
  * NULL for an empty batch. */
-static kv8_status begin(const kv8_attention_device_plan *plan, kv8_stream *stream,
-                        const kv8_attention_args *given, void *workspace, kv8_kernel_args *a,
-                        const kv8_device_choice **choice_out) {
+static kv8_status begin(const kv8_attention_device_plan *plan, const kv8_attention_args *given,
+                        void *workspace, kv8_kernel_args *a, const kv8_device_choice **choice_out) {
     kv8_attention_inputs inputs;
     KV8_TRY(kv8_attention_read_args(&inputs, given));
     const kv8_attention_args *const args = &inputs.args;
     *choice_out = NULL;
-    KV8_TRY(check_run(plan, stream, args, workspace));
+    KV8_TRY(check_run(&plan->spec, args, workspace));
     if (args->batch == 0) return KV8_OK;
     *a = kernel_args(&plan->spec, args);
     *choice_out = kv8_device_choose(plan, kv8_needs_of_args(args), args->batch, &a->k, &a->v);
@@ -238,9 +233,10 @@ static kv8_status begin(const kv8_attention_device_plan *plan, kv8_stream *strea
  * it was. */
 kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, kv8_stream *stream,
                                         const kv8_attention_args *args, void *workspace) {
+    KV8_REQUIRE(plan, stream, args, workspace);
     kv8_kernel_args a;
     const kv8_device_choice *choice;
-    KV8_TRY(begin(plan, stream, args, workspace, &a, &choice));
+    KV8_TRY(begin(plan, args, workspace, &a, &choice));
     if (choice == NULL || choice->variant->way != KV8_WAY_PREFILL) return KV8_OK;
     const kv8_launch launch = {.grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}};
     return kv8_kernel_launch(&plan->schedule, stream, &launch, &a);
@@ -248,9 +244,10 @@ kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, k
 
 kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
                                     const kv8_attention_args *args, void *workspace) {
+    KV8_REQUIRE(plan, stream, args, workspace);
     kv8_kernel_args a;
     const kv8_device_choice *choice;
-    KV8_TRY(begin(plan, stream, args, workspace, &a, &choice));
+    KV8_TRY(begin(plan, args, workspace, &a, &choice));
     if (choice == NULL) return KV8_OK;
     return kv8_kernel_launch(&choice->kernel, stream, &choice->launch, &a);
 }

@@ -114,7 +114,9 @@ static kv8_status lay_out_workspace(kv8_attention_plan *plan) {
 
 kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attention_spec *spec,
                                      kv8_threads *threads, const kv8_allocator *allocator) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(spec);
     KV8_TAKE_STRUCT(kv8_attention_spec, spec);
     KV8_TRY(kv8_attention_check_spec(spec));
     void *memory = NULL;

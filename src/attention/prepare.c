@@ -30,7 +30,7 @@ static kv8_status check_workspace(const void *workspace) {
 
 kv8_status kv8_attention_prepare(const kv8_attention_plan *plan, const kv8_attention_args *given,
                                  void *workspace) {
-    if (plan == NULL) return kv8_fail(KV8_ERR_INVALID, "plan is NULL");
+    KV8_REQUIRE(plan, given);
     kv8_attention_inputs inputs;
     KV8_TRY(kv8_attention_read_args(&inputs, given));
     const kv8_attention_args *const args = &inputs.args;

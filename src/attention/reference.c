@@ -181,6 +181,7 @@ static void attend_head(const scene *s, double *o_out, double *lse_out) {
 
 kv8_status kv8_attention_reference(const kv8_attention_spec *spec, const kv8_attention_args *given,
                                    double *o_out, double *lse_out) {
+    KV8_REQUIRE(spec, given, o_out);
     KV8_TAKE_STRUCT(kv8_attention_spec, spec);
     KV8_TRY(kv8_attention_check_spec(spec));
     kv8_attention_inputs inputs;

@@ -241,7 +241,7 @@ static void run_items(void *cookie, size_t index, int32_t thread_idx) {
 
 kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention_args *given,
                              void *workspace) {
-    if (plan == NULL) return kv8_fail(KV8_ERR_INVALID, "plan is NULL");
+    KV8_REQUIRE(plan, given);
     kv8_attention_inputs inputs;
     KV8_TRY(kv8_attention_read_args(&inputs, given));
     const kv8_attention_args *const args = &inputs.args;

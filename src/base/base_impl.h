@@ -47,6 +47,15 @@ KV8_SHARED kv8_status kv8_fail_within(kv8_status status, const char *format, ...
         (void)must_;                     \
     } while (0)
 
+/* First line of a public call: the pointers that it needs. The first that is NULL is refused by its
+ * name. */
+#define KV8_REQUIRE(...)                                                            \
+    KV8_TRY(kv8_require(__func__, #__VA_ARGS__, (const void *const[]){__VA_ARGS__}, \
+                        sizeof((const void *const[]){__VA_ARGS__}) / sizeof(const void *)))
+/* `names`: those of pointers[num], with ", " between them. */
+KV8_SHARED kv8_status kv8_require(const char *caller, const char *names,
+                                  const void *const *pointers, size_t num);
+
 /* --- structs that grow: the rule of kv8/status.h --- */
 
 /* A struct's name and sizes: today's, and that of its first publication. */

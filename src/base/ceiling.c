@@ -95,6 +95,7 @@ static double rate(kv8_threads *threads, measurement *m, float (*loop)(size_t), 
 
 kv8_status kv8_machine_measure_ceilings(kv8_threads *threads, kv8_isa isa,
                                         kv8_ceilings *ceilings_out) {
+    KV8_REQUIRE(ceilings_out);
     KV8_TRY(kv8_machine_resolve_isa(isa, &isa));
     const loops l = loops_of(isa);
     void *data = NULL;

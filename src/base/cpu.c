@@ -124,6 +124,7 @@ static kv8_isa best_isa(void) {
 }
 
 kv8_status kv8_machine_isa(kv8_isa *isa_out) {
+    KV8_REQUIRE(isa_out);
     const char *const wanted = getenv("KV8_ISA");
     if (wanted == NULL || wanted[0] == '\0') {
         *isa_out = best_isa();
@@ -144,6 +145,7 @@ kv8_status kv8_machine_isa(kv8_isa *isa_out) {
 }
 
 kv8_status kv8_machine_resolve_isa(kv8_isa wanted, kv8_isa *isa_out) {
+    KV8_REQUIRE(isa_out);
     if (wanted == KV8_ISA_BEST) return kv8_machine_isa(isa_out);
     if ((int)wanted < 0 || wanted >= KV8_ISA_COUNT)
         return kv8_fail(KV8_ERR_INVALID, "isa is %d, must be 0 to %d", (int)wanted,

@@ -125,6 +125,7 @@ static kv8_status start_workers(kv8_threads *pool) {
 }
 
 kv8_status kv8_threads_create(kv8_threads **out, int32_t num_threads) {
+    KV8_REQUIRE(out);
     *out = NULL;
     enum { MAX_THREADS = 1024 };
     if (num_threads < 0 || num_threads > MAX_THREADS)

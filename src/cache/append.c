@@ -54,6 +54,7 @@ kv8_row_place kv8_cache_place(const kv8_cache *cache, const kv8_append *append, 
 }
 
 kv8_status kv8_cache_append(kv8_cache *cache, int32_t layer, const kv8_append *append) {
+    KV8_REQUIRE(cache, append);
     KV8_TAKE_STRUCT(kv8_append, append);
     KV8_TRY(check_append(cache, layer, append));
     if (append->num_seqs == 0 || append->indptr[append->num_seqs] == 0) return KV8_OK;

@@ -288,7 +288,7 @@ int kv8_cache_same_group(const kv8_cache *cache, int32_t layer_a, int32_t layer_
 }
 
 kv8_status kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_out) {
-    if (cache == NULL) return kv8_fail(KV8_ERR_INVALID, "cache is NULL");
+    KV8_REQUIRE(cache, stats_out);
     const kv8_pages *const pages = cache->pages;
     kv8_cache_stats stats = {.num_groups = cache->num_groups,
                              .num_seqs = kv8_pages_num_seqs(pages)};
@@ -313,6 +313,7 @@ kv8_status kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_ou
 
 kv8_status kv8_cache_get_counters(const kv8_cache *cache, int32_t layer, int32_t kv_head,
                                   kv8_cache_counters *counters_out) {
+    KV8_REQUIRE(cache, counters_out);
     KV8_TRY(kv8_cache_check_layer(cache, layer));
     if (kv_head < 0 || kv_head >= cache->shape.num_kv_heads)
         return kv8_fail(KV8_ERR_INVALID, "cache: kv_head is %d, must be 0 to %d", kv_head,

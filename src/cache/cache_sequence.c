@@ -23,17 +23,16 @@ void kv8_cache_settle_scales(kv8_cache *cache, int32_t idx) {
 }
 
 kv8_status kv8_cache_seq_create(kv8_cache *cache, kv8_seq *seq_out) {
-    if (cache == NULL || seq_out == NULL)
-        return kv8_fail(KV8_ERR_INVALID, "seq_create: cache or seq_out is NULL");
+    KV8_REQUIRE(cache, seq_out);
     KV8_TRY(kv8_pages_seq_create(cache->pages, seq_out));
     set_scales(cache, *seq_out, cache->layer_scales);
     return KV8_OK;
 }
 
 kv8_status kv8_cache_seq_fork(kv8_cache *cache, kv8_seq parent, kv8_seq *seq_out) {
+    KV8_REQUIRE(cache, seq_out);
     int32_t idx = 0;
     KV8_TRY(kv8_cache_find(cache, parent, &idx));
-    if (seq_out == NULL) return kv8_fail(KV8_ERR_INVALID, "seq_fork: seq_out is NULL");
     KV8_TRY(kv8_pages_seq_fork(cache->pages, parent, seq_out));
     set_scales(cache, *seq_out, kv8_sequence_scales(cache, idx));
     return KV8_OK;
@@ -46,6 +45,7 @@ kv8_status kv8_cache_seq_destroy(kv8_cache *cache, kv8_seq seq) {
 }
 
 kv8_status kv8_cache_seq_length(const kv8_cache *cache, kv8_seq seq, int32_t *length_out) {
+    KV8_REQUIRE(cache, length_out);
     int32_t idx = 0;
     KV8_TRY(kv8_cache_find(cache, seq, &idx));
     *length_out = kv8_pages_length(cache->pages, idx);
@@ -94,8 +94,8 @@ kv8_status kv8_cache_publish(kv8_cache *cache, kv8_seq seq) {
 
 kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids, int32_t num_tokens,
                                   kv8_seq *seq_out, int32_t *matched_out) {
-    if (cache == NULL || seq_out == NULL || matched_out == NULL)
-        return kv8_fail(KV8_ERR_INVALID, "prefix_match: cache, seq_out or matched_out is NULL");
+    KV8_REQUIRE(cache, seq_out, matched_out);
+    if (num_tokens > 0) KV8_REQUIRE(token_ids);
     KV8_TRY(kv8_pages_prefix_match(cache->pages, 0, token_ids, num_tokens, seq_out, matched_out));
     set_scales(cache, *seq_out, cache->layer_scales);
     return KV8_OK;

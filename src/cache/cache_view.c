@@ -27,6 +27,7 @@ kv8_paged kv8_cache_paged(const kv8_cache *cache, int32_t layer_idx, int kv) {
 
 kv8_status kv8_cache_layer_kv(const kv8_cache *cache, int32_t layer, kv8_paged *k_out,
                               kv8_paged *v_out) {
+    KV8_REQUIRE(cache, k_out, v_out);
     KV8_TRY(kv8_cache_check_layer(cache, layer));
     const kv8_paged k = kv8_cache_paged(cache, layer, KV8_K);
     const kv8_paged v = kv8_cache_paged(cache, layer, KV8_V);
@@ -38,6 +39,9 @@ kv8_status kv8_cache_layer_kv(const kv8_cache *cache, int32_t layer, kv8_paged *
 kv8_status kv8_cache_page_table(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
                                 int32_t num_seqs, int32_t *indptr_out, int32_t *indices_out,
                                 int64_t capacity, int32_t *last_page_len_out) {
+    KV8_REQUIRE(cache, indptr_out);
+    if (num_seqs > 0) KV8_REQUIRE(seqs, last_page_len_out);
+    if (capacity > 0) KV8_REQUIRE(indices_out);
     KV8_TRY(kv8_cache_check_layer(cache, layer));
     return kv8_pages_table(cache->pages, cache->layers[layer].group, seqs, num_seqs, indptr_out,
                            indices_out, capacity, last_page_len_out);
@@ -46,6 +50,9 @@ kv8_status kv8_cache_page_table(const kv8_cache *cache, int32_t layer, const kv8
 kv8_status kv8_cache_block_table(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
                                  int32_t num_seqs, int32_t *block_table_out, int64_t stride,
                                  int32_t *seq_lens_out) {
+    KV8_REQUIRE(cache);
+    if (num_seqs > 0) KV8_REQUIRE(seqs, seq_lens_out);
+    if (num_seqs > 0 && stride > 0) KV8_REQUIRE(block_table_out);
     KV8_TRY(kv8_cache_check_layer(cache, layer));
     return kv8_pages_block_table(cache->pages, cache->layers[layer].group, seqs, num_seqs,
                                  block_table_out, stride, seq_lens_out);
@@ -53,6 +60,8 @@ kv8_status kv8_cache_block_table(const kv8_cache *cache, int32_t layer, const kv
 
 kv8_status kv8_cache_scales(const kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
                             int32_t num_seqs, float *k_scale_out, float *v_scale_out) {
+    KV8_REQUIRE(cache);
+    if (num_seqs > 0) KV8_REQUIRE(seqs, k_scale_out, v_scale_out);
     KV8_TRY(kv8_cache_check_layer(cache, layer));
     if (num_seqs < 0)
         return kv8_fail(KV8_ERR_INVALID, "scales: num_seqs is %d, must be >= 0", num_seqs);
@@ -79,6 +88,8 @@ static kv8_status check_on_device(const kv8_cache *cache, int32_t layer) {
 
 kv8_status kv8_cache_page_table_device(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
                                        int32_t num_seqs, kv8_page_table *pages_out) {
+    KV8_REQUIRE(cache, pages_out);
+    if (num_seqs > 0) KV8_REQUIRE(seqs);
     KV8_TRY(check_on_device(cache, layer));
     kv8_page_table pages;
     KV8_TRY(cache->store->ops->page_table(cache->store, layer, seqs, num_seqs, &pages));
@@ -89,6 +100,8 @@ kv8_status kv8_cache_page_table_device(kv8_cache *cache, int32_t layer, const kv
 kv8_status kv8_cache_scales_device(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
                                    int32_t num_seqs, const float **k_scale_out,
                                    const float **v_scale_out) {
+    KV8_REQUIRE(cache, k_scale_out, v_scale_out);
+    if (num_seqs > 0) KV8_REQUIRE(seqs);
     KV8_TRY(check_on_device(cache, layer));
     return cache->store->ops->scales(cache->store, layer, seqs, num_seqs, k_scale_out, v_scale_out);
 }

@@ -126,9 +126,9 @@ static kv8_status put_rows(const kv8_cache *cache, int32_t idx, save_stream *str
 }
 
 kv8_status kv8_cache_save(const kv8_cache *cache, kv8_seq seq, const char *path) {
+    KV8_REQUIRE(cache, path);
     int32_t idx = 0;
     KV8_TRY(kv8_cache_find(cache, seq, &idx));
-    if (path == NULL) return kv8_fail(KV8_ERR_INVALID, "save: path is NULL");
     save_stream stream;
     XXH3_128bits_reset(&stream.hash);
     KV8_TRY(kv8_file_writer_open(&stream.writer, path));
@@ -376,8 +376,7 @@ kv8_status kv8_cache_load_bytes(kv8_cache *cache, const uint8_t *data, size_t si
 }
 
 kv8_status kv8_cache_load(kv8_cache *cache, const char *path, kv8_seq *seq_out) {
-    if (cache == NULL || path == NULL || seq_out == NULL)
-        return kv8_fail(KV8_ERR_INVALID, "load: cache, path or seq_out is NULL");
+    KV8_REQUIRE(cache, path, seq_out);
     kv8_file_map map;
     KV8_TRY(kv8_file_map_open(&map, path));
     const kv8_status status = kv8_cache_load_bytes(cache, map.data, map.size, path, seq_out);

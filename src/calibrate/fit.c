@@ -245,6 +245,7 @@ static void fill_costs(const sample *s, kv8_dtype dtype, kv8_fit *fit) {
 
 kv8_status kv8_observer_fit(const kv8_observer *observer, kv8_observed_tensor tensor, int32_t layer,
                             int32_t head, const kv8_fit_options *options, kv8_fit *fit_out) {
+    KV8_REQUIRE(observer, options, fit_out);
     KV8_TAKE_STRUCT(kv8_fit_options, options);
     const kv8_dtype dtype = options->dtype == KV8_DTYPE_NONE ? KV8_E4M3 : options->dtype;
     KV8_TRY(check_fit(options, dtype));

@@ -265,6 +265,7 @@ static kv8_status check_add(const kv8_observer *observer, int32_t layer,
 }
 
 kv8_status kv8_observer_add(kv8_observer *observer, int32_t layer, const kv8_observe_args *args) {
+    KV8_REQUIRE(observer, args);
     KV8_TAKE_STRUCT(kv8_observe_args, args);
     KV8_TRY(check_add(observer, layer, args));
     if (!observer->on || args->num_rows == 0) return KV8_OK;
@@ -289,6 +290,7 @@ kv8_status kv8_observer_add(kv8_observer *observer, int32_t layer, const kv8_obs
 /* --- all of it --- */
 
 kv8_status kv8_observer_merge(kv8_observer *observer, const kv8_observer *from) {
+    KV8_REQUIRE(observer, from);
     const kv8_observer_options *const a = &observer->options, *const b = &from->options;
     const struct {
         const char *what;
@@ -322,12 +324,14 @@ float *kv8_observer_maxima(kv8_observer *observer, size_t *num_out) {
 
 kv8_status kv8_observer_get_options(const kv8_observer *observer,
                                     kv8_observer_options *options_out) {
+    KV8_REQUIRE(observer, options_out);
     KV8_WRITE_STRUCT(kv8_observer_options, options_out, &observer->options);
     return KV8_OK;
 }
 
 kv8_status kv8_observer_get(const kv8_observer *observer, kv8_observed_tensor tensor, int32_t layer,
                             int32_t head, kv8_observed_head *head_out) {
+    KV8_REQUIRE(observer, head_out);
     if (tensor < KV8_OBSERVED_K || tensor >= KV8_OBSERVED_COUNT)
         return kv8_fail(KV8_ERR_INVALID, "observer: tensor %d is none of K, V, Q", (int)tensor);
     const observed *const t = &observer->tensors[tensor];

@@ -7,6 +7,7 @@
 
 kv8_status kv8_rank_heads_get(int32_t num_heads, int32_t num_ranks, int32_t rank,
                               kv8_rank_heads *heads_out) {
+    KV8_REQUIRE(heads_out);
     if (num_heads < 1 || num_ranks < 1 ||
         (num_heads % num_ranks != 0 && num_ranks % num_heads != 0))
         return kv8_fail(KV8_ERR_INVALID, "%d heads over %d ranks: neither divides the other",

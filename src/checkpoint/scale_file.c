@@ -112,7 +112,9 @@ static kv8_status repeat_by_head(kv8_scale_file *file) {
 }
 
 kv8_status kv8_scale_file_create(kv8_scale_file **out, const kv8_scale_data *data) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(data);
     KV8_TAKE_STRUCT(kv8_scale_data, data);
     KV8_TRY(check_shape(data));
     kv8_scale_data own = *data;
@@ -157,6 +159,7 @@ const float *kv8_scale_file_v(const kv8_scale_file *file, int32_t layer) {
 }
 
 kv8_status kv8_scale_file_get(const kv8_scale_file *file, kv8_scale_data *data_out) {
+    KV8_REQUIRE(file, data_out);
     KV8_WRITE_STRUCT(kv8_scale_data, data_out, &file->data);
     return KV8_OK;
 }
@@ -180,7 +183,9 @@ static kv8_status take_heads(const float *rows, const kv8_scale_data *data, int3
 
 kv8_status kv8_scale_file_split(kv8_scale_file **out, const kv8_scale_file *file,
                                 int32_t first_head, int32_t num_heads) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(file);
     const kv8_scale_data *const whole = &file->data;
     if (first_head < 0 || num_heads < 1 || num_heads > whole->num_kv_heads - first_head)
         return kv8_fail(KV8_ERR_INVALID, "heads %d to %d of a file of %d", first_head,

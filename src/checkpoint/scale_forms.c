@@ -45,7 +45,9 @@ static kv8_status check_expect(const kv8_scale_data *data, const kv8_scale_expec
 
 kv8_status kv8_scale_file_open(kv8_scale_file **out, const char *path,
                                const kv8_scale_expect *expect) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(path, expect);
     KV8_TAKE_STRUCT(kv8_scale_expect, expect);
     if (expect->num_layers < 0 || expect->num_kv_heads < 0)
         return kv8_fail(KV8_ERR_INVALID, "scale file for %d layers of %d heads: neither is below 0",
@@ -69,6 +71,7 @@ kv8_status kv8_scale_file_open(kv8_scale_file **out, const char *path,
 
 kv8_status kv8_scale_file_write(const kv8_scale_file *file, const char *path,
                                 kv8_scale_format format, int32_t num_ranks) {
+    KV8_REQUIRE(file, path);
     const kv8_scale_data *const data = &file->data;
     if (kv8_scale_format_name(format) == NULL)
         return kv8_fail(KV8_ERR_INVALID, "no scale format %d", (int)format);

@@ -14,6 +14,7 @@ static kv8_status count_devices(const kv8_driver *cu, int32_t *count_out) {
 }
 
 kv8_status kv8_device_count(int32_t *count_out) {
+    KV8_REQUIRE(count_out);
     *count_out = 0;
     const kv8_driver *cu = NULL;
     KV8_TRY(kv8_driver_get(&cu));
@@ -55,6 +56,7 @@ static kv8_status fill_info(kv8_device *device) {
 }
 
 kv8_status kv8_device_open(kv8_device **out, int32_t device_idx) {
+    KV8_REQUIRE(out);
     *out = NULL;
     const kv8_driver *cu = NULL;
     int32_t count = 0;
@@ -119,15 +121,15 @@ void kv8_device_leave(const kv8_device *device) {
 
 /* --- memory --- */
 
-static kv8_status check_bytes(kv8_device *device, size_t bytes) {
-    if (device == NULL) return kv8_fail(KV8_ERR_INVALID, "device memory: device is NULL");
+static kv8_status check_bytes(size_t bytes) {
     if (bytes == 0) return kv8_fail(KV8_ERR_INVALID, "device memory: 0 bytes, must be at least 1");
     return KV8_OK;
 }
 
 kv8_status kv8_device_alloc(kv8_device *device, size_t bytes, void **ptr_out) {
+    KV8_REQUIRE(device, ptr_out);
     *ptr_out = NULL;
-    KV8_TRY(check_bytes(device, bytes));
+    KV8_TRY(check_bytes(bytes));
     const kv8_driver *const cu = device->driver;
     KV8_TRY(kv8_device_enter(device));
     cu_address address = 0;
@@ -155,8 +157,9 @@ size_t kv8_device_bytes_from(kv8_device *device, const void *ptr) {
 }
 
 kv8_status kv8_device_alloc_host(kv8_device *device, size_t bytes, void **ptr_out) {
+    KV8_REQUIRE(device, ptr_out);
     *ptr_out = NULL;
-    KV8_TRY(check_bytes(device, bytes));
+    KV8_TRY(check_bytes(bytes));
     const kv8_driver *const cu = device->driver;
     KV8_TRY(kv8_device_enter(device));
     void *ptr = NULL;

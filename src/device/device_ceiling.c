@@ -89,7 +89,7 @@ fail:
 
 kv8_status kv8_device_measure_ceilings(kv8_device *device, size_t bytes,
                                        kv8_device_ceilings *ceilings_out) {
-    if (device == NULL) return kv8_fail(KV8_ERR_INVALID, "ceilings: device is NULL");
+    KV8_REQUIRE(device, ceilings_out);
     if (bytes < 2 * WORD || bytes > device->info.memory_bytes / 2)
         return kv8_fail(KV8_ERR_INVALID, "ceilings: %zu bytes, must be %d to half the GPU's %llu",
                         bytes, 2 * WORD, (unsigned long long)device->info.memory_bytes);

@@ -16,8 +16,6 @@
 /* --- streams --- */
 
 static kv8_status new_stream(kv8_stream **out, kv8_device *device) {
-    *out = NULL;
-    if (device == NULL) return kv8_fail(KV8_ERR_INVALID, "stream: device is NULL");
     void *memory;
     KV8_TRY(kv8_alloc(NULL, 1, sizeof(kv8_stream), "stream", &memory));
     *out = memory;
@@ -26,6 +24,9 @@ static kv8_status new_stream(kv8_stream **out, kv8_device *device) {
 }
 
 kv8_status kv8_stream_create(kv8_stream **out, kv8_device *device) {
+    KV8_REQUIRE(out);
+    *out = NULL;
+    KV8_REQUIRE(device);
     KV8_TRY(new_stream(out, device));
     const kv8_driver *const cu = device->driver;
     kv8_status status;
@@ -38,6 +39,9 @@ kv8_status kv8_stream_create(kv8_stream **out, kv8_device *device) {
 }
 
 kv8_status kv8_stream_wrap(kv8_stream **out, kv8_device *device, void *handle) {
+    KV8_REQUIRE(out);
+    *out = NULL;
+    KV8_REQUIRE(device);
     KV8_TRY(new_stream(out, device));
     (*out)->handle = handle;
     (*out)->borrowed = true;
@@ -58,7 +62,9 @@ kv8_device *kv8_stream_device(const kv8_stream *stream) {
 }
 
 kv8_status kv8_stream_copy(kv8_stream *stream, void *to, const void *from, size_t bytes) {
+    KV8_REQUIRE(stream);
     if (bytes == 0) return KV8_OK;
+    KV8_REQUIRE(to, from);
     const kv8_driver *const cu = stream->device->driver;
     kv8_status status;
     ON_DEVICE(stream->device, status,
@@ -69,7 +75,9 @@ kv8_status kv8_stream_copy(kv8_stream *stream, void *to, const void *from, size_
 }
 
 kv8_status kv8_stream_fill(kv8_stream *stream, void *to, uint8_t byte, size_t bytes) {
+    KV8_REQUIRE(stream);
     if (bytes == 0) return KV8_OK;
+    KV8_REQUIRE(to);
     const kv8_driver *const cu = stream->device->driver;
     kv8_status status;
     ON_DEVICE(stream->device, status,
@@ -79,6 +87,7 @@ kv8_status kv8_stream_fill(kv8_stream *stream, void *to, uint8_t byte, size_t by
 }
 
 kv8_status kv8_stream_synchronize(kv8_stream *stream) {
+    KV8_REQUIRE(stream);
     const kv8_driver *const cu = stream->device->driver;
     kv8_status status;
     ON_DEVICE(stream->device, status, cuStreamSynchronize(stream->handle), "work on the GPU");
@@ -93,8 +102,9 @@ struct kv8_event {
 };
 
 kv8_status kv8_event_create(kv8_event **out, kv8_device *device) {
+    KV8_REQUIRE(out);
     *out = NULL;
-    if (device == NULL) return kv8_fail(KV8_ERR_INVALID, "event: device is NULL");
+    KV8_REQUIRE(device);
     const kv8_driver *const cu = device->driver;
     void *memory;
     KV8_TRY(kv8_alloc(NULL, 1, sizeof(kv8_event), "event", &memory));
@@ -119,6 +129,7 @@ void kv8_event_destroy(kv8_event *event) {
 }
 
 kv8_status kv8_event_record(kv8_event *event, kv8_stream *stream) {
+    KV8_REQUIRE(event, stream);
     const kv8_driver *const cu = event->device->driver;
     kv8_status status;
     ON_DEVICE(event->device, status, cuEventRecord(event->handle, stream->handle), "event record");
@@ -126,6 +137,7 @@ kv8_status kv8_event_record(kv8_event *event, kv8_stream *stream) {
 }
 
 kv8_status kv8_stream_wait(kv8_stream *stream, kv8_event *event) {
+    KV8_REQUIRE(stream, event);
     const kv8_driver *const cu = stream->device->driver;
     kv8_status status;
     ON_DEVICE(stream->device, status, cuStreamWaitEvent(stream->handle, event->handle, 0),
@@ -134,6 +146,7 @@ kv8_status kv8_stream_wait(kv8_stream *stream, kv8_event *event) {
 }
 
 kv8_status kv8_event_elapsed(kv8_event *begin, kv8_event *end, double *seconds_out) {
+    KV8_REQUIRE(begin, end, seconds_out);
     const kv8_driver *const cu = end->device->driver;
     kv8_status status;
     float milliseconds = 0;
@@ -154,6 +167,7 @@ struct kv8_graph {
 };
 
 kv8_status kv8_stream_capture_begin(kv8_stream *stream) {
+    KV8_REQUIRE(stream);
     const kv8_driver *const cu = stream->device->driver;
     kv8_status status;
     ON_DEVICE(stream->device, status,
@@ -162,6 +176,7 @@ kv8_status kv8_stream_capture_begin(kv8_stream *stream) {
 }
 
 kv8_status kv8_stream_capture_end(kv8_stream *stream, kv8_graph **out) {
+    KV8_REQUIRE(stream, out);
     *out = NULL;
     kv8_device *const device = stream->device;
     const kv8_driver *const cu = device->driver;
@@ -186,6 +201,7 @@ fail:
 }
 
 kv8_status kv8_graph_launch(kv8_graph *graph, kv8_stream *stream) {
+    KV8_REQUIRE(graph, stream);
     const kv8_driver *const cu = graph->device->driver;
     kv8_status status;
     ON_DEVICE(graph->device, status, cuGraphLaunch(graph->handle, stream->handle), "graph launch");

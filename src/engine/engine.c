@@ -244,6 +244,7 @@ kv8_status kv8_engine_submit(kv8_engine *engine, const kv8_request *request, uin
 }
 
 kv8_status kv8_engine_cancel(kv8_engine *engine, uint64_t id) {
+    KV8_REQUIRE(engine);
     kv8_running *const running = find_request(engine, id);
     if (running == NULL)
         return kv8_fail(KV8_ERR_NOT_FOUND, "no request %llu", (unsigned long long)id);
@@ -368,6 +369,7 @@ static kv8_status tell(kv8_engine *e, share *s) {
 }
 
 kv8_status kv8_engine_step(kv8_engine *engine, int32_t *num_events_out) {
+    KV8_REQUIRE(engine, num_events_out);
     kv8_engine *const e = engine;
     gather(e);
     *num_events_out = 0;

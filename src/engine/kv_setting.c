@@ -60,6 +60,7 @@ static kv8_status parse_setting(const char *text, size_t length, kv8_kv_setting 
 }
 
 kv8_status kv8_kv_setting_parse(const char *text, kv8_kv_setting *setting_out) {
+    KV8_REQUIRE(text, setting_out);
     return parse_setting(text, strlen(text), setting_out);
 }
 
@@ -73,6 +74,7 @@ static size_t setting_length(const char *text) {
 
 kv8_status kv8_kv_setting_parse_list(const char *text, kv8_kv_setting *settings_out,
                                      int32_t capacity, int32_t *num_out) {
+    KV8_REQUIRE(text, settings_out, num_out);
     int32_t num = 0;
     for (const char *at = text;; at++) {
         const size_t length = setting_length(at);
@@ -165,7 +167,9 @@ static kv8_status fill_layer(const kv8_model *model, const kv8_kv_setting *setti
 kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
                                        const kv8_kv_setting *setting,
                                        const kv8_kv_cache_options *options) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(model, setting, options);
     KV8_TAKE_STRUCT(kv8_kv_cache_options, options);
     if (options->max_seq_len < 1)
         return kv8_fail(KV8_ERR_INVALID, "max_seq_len is %d, must be >= 1", options->max_seq_len);

@@ -396,7 +396,9 @@ static kv8_status choose(kv8_choice *choice, chooser *c) {
 
 kv8_status kv8_evaluate_choose(kv8_choice **out, kv8_model *model,
                                const kv8_choose_options *options) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(model, options);
     KV8_TAKE_STRUCT(kv8_choose_options, options);
     chooser c = {.model = model, .options = options};
     kv8_model_get_info(model, &c.info);
@@ -429,6 +431,7 @@ int32_t kv8_choice_num_mixes(const kv8_choice *choice) {
 }
 
 kv8_status kv8_choice_get_mix(const kv8_choice *choice, int32_t idx, kv8_mix *mix_out) {
+    KV8_REQUIRE(choice, mix_out);
     if (idx < 0 || idx >= choice->num_mixes)
         return kv8_fail(KV8_ERR_INVALID, "mix %d of %d", idx, choice->num_mixes);
     KV8_WRITE_STRUCT(kv8_mix, mix_out, &choice->mixes[idx]);

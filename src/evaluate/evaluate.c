@@ -48,6 +48,8 @@ static kv8_status run_all(kv8_evaluation *evaluation) {
 kv8_status kv8_evaluate_compare(kv8_model *model, const kv8_kv_setting *settings,
                                 int32_t num_settings, const kv8_compare_options *options,
                                 kv8_compare_row *rows_out) {
+    KV8_REQUIRE(model, options, rows_out);
+    if (num_settings > 0) KV8_REQUIRE(settings);
     KV8_TAKE_STRUCT(kv8_compare_options, options);
     if (num_settings < 0)
         return kv8_fail(KV8_ERR_INVALID, "%d settings, must not be < 0", num_settings);

@@ -46,6 +46,7 @@ static kv8_status run_window(kv8_model *model, kv8_cache *cache,
 
 kv8_status kv8_evaluate_observe(kv8_model *model, kv8_observer *observer,
                                 const kv8_observe_text_options *options) {
+    KV8_REQUIRE(model, observer, options);
     KV8_TAKE_STRUCT(kv8_observe_text_options, options);
     kv8_model_info info;
     kv8_model_get_info(model, &info);

@@ -48,6 +48,7 @@ static kv8_status run(kv8_engine *engine, scoring *s, int32_t num_tokens,
 kv8_status kv8_evaluate_score(kv8_model *model, const kv8_kv_setting *setting,
                               const int32_t *token_ids, int32_t num_tokens,
                               const kv8_score_options *options, float *nll_out) {
+    KV8_REQUIRE(model, setting, token_ids, options, nll_out);
     KV8_TAKE_STRUCT(kv8_score_options, options);
     kv8_model_info info;
     kv8_model_get_info(model, &info);

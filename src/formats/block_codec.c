@@ -26,6 +26,7 @@ static kv8_status check_dtype(const char *call, kv8_dtype dtype) {
 }
 
 kv8_status kv8_widen(kv8_isa isa, kv8_dtype dtype, const void *codes, size_t n, float *values_out) {
+    if (n > 0) KV8_REQUIRE(codes, values_out);
     KV8_TRY(check_dtype("kv8_widen", dtype));
     KV8_TRY(kv8_machine_resolve_isa(isa, &isa));
     kv8_formats_kernels_get(isa)->widen[dtype](codes, n, values_out);
@@ -34,6 +35,7 @@ kv8_status kv8_widen(kv8_isa isa, kv8_dtype dtype, const void *codes, size_t n, 
 
 kv8_status kv8_narrow(kv8_isa isa, kv8_dtype dtype, const float *values, size_t n, float scale,
                       void *codes_out, kv8_narrow_counts *counts) {
+    if (n > 0) KV8_REQUIRE(values, codes_out);
     KV8_TRY(check_dtype("kv8_narrow", dtype));
     if (dtype == KV8_INT8)
         return kv8_fail(KV8_ERR_INVALID, "kv8_narrow: int8 has its own scale: kv8_narrow_int8");
@@ -60,6 +62,7 @@ static uint16_t row_scale_code(float absmax) {
 
 kv8_status kv8_narrow_int8(kv8_isa isa, const float *values, size_t n, int8_t *codes_out,
                            kv8_f16 *scale_out, kv8_narrow_counts *counts) {
+    if (n > 0) KV8_REQUIRE(values, codes_out, scale_out);
     KV8_TRY(kv8_machine_resolve_isa(isa, &isa));
     const kv8_formats_kernels *const kernels = kv8_formats_kernels_get(isa);
     kv8_row_range range;

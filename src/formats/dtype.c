@@ -41,12 +41,12 @@ float kv8_dtype_max(kv8_dtype dtype) {
 }
 
 kv8_status kv8_dtype_from_name(const char *name, kv8_dtype *dtype_out) {
+    KV8_REQUIRE(name, dtype_out);
     for (int dtype = KV8_DTYPE_NONE + 1; dtype < KV8_DTYPE_COUNT; dtype++) {
-        if (name == NULL || strcmp(name, facts[dtype].name) != 0) continue;
+        if (strcmp(name, facts[dtype].name) != 0) continue;
         *dtype_out = (kv8_dtype)dtype;
         return KV8_OK;
     }
     return kv8_fail(KV8_ERR_INVALID,
-                    "dtype is \"%s\", must be f32, bf16, f16, e4m3, e4m3fnuz, e5m2 or int8",
-                    name == NULL ? "(null)" : name);
+                    "dtype is \"%s\", must be f32, bf16, f16, e4m3, e4m3fnuz, e5m2 or int8", name);
 }

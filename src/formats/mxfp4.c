@@ -9,6 +9,7 @@
 
 kv8_status kv8_mxfp4_widen(kv8_isa isa, const uint8_t *blocks, const kv8_e8m0 *scales,
                            size_t num_blocks, float *values_out) {
+    if (num_blocks > 0) KV8_REQUIRE(blocks, scales, values_out);
     KV8_TRY(kv8_machine_resolve_isa(isa, &isa));
     kv8_formats_kernels_get(isa)->mxfp4_widen(blocks, scales, num_blocks, values_out);
     return KV8_OK;
@@ -24,6 +25,7 @@ static kv8_e8m0 block_scale(float absmax) {
 
 kv8_status kv8_mxfp4_narrow(const float *values, size_t num_blocks, uint8_t *blocks_out,
                             kv8_e8m0 *scales_out) {
+    if (num_blocks > 0) KV8_REQUIRE(values, blocks_out, scales_out);
     for (size_t block = 0; block < num_blocks; block++) {
         const float *const v = values + block * KV8_MXFP4_BLOCK;
         float absmax = 0;

@@ -222,6 +222,7 @@ void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *op
 }
 
 kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer) {
+    KV8_REQUIRE(model);
     kv8_observer_options must = KV8_OBSERVER_OPTIONS_INIT, has = must;
     kv8_model_observer_options(model, &must);
     if (observer != NULL) {

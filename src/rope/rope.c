@@ -156,7 +156,9 @@ static size_t rope_bytes(int32_t head_dim) {
 }
 
 kv8_status kv8_rope_create(kv8_rope **out, const kv8_rope_options *options) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(options);
     KV8_TAKE_STRUCT(kv8_rope_options, options);
     KV8_TRY(check_options(options));
     void *memory;

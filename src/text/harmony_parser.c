@@ -39,7 +39,9 @@ struct kv8_harmony_parser {
 };
 
 kv8_status kv8_harmony_parser_create(kv8_harmony_parser **out, const kv8_tokenizer *tokenizer) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(tokenizer);
     kv8_harmony_control control;
     KV8_TRY(kv8_harmony_control_find(tokenizer, &control));
     void *memory = NULL;
@@ -245,6 +247,7 @@ static kv8_status fill_event(kv8_harmony_parser *parser, kv8_harmony_event *even
 
 kv8_status kv8_harmony_parser_push(kv8_harmony_parser *parser, int32_t id,
                                    kv8_harmony_event *event_out) {
+    KV8_REQUIRE(parser, event_out);
     if (id < 0) return kv8_fail(KV8_ERR_INVALID, "harmony: id %d is negative", id);
     const kv8_harmony_control *const control = &parser->control;
     const bool stops =
@@ -272,6 +275,7 @@ kv8_status kv8_harmony_parser_push(kv8_harmony_parser *parser, int32_t id,
 }
 
 kv8_status kv8_harmony_parser_finish(kv8_harmony_parser *parser, kv8_harmony_event *event_out) {
+    KV8_REQUIRE(parser, event_out);
     kv8_harmony_event event = {0};
     parser->event_text.length = 0;
     KV8_TRY(close_open(parser, &event));

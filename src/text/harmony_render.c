@@ -189,6 +189,7 @@ static kv8_status render_all(renderer *self, const kv8_message *messages, size_t
 kv8_status kv8_harmony_render(const kv8_tokenizer *tokenizer, const kv8_message *messages,
                               size_t num_messages, const kv8_harmony_options *options,
                               int32_t **ids_out, size_t *num_out) {
+    KV8_REQUIRE(tokenizer, ids_out, num_out);
     static const kv8_harmony_options defaults = KV8_HARMONY_OPTIONS_INIT;
     if (options == NULL) options = &defaults;
     KV8_TAKE_STRUCT(kv8_harmony_options, options);

@@ -123,6 +123,7 @@ fail:
 
 kv8_status kv8_tokenizer_encode(const kv8_tokenizer *tokenizer, const char *text, size_t length,
                                 kv8_special special, int32_t **ids_out, size_t *num_out) {
+    KV8_REQUIRE(tokenizer, ids_out, num_out);
     kv8_token_ids ids = {0};
     kv8_status status = kv8_token_ids_reserve(&ids, 1); /* never a NULL result */
     if (status == KV8_OK) status = kv8_tokenizer_append(tokenizer, text, length, special, &ids);

@@ -412,7 +412,9 @@ static kv8_status load_all(loader *self, json_t *root) {
 
 kv8_status kv8_tokenizer_parse(kv8_tokenizer **out, const char *json, size_t length,
                                const char *name) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(json, name);
     json_error_t error;
     errno = 0; /* the parser does not always say that memory ran out; malloc does */
     json_t *const root = json_loadb(json, length, JSON_REJECT_DUPLICATES, &error);
@@ -442,7 +444,9 @@ kv8_status kv8_tokenizer_parse(kv8_tokenizer **out, const char *json, size_t len
 }
 
 kv8_status kv8_tokenizer_open(kv8_tokenizer **out, const char *path) {
+    KV8_REQUIRE(out);
     *out = NULL;
+    KV8_REQUIRE(path);
     char *json = NULL;
     size_t length = 0;
     KV8_TRY(kv8_file_read(path, MAX_FILE, &json, &length));
