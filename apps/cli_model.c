@@ -38,7 +38,7 @@ int cli_model_open(cli_model *model, const char *directory, int32_t threads, boo
 
 int cli_model_open_with(cli_model *model, const char *directory, const kv8_model_options *wanted,
                         int32_t threads, bool with_tokenizer) {
-    *model = (cli_model){0};
+    *model = (cli_model){.info = KV8_MODEL_INFO_INIT};
     kv8_status status = kv8_machine_isa(&model->isa);
     if (status == KV8_OK) status = kv8_threads_create(&model->threads, threads);
     if (status == KV8_OK) {
@@ -46,13 +46,13 @@ int cli_model_open_with(cli_model *model, const char *directory, const kv8_model
         options.threads = model->threads;
         status = kv8_model_open(&model->model, directory, &options);
     }
+    if (status == KV8_OK) status = kv8_model_get_info(model->model, &model->info);
     if (status == KV8_OK && with_tokenizer) status = open_tokenizer(&model->tokenizer, directory);
     if (status != KV8_OK) {
         const int exit_status = cli_fail_status(status);
         cli_model_close(model);
         return exit_status;
     }
-    kv8_model_get_info(model->model, &model->info);
     return CLI_OK;
 }
 

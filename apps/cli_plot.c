@@ -233,7 +233,7 @@ static void write_panel(const panel *self, const kv8_compare_row *rows, int32_t 
         fprintf(script, "set ytics scale 0 textcolor rgb 'black' (");
         for (int32_t i = 0; i < num_rows; i++) {
             if (i > 0) fprintf(script, ", ");
-            cli_plot_quoted(rows[i].setting.name, script);
+            cli_plot_quoted(rows[i].kv, script);
             fprintf(script, " %d", num_rows - i);
         }
         fprintf(script, ")\n");

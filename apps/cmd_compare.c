@@ -69,7 +69,7 @@ static void print_number(const char *format, double value) {
 
 /* A row, and under it the errors of its first five columns. */
 static void print_row(const kv8_compare_row *row, int width) {
-    printf("%-*s %9.3g %8.4f %+8.4f", width, row->setting.name, row->kl, row->top1, row->dloss);
+    printf("%-*s %9.3g %8.4f %+8.4f", width, row->kv, row->kl, row->top1, row->dloss);
     print_number(" %8.4f", row->greedy_match);
     print_number(" %8.4f", row->recall);
     printf(" %12.0f %10.0f", row->bytes_per_token, row->tokens_per_s);
@@ -99,7 +99,7 @@ static void print_table(const compare_args *args, const cli_model *model,
                         const kv8_compare_row *rows, int32_t num_rows) {
     int width = 8;
     for (int32_t i = 0; i < num_rows; i++) {
-        const int length = (int)strlen(rows[i].setting.name);
+        const int length = (int)strlen(rows[i].kv);
         if (length > width) width = length;
     }
     char what[128];
@@ -129,8 +129,8 @@ static json_t *row_json(const kv8_compare_row *row) {
                    {"recall_error", row->recall_error},
                    {"tokens_per_s", row->tokens_per_s},
                    {"decode_tokens_per_s", row->decode_tokens_per_s}};
-    json_t *const object = json_pack("{s:s, s:I}", "kv", row->setting.name, "bytes_per_token",
-                                     (json_int_t)row->bytes_per_token);
+    json_t *const object =
+        json_pack("{s:s, s:I}", "kv", row->kv, "bytes_per_token", (json_int_t)row->bytes_per_token);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         json_object_set_new(object, numbers[i].key, cli_json_number(numbers[i].value));
     return object;
@@ -264,7 +264,7 @@ int cmd_compare(int argc, char **argv) {
     cli_output plot = {0}, report = {0};
     cli_model model = {0};
     cli_scales scales = {0};
-    kv8_compare_row rows[MAX_SETTINGS + 1];
+    kv8_compare_row rows[MAX_SETTINGS + 1] = {KV8_COMPARE_ROW_INIT};
     status = open_outputs(&args, &plot, &report);
     if (status == CLI_OK)
         status = cli_model_open_with(&model, args.model, &options, args.threads, true);

@@ -58,7 +58,8 @@ typedef struct kv8_compare_options {
  * kl_error is a lower bound. Shares of n are taken as (hits + 1) of (n + 2), so that a share of 1
  * has an error too. NaN where the mean is, and for one prompt. */
 typedef struct kv8_compare_row {
-    kv8_kv_setting setting;
+    size_t struct_size;
+    char kv[64];  /* the setting's name */
     double kl;    /* mean KL(f32 KV || this) over all positions, nats per token */
     double top1;  /* teacher-forced agreement of the argmax with f32 KV, all positions */
     double loss;  /* mean nats per token, positions whose next token is in the window */
@@ -71,8 +72,10 @@ typedef struct kv8_compare_row {
     double tokens_per_s;        /* prefill of the windows, logits of every position included */
     double decode_tokens_per_s; /* greedy decoding, one request; NaN = not run */
 } kv8_compare_row;
+#define KV8_COMPARE_ROW_INIT KV8_SIZED(kv8_compare_row)
 
-/* Runs every setting beside f32 KV on the same tokens. rows_out[num_settings+1]: row 0 is f32.
+/* Runs every setting beside f32 KV on the same tokens. rows_out[num_settings+1], of which the first
+ * names the size of all: row 0 is f32.
  * Windows run in lock step, chunk by chunk, so that memory holds the logits of one chunk only. */
 KV8_API KV8_NODISCARD kv8_status kv8_evaluate_compare(kv8_model *model,
                                                       const kv8_kv_setting *settings,

@@ -42,6 +42,7 @@ KV8_API KV8_NODISCARD kv8_status kv8_model_open(kv8_model **out, const char *dir
 KV8_API void kv8_model_close(kv8_model *model);
 
 typedef struct kv8_model_info {
+    size_t struct_size;
     int32_t num_layers, hidden_size, intermediate_size, vocab_size;
     int32_t num_qo_heads, num_kv_heads, head_dim;
     int32_t num_experts, num_experts_per_token;
@@ -56,7 +57,9 @@ typedef struct kv8_model_info {
     int32_t eos[8];           /* generation stops: generation_config.json, else config.json */
     const char *architecture; /* "GptOssForCausalLM"; borrowed */
 } kv8_model_info;
-KV8_API void kv8_model_get_info(const kv8_model *model, kv8_model_info *info_out);
+#define KV8_MODEL_INFO_INIT KV8_SIZED(kv8_model_info)
+KV8_API KV8_NODISCARD kv8_status kv8_model_get_info(const kv8_model *model,
+                                                    kv8_model_info *info_out);
 /* Keys before its own that a query of this layer sees; -1 = all. */
 KV8_API int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer);
 /* Tells checkpoints apart: of every tensor's name, type, shape and first and last 4 KiB. Not 0. */
@@ -74,15 +77,18 @@ KV8_API void kv8_model_visit_tensors(const kv8_model *model,
                                      int (*visit)(void *cookie, const kv8_tensor_info *tensor),
                                      void *cookie);
 
-/* Fills the shape fields of cache options (layers, heads, head_dim) and layers[num_layers]:
- * every layer k_dtype/v_dtype, sliding layers their window. The caller sets pages, sequences and
- * scales. */
-KV8_API void kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype, kv8_dtype v_dtype,
-                                    kv8_cache_layer *layers_out, kv8_cache_options *options_out);
+/* Fills the shape fields of cache options (layers, heads, head_dim) and layers_out[num_layers], of
+ * which the first names the size of all: every layer k_dtype/v_dtype, no scales, sliding layers
+ * their window. The caller sets pages, sequences and scales. */
+KV8_API KV8_NODISCARD kv8_status kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype,
+                                                        kv8_dtype v_dtype,
+                                                        kv8_cache_layer *layers_out,
+                                                        kv8_cache_options *options_out);
 
 /* One step over a batch: appends the tokens of each request to its sequence and attends over what
  * the cache then holds, so every key (the running tokens' too) is read back as stored. */
 typedef struct kv8_step {
+    size_t struct_size;
     int32_t num_seqs;
     const kv8_seq *seqs;
     const int32_t *indptr;    /* [num_seqs+1] into token_ids; each request at least one token */
@@ -91,6 +97,7 @@ typedef struct kv8_step {
     const int32_t *logit_rows; /* strictly ascending row numbers whose logits are wanted */
     float *logits_out;         /* [num_logit_rows, vocab_size] */
 } kv8_step;
+#define KV8_STEP_INIT KV8_SIZED(kv8_step)
 /* On failure no sequence has changed length. KV8_ERR_FULL when the cache's pages run out,
  * KV8_ERR_INVALID for ids or lengths out of range, naming value and limit. Allocates only in the
  * first step on a cache whose dtypes or page size differ from the last one's. Publishes nothing:

@@ -81,6 +81,11 @@ KV8_SHARED kv8_status kv8_struct_write(void *given, const void *value, const kv8
     KV8_TRY(kv8_struct_read(out, given, KV8_STRUCT(type), __func__))
 #define KV8_WRITE_STRUCT(type, given, value) \
     KV8_TRY(kv8_struct_write(given, value, KV8_STRUCT(type), __func__))
+/* The same into element `idx` of a caller's array, which steps by its first element's size. */
+KV8_SHARED kv8_status kv8_struct_write_element(void *array, size_t idx, const void *value,
+                                               const kv8_struct_type *type, const char *caller);
+#define KV8_WRITE_ELEMENT(type, array, idx, value) \
+    KV8_TRY(kv8_struct_write_element(array, idx, value, KV8_STRUCT(type), __func__))
 /* First line of a call that takes such a struct: points `given`, its parameter, at a local copy of
  * today's size. */
 #define KV8_TAKE_STRUCT(type, given)              \

@@ -44,3 +44,12 @@ kv8_status kv8_struct_write(void *given, const void *value, const kv8_struct_typ
            known - sizeof size);
     return KV8_OK;
 }
+
+kv8_status kv8_struct_write_element(void *array, size_t idx, const void *value,
+                                    const kv8_struct_type *type, const char *caller) {
+    size_t size = 0;
+    KV8_TRY(check_size(array, type, caller, &size));
+    void *const element = (uint8_t *)array + idx * size;
+    memcpy(element, &size, sizeof size);
+    return kv8_struct_write(element, value, type, caller);
+}

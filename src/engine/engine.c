@@ -132,7 +132,7 @@ kv8_status kv8_engine_create(kv8_engine **out, kv8_model *model, kv8_cache *cach
     engine->allocator = options->allocator;
     engine->model = model;
     engine->cache = cache;
-    kv8_model_get_info(model, &engine->info);
+    engine->info = *kv8_model_facts(model);
     const kv8_status status = open_engine(engine, options);
     if (status != KV8_OK) {
         kv8_engine_destroy(engine);
@@ -374,7 +374,8 @@ kv8_status kv8_engine_step(kv8_engine *engine, int32_t *num_events_out) {
     gather(e);
     *num_events_out = 0;
     if (e->num_shares == 0) return KV8_OK;
-    const kv8_step step = {.num_seqs = e->num_shares,
+    const kv8_step step = {.struct_size = sizeof(kv8_step),
+                           .num_seqs = e->num_shares,
                            .seqs = e->seqs,
                            .indptr = e->indptr,
                            .token_ids = e->token_ids,

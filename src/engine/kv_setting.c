@@ -175,8 +175,7 @@ kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
         return kv8_fail(KV8_ERR_INVALID, "max_seq_len is %d, must be >= 1", options->max_seq_len);
     if (options->max_seqs < 0 || options->num_tokens < 0 || options->step_tokens < 0)
         return kv8_fail(KV8_ERR_INVALID, "max_seqs, num_tokens and step_tokens must not be < 0");
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    const kv8_model_info info = *kv8_model_facts(model);
     const size_t num_layers = (size_t)info.num_layers, heads = (size_t)info.num_kv_heads;
     kv8_cache_options cache_options = KV8_CACHE_OPTIONS_INIT;
     cache_options.max_seqs = options->max_seqs > 0 ? options->max_seqs : 1;
@@ -190,7 +189,9 @@ kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
     if (status == KV8_OK) {
         kv8_cache_layer *const layers = layers_memory;
         float *const scales = scales_memory;
-        kv8_model_cache_layers(model, setting->full_k, setting->full_v, layers, &cache_options);
+        layers->struct_size = sizeof *layers;
+        status =
+            kv8_model_cache_layers(model, setting->full_k, setting->full_v, layers, &cache_options);
         for (int32_t i = 0; i < info.num_layers && status == KV8_OK; i++)
             status = fill_layer(model, setting, options, i, info.num_kv_heads,
                                 scales + (size_t)i * 2 * heads, &layers[i]);

@@ -130,7 +130,7 @@ static kv8_status measure_singles(kv8_choice *choice, chooser *c, kv8_compare_ro
     kv8_status status = KV8_OK;
     for (size_t at = 0; at < num && status == KV8_OK; at += LANES) {
         const int32_t batch = (int32_t)kv8_min_i64((int64_t)(num - at), LANES);
-        kv8_compare_row rows[LANES + 1];
+        kv8_compare_row rows[LANES + 1] = {KV8_COMPARE_ROW_INIT};
         status = compare_mixes(c, c->options->token_ids, windows, dtypes + at * items, batch, rows);
         for (int32_t i = 0; status == KV8_OK && i < batch; i++) {
             if (at + (size_t)i == 0)
@@ -315,7 +315,7 @@ static kv8_status measure_points(kv8_choice *choice, chooser *c) {
         const int32_t batch = (int32_t)kv8_min_i64(choice->num_mixes - at, LANES);
         double kl[LANES] = {0}, kl2[LANES] = {0}, top1[LANES] = {0}, top12[LANES] = {0};
         for (int32_t w = 0; w < windows; w++) {
-            kv8_compare_row rows[LANES + 1];
+            kv8_compare_row rows[LANES + 1] = {KV8_COMPARE_ROW_INIT};
             KV8_TRY(compare_mixes(c, c->options->held_ids + (int64_t)w * c->options->window_len, 1,
                                   choice->dtypes + (size_t)at * items, batch, rows));
             for (int32_t i = 0; i < batch; i++) {
@@ -374,7 +374,7 @@ static kv8_status choose(kv8_choice *choice, chooser *c) {
     const uint64_t singles = 1 + (uint64_t)choice->num_items * (NUM_FORMATS - 1);
     c->units_total = (singles + 1 + singles / LANES) * (uint64_t)o->num_tokens +
                      ((uint64_t)points + 2) * (uint64_t)o->num_held;
-    kv8_compare_row floor = {0};
+    kv8_compare_row floor = KV8_COMPARE_ROW_INIT;
     KV8_TRY(measure_singles(choice, c, &floor));
     mix_list list = {0};
     kv8_status status = find_frontier(choice, c, &list);
@@ -400,8 +400,7 @@ kv8_status kv8_evaluate_choose(kv8_choice **out, kv8_model *model,
     *out = NULL;
     KV8_REQUIRE(model, options);
     KV8_TAKE_STRUCT(kv8_choose_options, options);
-    chooser c = {.model = model, .options = options};
-    kv8_model_get_info(model, &c.info);
+    chooser c = {.model = model, .info = *kv8_model_facts(model), .options = options};
     KV8_TRY(check_choose(&c.info, options));
     kv8_choice *const choice = take(1, sizeof *choice);
     if (choice == NULL) return fail_memory();

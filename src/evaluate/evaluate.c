@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <string.h>
 
 #include "evaluation.h"
 
@@ -45,6 +46,35 @@ static kv8_status run_all(kv8_evaluation *evaluation) {
     return status;
 }
 
+/* Settings and empty results of all lanes; lane 0 is f32. */
+static kv8_status open_lanes(kv8_evaluation *evaluation, const kv8_kv_setting *settings) {
+    const size_t num_lanes = (size_t)evaluation->num_lanes;
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(NULL, num_lanes, sizeof *evaluation->settings, "settings", &memory));
+    evaluation->settings = memory;
+    KV8_TRY(kv8_alloc(NULL, num_lanes, sizeof *evaluation->rows, "rows", &memory));
+    evaluation->rows = memory;
+    KV8_TRY(kv8_kv_setting_parse("f32", &evaluation->settings[0]));
+    for (size_t i = 0; i < num_lanes; i++) {
+        if (i > 0) evaluation->settings[i] = settings[i - 1];
+        kv8_compare_row *const row = &evaluation->rows[i];
+        *row = (kv8_compare_row){.struct_size = sizeof *row,
+                                 .greedy_match = (double)NAN,
+                                 .greedy_error = (double)NAN,
+                                 .recall = (double)NAN,
+                                 .recall_error = (double)NAN,
+                                 .decode_tokens_per_s = (double)NAN};
+        memcpy(row->kv, evaluation->settings[i].name, sizeof row->kv);
+    }
+    return KV8_OK;
+}
+
+static kv8_status write_rows(const kv8_evaluation *evaluation, kv8_compare_row *rows_out) {
+    for (size_t i = 0; i < (size_t)evaluation->num_lanes; i++)
+        KV8_WRITE_ELEMENT(kv8_compare_row, rows_out, i, &evaluation->rows[i]);
+    return KV8_OK;
+}
+
 kv8_status kv8_evaluate_compare(kv8_model *model, const kv8_kv_setting *settings,
                                 int32_t num_settings, const kv8_compare_options *options,
                                 kv8_compare_row *rows_out) {
@@ -53,26 +83,18 @@ kv8_status kv8_evaluate_compare(kv8_model *model, const kv8_kv_setting *settings
     KV8_TAKE_STRUCT(kv8_compare_options, options);
     if (num_settings < 0)
         return kv8_fail(KV8_ERR_INVALID, "%d settings, must not be < 0", num_settings);
-    kv8_evaluation evaluation = {
-        .model = model, .options = options, .num_lanes = num_settings + 1, .rows = rows_out};
-    kv8_model_get_info(model, &evaluation.info);
+    kv8_evaluation evaluation = {.model = model,
+                                 .options = options,
+                                 .num_lanes = num_settings + 1,
+                                 .info = *kv8_model_facts(model)};
     KV8_TRY(check_compare(&evaluation.info, options));
-
-    void *memory = NULL;
     const size_t num_lanes = (size_t)evaluation.num_lanes;
-    KV8_TRY(kv8_alloc(NULL, num_lanes, sizeof(kv8_kv_setting), "settings", &memory));
-    kv8_kv_setting *const lane_settings = memory;
-    kv8_status status = kv8_kv_setting_parse("f32", &lane_settings[0]);
-    for (size_t i = 1; i < num_lanes; i++) lane_settings[i] = settings[i - 1];
-    evaluation.settings = lane_settings;
-    for (size_t i = 0; i < num_lanes; i++)
-        rows_out[i] = (kv8_compare_row){.setting = lane_settings[i],
-                                        .greedy_match = (double)NAN,
-                                        .greedy_error = (double)NAN,
-                                        .recall = (double)NAN,
-                                        .recall_error = (double)NAN,
-                                        .decode_tokens_per_s = (double)NAN};
+    kv8_status status = open_lanes(&evaluation, settings);
+    /* Empty rows first: what cannot be written is refused before the work. */
+    if (status == KV8_OK) status = write_rows(&evaluation, rows_out);
     if (status == KV8_OK) status = run_all(&evaluation);
-    kv8_release(NULL, lane_settings, num_lanes, sizeof(kv8_kv_setting));
+    if (status == KV8_OK) status = write_rows(&evaluation, rows_out);
+    kv8_release(NULL, evaluation.settings, num_lanes, sizeof *evaluation.settings);
+    kv8_release(NULL, evaluation.rows, num_lanes, sizeof *evaluation.rows);
     return status;
 }

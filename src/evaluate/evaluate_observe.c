@@ -32,8 +32,11 @@ static kv8_status run_window(kv8_model *model, kv8_cache *cache,
     KV8_TRY(kv8_cache_seq_create(cache, &seq));
     for (int64_t begin = 0; begin < num; begin += step) {
         const int32_t indptr[2] = {0, (int32_t)kv8_min_i64(num - begin, step)};
-        const kv8_step chunk = {
-            .num_seqs = 1, .seqs = &seq, .indptr = indptr, .token_ids = ids + begin};
+        const kv8_step chunk = {.struct_size = sizeof chunk,
+                                .num_seqs = 1,
+                                .seqs = &seq,
+                                .indptr = indptr,
+                                .token_ids = ids + begin};
         KV8_TRY(kv8_model_step(model, cache, &chunk));
         *done += (uint64_t)indptr[1];
         if (options->progress != NULL &&
@@ -48,9 +51,7 @@ kv8_status kv8_evaluate_observe(kv8_model *model, kv8_observer *observer,
                                 const kv8_observe_text_options *options) {
     KV8_REQUIRE(model, observer, options);
     KV8_TAKE_STRUCT(kv8_observe_text_options, options);
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
-    KV8_TRY(check_observe(&info, options));
+    KV8_TRY(check_observe(kv8_model_facts(model), options));
     kv8_kv_setting setting;
     kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
     kv8_cache *cache = NULL;

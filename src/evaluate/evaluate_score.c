@@ -50,8 +50,7 @@ kv8_status kv8_evaluate_score(kv8_model *model, const kv8_kv_setting *setting,
                               const kv8_score_options *options, float *nll_out) {
     KV8_REQUIRE(model, setting, token_ids, options, nll_out);
     KV8_TAKE_STRUCT(kv8_score_options, options);
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    const kv8_model_info info = *kv8_model_facts(model);
     if (num_tokens < 2 || num_tokens > info.max_seq_len)
         return kv8_fail(KV8_ERR_INVALID,
                         "%d tokens to score, must be at least 2 and at most the context of %d",

@@ -16,9 +16,8 @@ int32_t kv8_evaluate_step_tokens(const kv8_model *model) {
 }
 
 int32_t kv8_evaluate_chunk_tokens(const kv8_model *model) {
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
-    const size_t rows = max_logits_bytes / ((size_t)info.vocab_size * sizeof(float));
+    const size_t vocab = (size_t)kv8_model_facts(model)->vocab_size;
+    const size_t rows = max_logits_bytes / (vocab * sizeof(float));
     return (int32_t)kv8_max_i64(1, kv8_min_i64((int64_t)rows, kv8_evaluate_step_tokens(model)));
 }
 

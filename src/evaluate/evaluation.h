@@ -19,7 +19,7 @@ typedef struct kv8_evaluation {
     kv8_model *model;
     kv8_model_info info;
     const kv8_compare_options *options;
-    const kv8_kv_setting *settings; /* [num_lanes] */
+    kv8_kv_setting *settings; /* [num_lanes] */
     int32_t num_lanes;
     kv8_compare_row *rows; /* [num_lanes] */
     uint64_t units_done, units_total;

@@ -137,6 +137,7 @@ kv8_status kv8_model_open(kv8_model **out, const char *directory,
     void *memory = NULL;
     KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_model), "model", &memory));
     kv8_model *const model = memory;
+    model->info.struct_size = sizeof model->info;
     model->options = *options;
     model->buffers.allocator = options->allocator;
     const kv8_status status = open_model(model, directory);
@@ -163,8 +164,14 @@ const kv8_model_options *kv8_model_get_options(const kv8_model *model) {
     return &model->options;
 }
 
-void kv8_model_get_info(const kv8_model *model, kv8_model_info *info_out) {
-    *info_out = model->info;
+const kv8_model_info *kv8_model_facts(const kv8_model *model) {
+    return &model->info;
+}
+
+kv8_status kv8_model_get_info(const kv8_model *model, kv8_model_info *info_out) {
+    KV8_REQUIRE(model, info_out);
+    KV8_WRITE_STRUCT(kv8_model_info, info_out, &model->info);
+    return KV8_OK;
 }
 
 int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer) {
@@ -193,19 +200,23 @@ void kv8_model_visit_tensors(const kv8_model *model,
     }
 }
 
-void kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype, kv8_dtype v_dtype,
-                            kv8_cache_layer *layers_out, kv8_cache_options *options_out) {
+kv8_status kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype, kv8_dtype v_dtype,
+                                  kv8_cache_layer *layers_out, kv8_cache_options *options_out) {
+    KV8_REQUIRE(model, layers_out, options_out);
     const kv8_model_info *const c = &model->info;
-    for (int32_t i = 0; i < c->num_layers; i++)
-        layers_out[i] = (kv8_cache_layer){.struct_size = sizeof(kv8_cache_layer),
-                                          .k_dtype = k_dtype,
-                                          .v_dtype = v_dtype,
-                                          .window_left = model->window_left[i]};
+    for (int32_t i = 0; i < c->num_layers; i++) {
+        const kv8_cache_layer layer = {.struct_size = sizeof layer,
+                                       .k_dtype = k_dtype,
+                                       .v_dtype = v_dtype,
+                                       .window_left = model->window_left[i]};
+        KV8_WRITE_ELEMENT(kv8_cache_layer, layers_out, (size_t)i, &layer);
+    }
     options_out->num_layers = c->num_layers;
     options_out->num_kv_heads = c->num_kv_heads;
     options_out->k_head_dim = c->head_dim;
     options_out->v_head_dim = c->head_dim;
     options_out->layers = layers_out;
+    return KV8_OK;
 }
 
 /* --- observing --- */

@@ -13,5 +13,7 @@ enum { KV8_MODEL_MAX_LAYERS = 1024 };
 
 /* The options of kv8_model_open with their defaults filled in and the rung resolved. Borrowed. */
 const kv8_model_options *kv8_model_get_options(const kv8_model *model);
+/* What kv8_model_get_info copies. Borrowed. */
+const kv8_model_info *kv8_model_facts(const kv8_model *model);
 
 #endif

@@ -85,6 +85,7 @@ static kv8_status extend(kv8_cache *cache, const kv8_step *step, int32_t *done_o
 kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
     if (model == NULL || cache == NULL || step == NULL)
         return kv8_fail(KV8_ERR_INVALID, "kv8_model_step: model, cache or step is NULL");
+    KV8_TAKE_STRUCT(kv8_step, step);
     KV8_TRY(check_tokens(model, step));
     KV8_TRY(check_rows(step));
     KV8_TRY(kv8_model_attention_fit(model, cache));

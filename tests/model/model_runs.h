@@ -24,11 +24,12 @@ static inline kv8_model *open_model(const char *directory, kv8_isa isa) {
  * windows, so that every token can be read back. */
 static inline kv8_cache *open_cache(const kv8_model *model, kv8_dtype dtype, int32_t page_size,
                                     int32_t max_seqs, int32_t max_len, bool keep_all) {
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     kv8_cache_layer *const layers = calloc((size_t)info.num_layers, sizeof *layers);
     kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
-    kv8_model_cache_layers(model, dtype, dtype, layers, &options);
+    layers->struct_size = sizeof *layers;
+    assert_ok(kv8_model_cache_layers(model, dtype, dtype, layers, &options));
     for (int32_t i = 0; keep_all && i < info.num_layers; i++) layers[i].window_left = -1;
     options.page_size = page_size;
     options.max_seqs = max_seqs;
@@ -43,8 +44,8 @@ static inline kv8_cache *open_cache(const kv8_model *model, kv8_dtype dtype, int
 /* Appends n ids in chunks; logits_out [n, vocab], or NULL. */
 static inline void run_ids(kv8_model *model, kv8_cache *cache, kv8_seq seq, const int32_t *ids,
                            int32_t n, int32_t chunk, float *logits_out) {
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     for (int32_t begin = 0; begin < n; begin += chunk) {
         const int32_t count = n - begin < chunk ? n - begin : chunk;
         const int32_t indptr[] = {0, count};
@@ -52,6 +53,7 @@ static inline void run_ids(kv8_model *model, kv8_cache *cache, kv8_seq seq, cons
         assert_true(count <= 512);
         for (int32_t i = 0; i < count; i++) rows[i] = i;
         const kv8_step step = {
+            .struct_size = sizeof(kv8_step),
             .num_seqs = 1,
             .seqs = &seq,
             .indptr = indptr,
@@ -67,8 +69,8 @@ static inline void run_ids(kv8_model *model, kv8_cache *cache, kv8_seq seq, cons
 /* Logits [n, vocab] of a fresh sequence in a fresh cache; the caller frees. */
 static inline float *logits_of(kv8_model *model, kv8_dtype dtype, int32_t page_size,
                                const int32_t *ids, int32_t n, int32_t chunk) {
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     float *const logits = malloc((size_t)n * (size_t)info.vocab_size * sizeof *logits);
     kv8_cache *const cache = open_cache(model, dtype, page_size, 1, n, false);
     kv8_seq seq = KV8_SEQ_NONE;

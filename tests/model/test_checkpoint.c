@@ -172,8 +172,8 @@ static void contradictory_configs_are_refused(void **state) {
     refuse(&m, KV8_ERR_INVALID, "generation_config.json: eos_token_id 64 is no id from 0 to 63");
     write_text(m.path, "generation_config.json", "{\"eos_token_id\": [1, 3]}");
     kv8_model *const model = open_model(m.path, KV8_ISA_BEST);
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     assert_int_equal(info.num_eos, 2);
     assert_int_equal(info.eos[1], 3);
     kv8_model_close(model);
@@ -359,8 +359,8 @@ static void shards_at_odd_alignment_give_the_same_bits(void **state) {
     write_index(r.path, r.tensors, r.count, files, file_of);
     expect_same_bits(r.path);
     kv8_model *const model = open_model(r.path, KV8_ISA_BEST);
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     assert_int_equal(info.num_files, 3);
     assert_int_equal(info.num_tensors, 117);
     kv8_model_close(model);
@@ -478,8 +478,8 @@ static void tensors_are_visited_until_told_to_stop(void **state) {
     t = (tally){.count = 1000};
     kv8_model_visit_tensors(model, tally_tensor, &t);
     assert_int_equal(t.count, 1117);
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     assert_int_equal(t.bytes, info.bytes);
     kv8_model_close(model);
 }

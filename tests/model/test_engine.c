@@ -10,7 +10,7 @@ enum { MAX_LEN = 512, MAX_REQUESTS = 8 };
 static kv8_safetensors file;
 static const int32_t *ids; /* of a text, 1024 */
 static kv8_model *model;
-static kv8_model_info info;
+static kv8_model_info info = KV8_MODEL_INFO_INIT;
 
 static int open_all(void **state) {
     (void)state;
@@ -19,7 +19,7 @@ static int open_all(void **state) {
         return -1;
     ids = golden(&file, "window.ids", KV8_TENSOR_I32, &n);
     model = open_model(tiny_model, KV8_ISA_BEST);
-    kv8_model_get_info(model, &info);
+    assert_ok(kv8_model_get_info(model, &info));
     return 0;
 }
 

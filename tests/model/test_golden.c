@@ -40,8 +40,8 @@ static void check_window(kv8_isa isa) {
         num_last = 0;
     }
     kv8_model *const model = open_model(tiny_model, isa);
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     const size_t vocab = (size_t)info.vocab_size;
     float *const logits = logits_of(model, KV8_F32, 16, ids, n, 512);
     double worst = 0;
@@ -78,8 +78,8 @@ static void check_greedy(kv8_model *model, const char *name) {
     snprintf(tensor, sizeof tensor, "%s.greedy", name);
     const int32_t *const greedy = golden(&file, tensor, KV8_TENSOR_I32, &num_greedy);
     if (is_short()) num_greedy = SHORT_GREEDY;
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     kv8_cache *const cache = open_cache(model, KV8_F32, 16, 1, num_prompt + num_greedy, false);
     kv8_seq seq = KV8_SEQ_NONE;
     assert_ok(kv8_cache_seq_create(cache, &seq));

@@ -46,8 +46,8 @@ static void a_20b_checkpoint_opens_and_decodes_in_little_memory(void **state) {
     options.threads = threads;
     kv8_model *model = NULL;
     assert_ok(kv8_model_open(&model, path, &options));
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     check_facts(&info);
     const int64_t peak = own_memory("VmHWM:"); /* all of it: files are hardly touched yet */
     print_message("open: at most %.1f MB resident\n", (double)peak / 1e6);

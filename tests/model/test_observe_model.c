@@ -120,8 +120,8 @@ static void observing_changes_nothing(void **state) {
     (void)state;
     enum { NUM = 96 };
     kv8_model *const model = open_model(tiny_model, KV8_ISA_BEST);
-    kv8_model_info info;
-    kv8_model_get_info(model, &info);
+    kv8_model_info info = KV8_MODEL_INFO_INIT;
+    assert_ok(kv8_model_get_info(model, &info));
     int32_t *const ids = held_tokens(NUM);
     kv8_observer *const observer = observer_of(model, true);
     const size_t size = (size_t)NUM * (size_t)info.vocab_size * sizeof(float);

@@ -122,7 +122,10 @@ static divergence kl_of(kv8_model *model, const kv8_observer *observer) {
     compare.num_tokens = WINDOW;
     compare.num_windows = 1;
     compare.window_len = WINDOW;
-    kv8_compare_row rows[2][2];
+    kv8_compare_row rows[2][2] = {{KV8_COMPARE_ROW_INIT}, {KV8_COMPARE_ROW_INIT}};
+    assert_refused(
+        kv8_evaluate_compare(model, &setting, 1, &compare, &(kv8_compare_row){.struct_size = 1}),
+        KV8_ERR_INVALID, "kv8_compare_row.struct_size is 1, must be 184");
     assert_ok(kv8_evaluate_compare(model, &setting, 1, &compare, rows[0]));
     compare.k_scale = k;
     compare.v_scale = v;

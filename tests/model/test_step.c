@@ -10,7 +10,7 @@ enum { TOKENS = 300 }; /* beyond the window of 128, and not a multiple of anythi
 static kv8_safetensors file;
 static const int32_t *ids;
 static kv8_model *model;
-static kv8_model_info info;
+static kv8_model_info info = KV8_MODEL_INFO_INIT;
 
 static int open_all(void **state) {
     (void)state;
@@ -19,7 +19,7 @@ static int open_all(void **state) {
         return -1;
     ids = golden(&file, "window.ids", KV8_TENSOR_I32, &n);
     model = open_model(tiny_model, KV8_ISA_BEST);
-    kv8_model_get_info(model, &info);
+    assert_ok(kv8_model_get_info(model, &info));
     return 0;
 }
 
@@ -86,7 +86,8 @@ static void run_batch(kv8_cache *cache, const kv8_seq *seqs, const int32_t *firs
         }
         indptr[i + 1] = indptr[i] + len[i];
     }
-    const kv8_step step = {.num_seqs = BATCH,
+    const kv8_step step = {.struct_size = sizeof(kv8_step),
+                           .num_seqs = BATCH,
                            .seqs = seqs,
                            .indptr = indptr,
                            .token_ids = tokens,
@@ -237,7 +238,8 @@ static void wanted_rows_are_picked(void **state) {
     assert_ok(kv8_cache_seq_create(cache, &seq));
     const int32_t indptr[] = {0, 40}, rows[] = {0, 7, 39};
     const guarded logits = guarded_alloc(logits_count(3) * sizeof(float));
-    const kv8_step step = {.num_seqs = 1,
+    const kv8_step step = {.struct_size = sizeof(kv8_step),
+                           .num_seqs = 1,
                            .seqs = &seq,
                            .indptr = indptr,
                            .token_ids = ids,
@@ -269,9 +271,9 @@ static void caches_may_alternate(void **state) {
     kv8_cache *caches[KINDS], *again[KINDS];
     kv8_seq seqs[KINDS], again_seqs[KINDS];
     for (int i = 0; i < KINDS; i++) {
-        kv8_cache_layer layers[64];
+        kv8_cache_layer layers[64] = {KV8_CACHE_LAYER_INIT};
         kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
-        kv8_model_cache_layers(model, kinds[i].k, kinds[i].v, layers, &options);
+        assert_ok(kv8_model_cache_layers(model, kinds[i].k, kinds[i].v, layers, &options));
         for (int32_t l = 0; kinds[i].keep_all && l < info.num_layers; l++)
             layers[l].window_left = -1;
         options.page_size = kinds[i].page_size;
@@ -311,9 +313,9 @@ static int32_t length_of(const kv8_cache *cache, kv8_seq seq) {
 static void a_full_pool_changes_nothing(void **state) {
     (void)state;
     /* Six pages of 16 in each group: two requests of 40 fill them. */
-    kv8_cache_layer layers[64];
+    kv8_cache_layer layers[64] = {KV8_CACHE_LAYER_INIT};
     kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
-    kv8_model_cache_layers(model, KV8_F32, KV8_F32, layers, &options);
+    assert_ok(kv8_model_cache_layers(model, KV8_F32, KV8_F32, layers, &options));
     options.page_size = 16;
     options.num_pages = 6;
     options.max_seqs = 2;
@@ -331,7 +333,8 @@ static void a_full_pool_changes_nothing(void **state) {
     for (int t = 0; t < 10; t++) tokens[1 + t] = ids[140 + t];
     float *const logits = malloc(logits_count(20) * sizeof *logits);
     const int32_t row = 0;
-    const kv8_step step = {.num_seqs = 2,
+    const kv8_step step = {.struct_size = sizeof(kv8_step),
+                           .num_seqs = 2,
                            .seqs = seqs,
                            .indptr = indptr,
                            .token_ids = tokens,
@@ -355,6 +358,7 @@ static void a_full_pool_changes_nothing(void **state) {
 
 static void bad_steps_are_refused(void **state) {
     (void)state;
+    enum { SIZE = sizeof(kv8_step) };
     kv8_cache *const cache = open_cache(model, KV8_F32, 16, 2, 64, false);
     kv8_seq seqs[2];
     assert_ok(kv8_cache_seq_create(cache, &seqs[0]));
@@ -369,22 +373,26 @@ static void bad_steps_are_refused(void **state) {
         kv8_step step;
         const char *part;
     } cases[] = {
-        {{0, seqs, indptr, tokens, 0, NULL, NULL}, "a step of 0 requests, must be 1 to 16"},
-        {{17, seqs, indptr, tokens, 0, NULL, NULL}, "a step of 17 requests"},
-        {{2, NULL, indptr, tokens, 0, NULL, NULL}, "NULL"},
-        {{2, seqs, empty, tokens, 0, NULL, NULL}, "request 1 of the step has no token"},
-        {{2, seqs, shifted, tokens, 0, NULL, NULL}, "indptr[0] is 1"},
-        {{2, seqs, far, tokens, 0, NULL, NULL},
+        {{0, 2, seqs, indptr, tokens, 0, NULL, NULL}, "kv8_step.struct_size is 0, must be 64"},
+        {{SIZE, 0, seqs, indptr, tokens, 0, NULL, NULL}, "a step of 0 requests, must be 1 to 16"},
+        {{SIZE, 17, seqs, indptr, tokens, 0, NULL, NULL}, "a step of 17 requests"},
+        {{SIZE, 2, NULL, indptr, tokens, 0, NULL, NULL}, "NULL"},
+        {{SIZE, 2, seqs, empty, tokens, 0, NULL, NULL}, "request 1 of the step has no token"},
+        {{SIZE, 2, seqs, shifted, tokens, 0, NULL, NULL}, "indptr[0] is 1"},
+        {{SIZE, 2, seqs, far, tokens, 0, NULL, NULL},
          "513 tokens or more, this model was opened for 512"},
-        {{2, seqs, indptr, high, 0, NULL, NULL}, "token id 4096 at row 2 is not from 0 to 4095"},
-        {{2, seqs, indptr, low, 0, NULL, NULL}, "token id -1 at row 0"},
-        {{2, twice, indptr, tokens, 0, NULL, NULL},
+        {{SIZE, 2, seqs, indptr, high, 0, NULL, NULL},
+         "token id 4096 at row 2 is not from 0 to 4095"},
+        {{SIZE, 2, seqs, indptr, low, 0, NULL, NULL}, "token id -1 at row 0"},
+        {{SIZE, 2, twice, indptr, tokens, 0, NULL, NULL},
          "requests 0 and 1 of the step are one sequence"},
-        {{2, stale, indptr, tokens, 0, NULL, NULL}, ""},
-        {{2, seqs, indptr, tokens, 2, rows, NULL}, "logits_out is NULL"},
-        {{2, seqs, indptr, tokens, 5, rows, logits}, "5 rows of logits wanted, must be 0 to 4"},
-        {{2, seqs, indptr, tokens, 2, same, logits}, "logit_rows[1] is 1, must be from 2 to 3"},
-        {{2, seqs, indptr, tokens, 2, outside, logits}, "logit_rows[1] is 4"},
+        {{SIZE, 2, stale, indptr, tokens, 0, NULL, NULL}, ""},
+        {{SIZE, 2, seqs, indptr, tokens, 2, rows, NULL}, "logits_out is NULL"},
+        {{SIZE, 2, seqs, indptr, tokens, 5, rows, logits},
+         "5 rows of logits wanted, must be 0 to 4"},
+        {{SIZE, 2, seqs, indptr, tokens, 2, same, logits},
+         "logit_rows[1] is 1, must be from 2 to 3"},
+        {{SIZE, 2, seqs, indptr, tokens, 2, outside, logits}, "logit_rows[1] is 4"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const kv8_status status = kv8_model_step(model, cache, &cases[i].step);
@@ -410,7 +418,11 @@ static void lengths_beyond_the_limits_are_refused(void **state) {
     assert_ok(kv8_cache_seq_create(cache, &seq));
     run_ids(short_model, cache, seq, ids, 16, 16, NULL);
     const int32_t indptr[] = {0, 5};
-    const kv8_step step = {.num_seqs = 1, .seqs = &seq, .indptr = indptr, .token_ids = ids};
+    const kv8_step step = {.struct_size = sizeof(kv8_step),
+                           .num_seqs = 1,
+                           .seqs = &seq,
+                           .indptr = indptr,
+                           .token_ids = ids};
     assert_refused(kv8_model_step(short_model, cache, &step), KV8_ERR_INVALID,
                    "would have 21 tokens, the limit of max_seq_len is 20");
     assert_int_equal(length_of(cache, seq), 16);
@@ -422,11 +434,35 @@ static void lengths_beyond_the_limits_are_refused(void **state) {
     assert_null(short_model);
 }
 
+/* What the layers of a younger caller have behind today's fields stays as it was. */
+static void cache_layers_step_by_the_size_of_the_first(void **state) {
+    (void)state;
+    struct {
+        kv8_cache_layer known;
+        uint64_t future;
+    } layers[64] = {{KV8_CACHE_LAYER_INIT, 0}};
+    kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
+    layers->known.struct_size = 0;
+    assert_refused(kv8_model_cache_layers(model, KV8_BF16, KV8_E4M3, &layers->known, &options),
+                   KV8_ERR_INVALID, "kv8_cache_layer.struct_size is 0, must be 40");
+    layers->known.struct_size = sizeof *layers;
+    for (int32_t i = 0; i < info.num_layers; i++) layers[i].future = (uint64_t)i;
+    assert_ok(kv8_model_cache_layers(model, KV8_BF16, KV8_E4M3, &layers->known, &options));
+    assert_ptr_equal(options.layers, layers);
+    for (int32_t i = 0; i < info.num_layers; i++) {
+        assert_int_equal(layers[i].known.struct_size, sizeof *layers);
+        assert_int_equal(layers[i].known.k_dtype, KV8_BF16);
+        assert_int_equal(layers[i].known.v_dtype, KV8_E4M3);
+        assert_int_equal(layers[i].known.window_left, kv8_model_layer_window(model, i));
+        assert_int_equal(layers[i].future, i);
+    }
+}
+
 static void foreign_caches_are_refused(void **state) {
     (void)state;
-    kv8_cache_layer layers[64];
+    kv8_cache_layer layers[64] = {KV8_CACHE_LAYER_INIT};
     kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
-    kv8_model_cache_layers(model, KV8_F32, KV8_F32, layers, &options);
+    assert_ok(kv8_model_cache_layers(model, KV8_F32, KV8_F32, layers, &options));
     options.page_size = options.num_pages = 4;
     options.max_seqs = 1;
     options.max_seq_len = 16;
@@ -447,7 +483,11 @@ static void foreign_caches_are_refused(void **state) {
         assert_ok(kv8_cache_create(&cache, &changed));
         kv8_seq seq = KV8_SEQ_NONE;
         assert_ok(kv8_cache_seq_create(cache, &seq));
-        const kv8_step step = {.num_seqs = 1, .seqs = &seq, .indptr = indptr, .token_ids = ids};
+        const kv8_step step = {.struct_size = sizeof(kv8_step),
+                               .num_seqs = 1,
+                               .seqs = &seq,
+                               .indptr = indptr,
+                               .token_ids = ids};
         assert_refused(kv8_model_step(model, cache, &step), KV8_ERR_INVALID, parts[which]);
         assert_int_equal(length_of(cache, seq), 0);
         kv8_cache_destroy(cache);
@@ -461,7 +501,11 @@ static void allocation_failures_leak_nothing(void **state) {
     kv8_seq seq = KV8_SEQ_NONE;
     assert_ok(kv8_cache_seq_create(cache, &seq));
     const int32_t indptr[] = {0, 4};
-    const kv8_step step = {.num_seqs = 1, .seqs = &seq, .indptr = indptr, .token_ids = ids};
+    const kv8_step step = {.struct_size = sizeof(kv8_step),
+                           .num_seqs = 1,
+                           .seqs = &seq,
+                           .indptr = indptr,
+                           .token_ids = ids};
     int64_t failures = 0;
     for (bool done = false; !done; failures++) {
         failing_heap heap = {.fail_at = failures};
@@ -541,6 +585,7 @@ int main(void) {
         cmocka_unit_test(a_full_pool_changes_nothing),
         cmocka_unit_test(bad_steps_are_refused),
         cmocka_unit_test(lengths_beyond_the_limits_are_refused),
+        cmocka_unit_test(cache_layers_step_by_the_size_of_the_first),
         cmocka_unit_test(foreign_caches_are_refused),
         cmocka_unit_test(allocation_failures_leak_nothing),
         cmocka_unit_test(steps_allocate_nothing),

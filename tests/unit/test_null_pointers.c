@@ -254,6 +254,11 @@ static void model_calls(void **state) {
     REFUSED(kv8_model_open(NULL, P, P));
     REFUSED(kv8_model_open(P, NULL, P));
     REFUSED(kv8_model_open(P, P, NULL));
+    REFUSED(kv8_model_get_info(NULL, P));
+    REFUSED(kv8_model_get_info(P, NULL));
+    REFUSED(kv8_model_cache_layers(NULL, KV8_F32, KV8_F32, P, P));
+    REFUSED(kv8_model_cache_layers(P, KV8_F32, KV8_F32, NULL, P));
+    REFUSED(kv8_model_cache_layers(P, KV8_F32, KV8_F32, P, NULL));
     REFUSED(kv8_model_step(NULL, P, P));
     REFUSED(kv8_model_step(P, NULL, P));
     REFUSED(kv8_model_step(P, P, NULL));

@@ -28,6 +28,11 @@ static kv8_status write_it(void *given, const newer *value) {
     return KV8_OK;
 }
 
+static kv8_status write_element(void *array, size_t idx, const newer *value) {
+    KV8_WRITE_ELEMENT(newer, array, idx, value);
+    return KV8_OK;
+}
+
 static void an_older_struct_is_read_with_zeros(void **state) {
     (void)state;
     const older given = {sizeof given, 3, 4};
@@ -88,6 +93,21 @@ static void a_struct_is_filled_up_to_its_own_size(void **state) {
     assert_int_equal(young.future, 8);
 }
 
+static void an_array_steps_by_the_size_of_its_first(void **state) {
+    (void)state;
+    older array[3] = {{sizeof array[0], 1, 2}};
+    assert_ok(write_element(array, 1, &(newer){.a = 3, .b = 4, .added = 5}));
+    assert_int_equal(array[0].a, 1);
+    assert_int_equal(array[1].struct_size, sizeof array[1]);
+    assert_int_equal(array[1].a, 3);
+    assert_int_equal(array[1].b, 4);
+    assert_int_equal(array[2].struct_size, 0);
+    array[0].struct_size = 1;
+    assert_refused(write_element(array, 1, &(newer){0}), KV8_ERR_INVALID,
+                   "newer.struct_size is 1, must be 16");
+    assert_refused(write_element(NULL, 0, &(newer){0}), KV8_ERR_INVALID, "newer is NULL");
+}
+
 /* Where pointers have 64 bits. A struct that grows keeps its line here. */
 static void first_sizes_are_as_published(void **state) {
     (void)state;
@@ -123,6 +143,7 @@ int main(void) {
         cmocka_unit_test(a_longer_struct_is_read_where_the_rest_is_zero),
         cmocka_unit_test(a_struct_of_no_size_is_refused),
         cmocka_unit_test(a_struct_is_filled_up_to_its_own_size),
+        cmocka_unit_test(an_array_steps_by_the_size_of_its_first),
         cmocka_unit_test(first_sizes_are_as_published),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
