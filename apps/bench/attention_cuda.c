@@ -414,6 +414,7 @@ static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
 
 static kv8_status capture(device_run *r, const bench_device *b, int32_t num_runs,
                           kv8_graph **graph_out) {
+    r->pages.page_indices = r->page_indices;
     kv8_status status = kv8_attention_device_prepare(r->plan, b->stream, &r->args, r->workspace);
     if (status == KV8_OK) status = kv8_stream_capture_begin(b->stream);
     if (status != KV8_OK) return status;

@@ -256,16 +256,21 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
     return add_ways(spec, device, pattern, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
 }
 
-/* What copies of 16 bytes and strides of 32 bits ask; and that all pages begin in the same half of
- * a word of scales. */
+/* What copies of 16 bytes and strides of 32 bits ask. */
 static bool fits_copies(const kv8_kernel_pages *p) {
     const int64_t strides = p->stride_page | p->stride_slot | p->stride_head;
-    const int64_t scales = p->scale_stride_page | p->scale_stride_slot | p->scale_stride_head;
     enum { MAX_SLOT = 1 << 27, MAX_HEAD = 1 << 30 };
-    return (((uintptr_t)p->data | (uintptr_t)strides) & 15) == 0 && strides >= 0 && scales >= 0 &&
-           p->stride_page <= UINT32_MAX && p->scale_stride_page <= UINT32_MAX &&
-           p->scale_stride_page % 2 == 0 && p->stride_slot < MAX_SLOT &&
-           p->scale_stride_slot < MAX_SLOT && p->stride_head < MAX_HEAD;
+    return (((uintptr_t)p->data | (uintptr_t)strides) & 15) == 0 && strides >= 0 &&
+           p->stride_page <= UINT32_MAX && p->stride_slot < MAX_SLOT && p->stride_head < MAX_HEAD;
+}
+/* The same of rows' scales, where there are any. Decode copies them in words of two: all pages must
+ * begin in the same half of a word. */
+static bool fits_scales(const kv8_variant *variant, const kv8_kernel_pages *p) {
+    const int64_t strides = p->scale_stride_page | p->scale_stride_slot | p->scale_stride_head;
+    enum { MAX_SLOT = 1 << 27 };
+    if (p->row_scale == NULL) return true;
+    return strides >= 0 && p->scale_stride_page <= UINT32_MAX && p->scale_stride_slot < MAX_SLOT &&
+           (variant->way == KV8_WAY_PREFILL || p->scale_stride_page % 2 == 0);
 }
 /* The tokens of a page one after another, each with its KV heads one after another. */
 static bool has_whole_pages(const kv8_attention_spec *spec, const kv8_kernel_pages *p) {
@@ -281,5 +286,5 @@ bool kv8_variant_takes_run(const kv8_variant *variant, const kv8_attention_spec 
         return false;
     if (variant->way == KV8_WAY_BULK && !(has_whole_pages(spec, k) && has_whole_pages(spec, v)))
         return false;
-    return fits_copies(k) && fits_copies(v);
+    return fits_copies(k) && fits_copies(v) && fits_scales(variant, k) && fits_scales(variant, v);
 }

@@ -20,7 +20,8 @@ static void compare_with_man_page(const char *verb, const char *help) {
     const char *const pages[2] = {help, man};
     for (int i = 0; i < 2; i++) {
         const char *const begin = strstr(pages[i], i == 0 ? "options:" : ".SH OPTIONS");
-        const char *const end = strstr(begin, ".SH SEE"); /* NULL in --help */
+        const char *end = strstr(begin, ".SH EXAMPLES"); /* NULL in --help */
+        if (end == NULL) end = strstr(begin, ".SH SEE");
         for (const char *at = begin; (at = strstr(at, "--")) != NULL && (end == NULL || at < end);
              at += 2) {
             char name[64];
