@@ -151,12 +151,14 @@ typedef struct launch_tables {
     float *scale[2];       /* [num_seqs, num_kv_heads] */
 } launch_tables;
 
+/* base NULL: only the bytes are asked for. */
 static launch_tables tables_at(uint8_t *base, int32_t num_rows, int32_t num_seqs, size_t heads,
                                size_t *bytes_out) {
     const size_t slots = kv8_round_up((size_t)num_rows * sizeof(int64_t), STAGING_ALIGNMENT);
     const size_t indptr = kv8_round_up(((size_t)num_seqs + 1) * sizeof(int32_t), STAGING_ALIGNMENT);
     const size_t scale = kv8_round_up((size_t)num_seqs * heads * sizeof(float), STAGING_ALIGNMENT);
     *bytes_out = slots + indptr + 2 * scale;
+    if (base == NULL) return (launch_tables){0};
     void *const at[4] = {base, base + slots, base + slots + indptr, base + slots + indptr + scale};
     return (launch_tables){at[0], at[1], {at[2], at[3]}};
 }

@@ -63,7 +63,7 @@ __attribute__((destructor)) static void forget(void) {
 void stand_in_set_gpus(const stand_in_gpu *gpus, int32_t num_gpus) {
     if (num_gpus > MAX_GPUS) abort();
     pthread_mutex_lock(&stand_in_lock);
-    memcpy(stand_in.gpus, gpus, (size_t)num_gpus * sizeof *gpus);
+    for (int32_t i = 0; i < num_gpus; i++) stand_in.gpus[i] = gpus[i];
     stand_in.num_gpus = num_gpus;
     pthread_mutex_unlock(&stand_in_lock);
 }

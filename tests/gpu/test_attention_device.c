@@ -25,7 +25,7 @@ static attention_case fitted(const attention_case *c) {
     f.batch_invariant = false;
     f.score_shift = 0;
     /* Row scales are copied in words of two. */
-    if (f.k_dtype == KV8_INT8 && f.page_size * f.num_kv_heads % 2 != 0) f.page_size++;
+    if (f.k_dtype == KV8_INT8 && !f.ragged && f.page_size * f.num_kv_heads % 2 != 0) f.page_size++;
     return f;
 }
 

@@ -36,6 +36,8 @@ static void poke(attention_inputs *in, bool is_v, int32_t key, int32_t d, float 
     const kv8_dtype dtype = is_v ? c->v_dtype : c->k_dtype;
     const bytes data = {.in = p->data}, scales = {.in = p->row_scale};
     const int64_t page = in->pages.page_indices[key / c->page_size], slot = key % c->page_size;
+    if (page < 0 || page >= in->num_pages)
+        return; /* a page that no row sees is named by nonsense */
     for (int32_t h = 0; h < c->num_kv_heads; h++) {
         if (dtype == KV8_INT8)
             case_store(KV8_F16, scales.out,
