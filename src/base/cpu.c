@@ -48,8 +48,9 @@ static x86_bits ask_processor(void) {
     x86_bits has = {0};
     unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (!__get_cpuid(1, &eax, &ebx, &has.leaf1_ecx, &edx)) return has;
-    if ((has.leaf1_ecx & 1u << 27) != 0) /* OSXSAVE: xgetbv may be used */
-        __asm__("xgetbv" : "=a"(has.saved), "=d"(edx) : "c"(0));
+    if ((has.leaf1_ecx & 1u << 27) !=
+        0) /* OSXSAVE: else xgetbv is no instruction, hence volatile */
+        __asm__ volatile("xgetbv" : "=a"(has.saved), "=d"(edx) : "c"(0));
     if (__get_cpuid_count(7, 0, &eax, &has.leaf7_ebx, &has.leaf7_ecx, &has.leaf7_edx) && eax >= 1)
         __get_cpuid_count(7, 1, &has.leaf7_1_eax, &ebx, &ecx, &edx);
     return has;
