@@ -221,6 +221,16 @@ static kv8_status extend_list(const kv8_choice *choice, const chooser *c, const 
     return KV8_OK;
 }
 
+/* bf16 everywhere ends the list, also where noise lets a smaller mix do as little damage. */
+static void add_bf16(mix_list *list, const kv8_model_info *info, size_t items) {
+    const uint64_t bytes = items * item_bytes(info, formats[0]);
+    if (list->mixes[list->num - 1].bytes == bytes) return;
+    assert(list->num < list->capacity);
+    mix *const last = &list->mixes[list->num];
+    *last = (mix){.bytes = bytes, .layers = list->dtypes + list->num++ * items};
+    for (size_t i = 0; i < items; i++) last->layers[i] = formats[0];
+}
+
 static kv8_status find_frontier(const kv8_choice *choice, const chooser *c, mix_list *out) {
     const size_t items = (size_t)choice->num_items;
     mix_list list = {0};
@@ -237,6 +247,7 @@ static kv8_status find_frontier(const kv8_choice *choice, const chooser *c, mix_
         list_free(&list);
         list = next;
     }
+    if (status == KV8_OK) add_bf16(&list, &c->info, items);
     *out = list;
     return status;
 }

