@@ -30,6 +30,14 @@ static inline program_result run(const char *const args[]) {
 /* Work for the model, on one thread: test programs already run side by side. */
 #define WORK(...) RUN(__VA_ARGS__, "--threads", "1")
 
+/* What the program prints under --json; the caller's to release. */
+static inline json_t *run_for_json(const char *const args[]) {
+    program_result result = program_run(args, out_path, err_path, 0);
+    json_t *const root = program_json(&result);
+    program_free(&result);
+    return root;
+}
+
 static inline void write_text(const char *name, const char *text) {
     spill(in_dir(name), text, strlen(text));
 }
