@@ -1,8 +1,9 @@
 /* kv8/engine.h - the step loop above a model: requests go in, tokens come out. How a cache stores,
- * how a token is drawn, which rows a step takes.
+ * how a token is drawn, which rows a step takes, and a thread that steps.
  *
- * It knows neither text nor files nor time: a caller submits token ids, steps the engine until its
- * requests have ended, and reads what each step gave.
+ * It knows neither text nor files: a caller submits token ids, steps the engine until its requests
+ * have ended, and reads what each step gave. A kv8_service does the stepping on a thread of its own
+ * and takes requests from any other. No token depends on the time or on who else runs.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_ENGINE_H
@@ -105,10 +106,14 @@ typedef struct kv8_engine kv8_engine;
 typedef struct kv8_engine_options {
     size_t struct_size;
     const kv8_allocator *allocator;
-    int32_t max_requests; /* at once, those at rest too; 0 = 16 */
-    int32_t step_tokens;  /* most rows of a step, at most the model's; 0 = the model's */
-    int32_t logit_rows;   /* rows of logits of a step, >= 1; 0 = the model's max_step_seqs */
-    float *logits;        /* [logit_rows, vocab_size] to work in; NULL = the engine's own */
+    int32_t max_requests;   /* at once, those at rest too; 0 = 16 */
+    int32_t step_tokens;    /* most rows of a step, at most the model's; 0 = the model's */
+    int32_t logit_rows;     /* rows of logits of a step, >= 1; 0 = the model's max_step_seqs */
+    float *logits;          /* [logit_rows, vocab_size] to work in; NULL = the engine's own */
+    int32_t max_waiting;    /* requests beyond max_requests that wait for their turn */
+    int32_t share_prefixes; /* 1: a prompt's pages are taken from any request, running or ended,
+                             * that began with the same tokens */
+    int64_t patience_ns;    /* of waiting that one level of priority is worth; 0 = one second */
 } kv8_engine_options;
 #define KV8_ENGINE_OPTIONS_INIT KV8_SIZED(kv8_engine_options)
 
@@ -124,6 +129,11 @@ KV8_API void kv8_engine_destroy(kv8_engine *engine);
  * Valid during the call. */
 typedef void (*kv8_logits_visitor)(void *cookie, int32_t first, int32_t num_rows,
                                    const float *logits);
+
+/* Sets bit i % 32 of words[i / 32] for every id i that may come next; words [(vocab_size + 31) /
+ * 32] are 0 before. Called once before each draw, by one thread at a time for one request, by
+ * several for several. */
+typedef void (*kv8_token_mask)(void *cookie, uint32_t *words);
 
 typedef struct kv8_request {
     size_t struct_size;
@@ -141,11 +151,23 @@ typedef struct kv8_request {
                                * shared. 0 = none */
     kv8_logits_visitor visit; /* sees the logits of all its rows; NULL = nobody */
     void *visit_cookie;
+    int32_t priority;        /* lower goes first; 0 = usual */
+    int32_t min_tokens;      /* generated before an id that would end the request can be drawn */
+    uint64_t deadline_ns;    /* after submission: a request that has not begun by then expires;
+                              * 0 = it waits as long as it takes */
+    uint64_t cache_salt;     /* pages are shared among requests of one salt alone */
+    int32_t prompt_logprobs; /* n >= 1: events have the logprobs of prompt tokens, and the n
+                              * likeliest in place of each; no page of the prompt is then taken
+                              * from others */
+    kv8_token_mask mask;     /* NULL = every id may come */
+    void *mask_cookie;
+    void *user; /* handed back in events */
 } kv8_request;
 #define KV8_REQUEST_INIT KV8_SIZED(kv8_request)
 
-/* Ids are 1, 2, ..: the order of submission. KV8_ERR_FULL when max_requests are alive or the cache
- * has no sequence left; KV8_ERR_INVALID names what no step could take: an id, a length. */
+/* Ids are 1, 2, ..: the order of submission. KV8_ERR_FULL when max_requests + max_waiting are
+ * alive, or when the cache has no sequence left for a child; KV8_ERR_INVALID names what could not
+ * run even alone: an id, a length, more pages than there are. */
 KV8_API KV8_NODISCARD kv8_status kv8_engine_submit(kv8_engine *engine, const kv8_request *request,
                                                    uint64_t *id_out);
 /* Ends a request, or one at rest, and gives its pages back. There is no event. */
@@ -156,7 +178,10 @@ typedef enum kv8_finish {
     KV8_FINISH_EOS,      /* an end-of-text id of the model */
     KV8_FINISH_STOP,     /* one of stop_ids */
     KV8_FINISH_LENGTH,   /* max_tokens */
-    KV8_FINISH_FAILED    /* logits that are not finite; `message` names the position */
+    KV8_FINISH_FAILED,   /* logits that are not finite, a mask without an id, a step that failed;
+                          * `message` says which */
+    KV8_FINISH_EXPIRED,  /* deadline_ns came before it began */
+    KV8_FINISH_CANCELLED /* by kv8_service_cancel or kv8_service_stop */
 } kv8_finish;
 
 /* What a step did for one request. Borrowed until the engine's next call. */
@@ -169,14 +194,80 @@ typedef struct kv8_event {
     const char *message;    /* FAILED */
     float logprob;          /* with num_logprobs */
     const kv8_logprob *top; /* [num_logprobs] */
+    void *user;             /* of the request */
+    int32_t num_cached;     /* tokens of its prompt that were found in other requests' pages */
+    /* With prompt_logprobs: of tokens prompt_first .. prompt_first + num_prompt_logprobs - 1. The
+     * first token of all has none: nothing comes before it. */
+    int32_t prompt_first, num_prompt_logprobs;
+    const float *prompt_logprob;   /* [num_prompt_logprobs] */
+    const kv8_logprob *prompt_top; /* [num_prompt_logprobs, prompt_logprobs] */
 } kv8_event;
 
-/* One step: of every request the token it generated last, and then, in order of submission, tokens
- * of those whose prompts are not in yet, as the step has room. *num_events_out requests have an
- * event; 0 = nothing was left to do. On failure (KV8_ERR_FULL: the cache's pages ran out) no
- * request has changed. */
+/* One step: of every running request the token it generated last, then tokens of prompts under way,
+ * and then requests that wait and find room, all by priority and submission, as the step has room.
+ * When pages run out, the last of that order gives its own back and waits; it keeps its tokens, and
+ * they are read again. *num_events_out requests have an event; 0 = nothing was left to do. On
+ * failure no request has changed; KV8_ERR_FULL: requests at rest hold what the others need. */
 KV8_API KV8_NODISCARD kv8_status kv8_engine_step(kv8_engine *engine, int32_t *num_events_out);
 KV8_API const kv8_event *kv8_engine_event(const kv8_engine *engine, int32_t event_idx);
+
+/* Since create, and now. */
+typedef struct kv8_engine_stats {
+    size_t struct_size;
+    int32_t num_running, num_waiting, num_resting; /* requests; preempted ones wait */
+    int32_t pages_total, pages_used, pages_shared; /* of all groups; used: a sequence holds it;
+                                                    * shared: several do */
+    uint64_t num_steps, num_preemptions;
+    uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in other requests' pages, and
+                                           * found there */
+    uint64_t prompt_tokens, generated_tokens;  /* taken from prompts, found ones not counted;
+                                                * drawn */
+    uint64_t schedule_ns, model_ns, sample_ns; /* of all steps */
+    uint64_t kv_clips, kv_nans;                /* of the cache's counters, all layers and heads */
+} kv8_engine_stats;
+#define KV8_ENGINE_STATS_INIT KV8_SIZED(kv8_engine_stats)
+/* *stats_out begins as KV8_ENGINE_STATS_INIT. */
+KV8_API KV8_NODISCARD kv8_status kv8_engine_get_stats(const kv8_engine *engine,
+                                                      kv8_engine_stats *stats_out);
+
+/* --- the service: a thread that steps an engine --- */
+
+typedef struct kv8_service kv8_service;
+
+typedef struct kv8_service_options {
+    size_t struct_size;
+    const kv8_allocator *allocator;
+    /* Every event, on the service's thread, those of one request in order; *event is valid during
+     * the call. It may submit, cancel and read stats, and must not wait: no step begins before it
+     * returns. */
+    void (*on_event)(void *cookie, const kv8_event *event);
+    void *cookie;
+} kv8_service_options;
+#define KV8_SERVICE_OPTIONS_INIT KV8_SIZED(kv8_service_options)
+
+/* The engine is the service's until stop: nobody else calls it, its model or its cache. *out is
+ * NULL on failure. */
+KV8_API KV8_NODISCARD kv8_status kv8_service_start(kv8_service **out, kv8_engine *engine,
+                                                   const kv8_service_options *options);
+/* Cancels what is left, with events, and ends the thread. Of no other call at the same time, nor
+ * from on_event. NULL is fine. */
+KV8_API void kv8_service_stop(kv8_service *service);
+
+/* The calls below are for any thread. */
+
+/* As kv8_engine_submit, without `hold` and `parent`, which are KV8_ERR_UNSUPPORTED. A request that
+ * was taken gets exactly one event whose finish is not NONE, its last; that may be told before this
+ * returns. KV8_ERR_CANCELLED when the service drains. */
+KV8_API KV8_NODISCARD kv8_status kv8_service_submit(kv8_service *service,
+                                                    const kv8_request *request, uint64_t *id_out);
+/* Ends a request after the step under way, with KV8_FINISH_CANCELLED, unless that step ends it.
+ * KV8_ERR_NOT_FOUND when it has ended. */
+KV8_API KV8_NODISCARD kv8_status kv8_service_cancel(kv8_service *service, uint64_t id);
+/* As kv8_engine_get_stats, after the step under way. */
+KV8_API KV8_NODISCARD kv8_status kv8_service_get_stats(kv8_service *service,
+                                                       kv8_engine_stats *stats_out);
+/* Takes no more requests and returns when those it has have ended. Not from on_event. */
+KV8_API void kv8_service_drain(kv8_service *service);
 
 #ifdef __cplusplus
 }
