@@ -1,5 +1,5 @@
 /* cache.c - a cache's life: options checked, everything allocated, facts and counters read,
- * everything released. Moves no page and writes no row.
+ * everything released. Moves no page, writes no row and knows no store: it is given one.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
@@ -57,8 +57,6 @@ static kv8_status check_options(const kv8_cache_options *o) {
     KV8_TRY(check_range("max_seq_len", o->max_seq_len, 1, INT32_MAX));
     KV8_TRY(check_range("window_slack", o->window_slack, 0, INT32_MAX));
     if (o->layers == NULL) return kv8_fail(KV8_ERR_INVALID, "cache: layers is NULL");
-    if (o->device == NULL && o->stream != NULL)
-        return kv8_fail(KV8_ERR_INVALID, "cache: stream is set and device is NULL");
     for (int32_t i = 0; i < o->num_layers; i++) {
         kv8_cache_layer layer;
         KV8_TRY(read_layer(o, i, &layer));
@@ -174,10 +172,9 @@ static kv8_status lay_out_layer(kv8_cache *cache, int32_t layer_idx, const kv8_c
     return KV8_OK;
 }
 
-kv8_status kv8_cache_create(kv8_cache **out, const kv8_cache_options *options) {
-    if (out == NULL) return kv8_fail(KV8_ERR_INVALID, "cache: out is NULL");
+kv8_status kv8_cache_create_in(kv8_cache **out, const kv8_cache_options *options,
+                               kv8_store_maker *make_store, const void *where) {
     *out = NULL;
-    KV8_TAKE_STRUCT(kv8_cache_options, options);
     KV8_TRY(check_options(options));
     kv8_isa isa = KV8_ISA_BEST;
     KV8_TRY(kv8_machine_resolve_isa(options->isa, &isa));
@@ -222,10 +219,7 @@ kv8_status kv8_cache_create(kv8_cache **out, const kv8_cache_options *options) {
     }
     assign_groups(cache);
     KV8_TRY_GOTO(create_pages(cache, options));
-    KV8_TRY_GOTO(
-        options->device == NULL
-            ? kv8_host_store_create(&cache->store, cache)
-            : kv8_device_store_create(&cache->store, cache, options->device, options->stream));
+    KV8_TRY_GOTO(make_store(&cache->store, cache, where));
     *out = cache;
     return KV8_OK;
 fail:

@@ -56,6 +56,12 @@ struct kv8_cache {
     uint64_t *append_marks; /* [max_seqs] */
 };
 
+/* kv8_cache_create with the pages in the store that make_store makes. The options have today's
+ * size.
+ */
+kv8_status kv8_cache_create_in(kv8_cache **out, const kv8_cache_options *options,
+                               kv8_store_maker *make_store, const void *where);
+
 /* --- addresses --- */
 
 /* From a page's first byte to a row, and to the row's scales apart from it. */

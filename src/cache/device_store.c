@@ -404,17 +404,17 @@ static const kv8_store_ops device_ops = {
     .scales = scales,
 };
 
-kv8_status kv8_device_store_create(kv8_store **out, kv8_cache *cache, kv8_device *device,
-                                   kv8_stream *stream) {
+kv8_status kv8_device_store_create(kv8_store **out, kv8_cache *cache, const void *where) {
+    const kv8_device_place *const place = where;
     *out = NULL;
-    if (stream == NULL || kv8_stream_device(stream) != device)
+    if (place->stream == NULL || kv8_stream_device(place->stream) != place->device)
         return kv8_fail(KV8_ERR_INVALID, "cache: stream is %s, must be the device's",
-                        stream == NULL ? "NULL" : "another device's");
+                        place->stream == NULL ? "NULL" : "another device's");
     void *memory = NULL;
     KV8_TRY(kv8_alloc(cache->allocator, 1, sizeof(device_store), "cache store", &memory));
     device_store *const store = memory;
-    *store =
-        (device_store){.base = {&device_ops}, .cache = cache, .device = device, .stream = stream};
+    *store = (device_store){
+        .base = {&device_ops}, .cache = cache, .device = place->device, .stream = place->stream};
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(create_staging(store));
     KV8_TRY_GOTO(alloc_zeroed(store, 1, counters_bytes(cache), &memory));

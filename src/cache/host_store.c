@@ -162,7 +162,8 @@ static const kv8_store_ops host_ops = {
     .reset_counters = reset_counters,
 };
 
-kv8_status kv8_host_store_create(kv8_store **out, kv8_cache *cache) {
+kv8_status kv8_host_store_create(kv8_store **out, kv8_cache *cache, const void *where) {
+    (void)where;
     *out = NULL;
     void *memory = NULL;
     KV8_TRY(kv8_alloc(cache->allocator, 1, sizeof(host_store), "cache store", &memory));

@@ -38,10 +38,16 @@ struct kv8_store {
     const kv8_store_ops *ops;
 };
 
-/* Memory for every page of every layer of a cache whose layers and pages stand; sets the layers'
- * `data`. *out is NULL on failure. The allocator gives what the store needs of host memory. */
-kv8_status kv8_host_store_create(kv8_store **out, kv8_cache *cache);
-kv8_status kv8_device_store_create(kv8_store **out, kv8_cache *cache, kv8_device *device,
-                                   kv8_stream *stream);
+/* A store's create: memory for every page of every layer of a cache whose layers and pages stand;
+ * sets the layers' `data`. `where` is what this kind of store must be told. *out is NULL on
+ * failure. The cache's allocator gives what the store needs of host memory. */
+typedef kv8_status kv8_store_maker(kv8_store **out, kv8_cache *cache, const void *where);
+
+kv8_store_maker kv8_host_store_create;   /* where: NULL */
+kv8_store_maker kv8_device_store_create; /* where: a kv8_device_place */
+typedef struct kv8_device_place {
+    kv8_device *device;
+    kv8_stream *stream; /* all work on the pages is done in its order */
+} kv8_device_place;
 
 #endif
