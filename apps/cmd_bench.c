@@ -26,25 +26,3 @@ int cmd_bench(int argc, char **argv) {
     }
     return cli_fail("what to measure is \"%s\", must be attention or model", what);
 }
-
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-bench_times bench_summary(double *samples, int32_t num) {
-    qsort(samples, (size_t)num, sizeof *samples, compare_doubles);
-    return (bench_times){
-        .median = num % 2 == 1 ? samples[num / 2] : (samples[num / 2 - 1] + samples[num / 2]) / 2,
-        .least = samples[0],
-        .most = samples[num - 1],
-        .num = num,
-    };
-}
-
-uint64_t bench_random(uint64_t *state) {
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u); /* splitmix64 (Steele, Lea, Flood 2014) */
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}

@@ -58,7 +58,7 @@ typedef struct bench_args {
 /* Returns -1 to go on, or the exit status. */
 int bench_args_parse(bench_args *args, int argc, char **argv);
 
-/* --- attention: rows (bench_attention.c) --- */
+/* --- attention: rows (bench_rows.c) --- */
 
 /* One line of the result. */
 typedef struct bench_row {
@@ -99,6 +99,8 @@ int bench_rows_add(bench_rows *rows, const bench_args *args, const bench_row *of
 int32_t bench_request_keys(const bench_args *args, const bench_row *row, int32_t request);
 /* Bytes of K and V of one token. */
 double bench_slot_bytes(const bench_args *args, kv8_dtype kv);
+/* Tokens that the sequences of a set really share: a fork that goes on copies a begun page. */
+int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size);
 /* Of the nearer limit. */
 double bench_row_share(const bench_row *row);
 
@@ -117,8 +119,6 @@ typedef struct bench_cache {
 kv8_status bench_cache_open(bench_cache *b, const bench_args *args, const bench_row *row,
                             kv8_threads *threads);
 void bench_cache_close(bench_cache *b);
-/* Tokens that the sequences of a set really share: a fork that goes on copies a begun page. */
-int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size);
 
 /* --- the plot of shares (share_plot.c) --- */
 

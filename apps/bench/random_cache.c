@@ -4,25 +4,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 
-/* The sum of four uniforms. */
-float bench_random_value(uint64_t *state) {
-    const uint64_t bits = bench_random(state);
-    float sum = 0;
-    for (int i = 0; i < 4; i++) sum += (float)((bits >> (16 * i)) & 0xffff) / 65536.0f - 0.5f;
-    return sum * 1.7320508f;
-}
-
-float *bench_random_values(size_t num) {
-    float *const values = malloc(num * sizeof *values);
-    uint64_t state = num;
-    for (size_t i = 0; values != NULL && i < num; i++) values[i] = bench_random_value(&state);
-    return values;
-}
-
-int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size) {
-    return shared_prefix < context ? shared_prefix / page_size * page_size : shared_prefix;
-}
-
 void bench_cache_close(bench_cache *b) {
     kv8_cache_destroy(b->cache);
     free(b->seqs);

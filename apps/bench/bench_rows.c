@@ -1,0 +1,62 @@
+/* bench_rows.c - a row of kv8 bench attention: the bytes and multiply-adds of its work, and how
+ * near its time comes to the machine's limit.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
+#include "bench.h"
+
+int32_t bench_request_keys(const bench_args *args, const bench_row *row, int32_t request) {
+    return request == 0 && args->longest > 0 ? args->longest : row->context;
+}
+
+double bench_slot_bytes(const bench_args *args, kv8_dtype kv) {
+    const double scales = kv == KV8_INT8 ? 2 : 0; /* an f16 per head of K and of V */
+    return 2.0 * args->num_kv_heads * (args->head_dim * (double)kv8_dtype_size(kv) + scales);
+}
+
+int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size) {
+    return shared_prefix < context ? shared_prefix / page_size * page_size : shared_prefix;
+}
+
+/* Bytes of K and V that a query can see, each counted once however many share it, and multiply-adds
+ * of both products. */
+static void count_work(bench_row *row, const bench_args *args) {
+    const double shared = bench_shared_tokens(row->shared_prefix, row->context, args->page_size);
+    double pairs = 0, own_keys = 0, shared_keys = 0;
+    for (int32_t request = 0; request < row->batch; request++) {
+        const double keys = bench_request_keys(args, row, request);
+        double first = keys; /* that any of its rows sees */
+        for (int32_t r = 0; r < row->qo_len; r++) {
+            const double end = fmax(0, keys - row->qo_len + r + 1);
+            const double begin = args->window < 0 ? 0 : fmax(0, end - 1 - args->window);
+            pairs += end - begin;
+            first = fmin(first, begin);
+        }
+        own_keys += keys - fmax(first, shared);
+        shared_keys = fmax(shared_keys, shared - first);
+    }
+    row->kv_bytes = (own_keys + shared_keys) * bench_slot_bytes(args, row->kv);
+    row->macs = 2 * pairs * args->num_qo_heads * args->head_dim;
+}
+
+int bench_rows_add(bench_rows *rows, const bench_args *args, const bench_row *of, int phase,
+                   bench_row **row_out) {
+    *row_out = NULL;
+    if (phase == 0 ? !args->decode : !args->prefill) return CLI_OK;
+    if (rows->num == BENCH_MAX_ROWS) return cli_fail("more than %d rows", (int)BENCH_MAX_ROWS);
+    bench_row *const row = &rows->row[rows->num];
+    *row = *of;
+    row->phase = phase == 0 ? "decode" : "prefill";
+    row->qo_len = phase == 0 ? 1 : args->qo_len;
+    if (row->qo_len > row->context) row->qo_len = row->context;
+    count_work(row, args);
+    *row_out = row;
+    return CLI_OK;
+}
+
+double bench_row_share(const bench_row *row) {
+    const double read_us = row->kv_bytes / row->read_gb_s * 1e-3;
+    const double dot_us = row->dot_gmac_s > 0 ? row->macs / row->dot_gmac_s * 1e-3 : 0;
+    return fmax(read_us, dot_us) / row->us.median;
+}
