@@ -49,12 +49,14 @@ KV8_SHARED kv8_status kv8_fail_within(kv8_status status, const char *format, ...
 
 /* First line of a public call: the pointers that it needs. The first that is NULL is refused by its
  * name. */
-#define KV8_REQUIRE(...)                                                            \
-    KV8_TRY(kv8_require(__func__, #__VA_ARGS__, (const void *const[]){__VA_ARGS__}, \
-                        sizeof((const void *const[]){__VA_ARGS__}) / sizeof(const void *)))
-/* `names`: those of pointers[num], with ", " between them. */
-KV8_SHARED kv8_status kv8_require(const char *caller, const char *names,
-                                  const void *const *pointers, size_t num);
+#define KV8_REQUIRE(...)                                                               \
+    do {                                                                               \
+        const void *const needed_[] = {__VA_ARGS__};                                   \
+        for (size_t i_ = 0; i_ < sizeof needed_ / sizeof *needed_; i_++)               \
+            if (needed_[i_] == NULL) return kv8_fail_null(__func__, #__VA_ARGS__, i_); \
+    } while (0)
+/* KV8_ERR_INVALID: name `idx` of `names`, between which stand ", ", is NULL. */
+KV8_SHARED kv8_status kv8_fail_null(const char *caller, const char *names, size_t idx);
 
 /* --- structs that grow: the rule of kv8/status.h --- */
 

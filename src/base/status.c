@@ -70,13 +70,7 @@ kv8_status kv8_fail_within(kv8_status status, const char *format, ...) {
     return status;
 }
 
-kv8_status kv8_require(const char *caller, const char *names, const void *const *pointers,
-                       size_t num) {
-    for (size_t i = 0; i < num; i++) {
-        const size_t length = strcspn(names, ",");
-        if (pointers[i] == NULL)
-            return kv8_fail(KV8_ERR_INVALID, "%s: %.*s is NULL", caller, (int)length, names);
-        names += length + strspn(names + length, ", ");
-    }
-    return KV8_OK;
+kv8_status kv8_fail_null(const char *caller, const char *names, size_t idx) {
+    for (size_t i = 0; i < idx; i++) names = strchr(names, ',') + 2;
+    return kv8_fail(KV8_ERR_INVALID, "%s: %.*s is NULL", caller, (int)strcspn(names, ","), names);
 }
