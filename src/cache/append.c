@@ -66,11 +66,11 @@ kv8_status kv8_cache_append(kv8_cache *cache, int32_t layer, const kv8_append *a
 /* Tokens [begin, end) of one page, K or V, each a row of every head. */
 static void widen_rows(const kv8_cache *cache, const kv8_plane *plane, const uint8_t *page,
                        int32_t begin, int32_t end, const float *scales, float *out) {
+    const kv8_formats_kernels *const kernels = kv8_formats_kernels_get(cache->isa);
     for (int32_t slot = begin; slot < end; slot++) {
         for (int32_t head = 0; head < cache->shape.num_kv_heads; head++) {
-            KV8_MUST(kv8_row_widen(cache->isa, &plane->format,
-                                   page + kv8_plane_row(plane, slot, head),
-                                   page + kv8_plane_scales(plane, slot, head), scales[head], out));
+            kv8_row_widen(kernels, &plane->format, page + kv8_plane_row(plane, slot, head),
+                          page + kv8_plane_scales(plane, slot, head), scales[head], out);
             out += kv8_row_num_values(&plane->format);
         }
     }

@@ -1,7 +1,8 @@
 /* append_rows.c - rows into pages in host memory.
  *
- * Work is cut into (block of rows, head) pieces for the pool of threads. Every piece writes bytes
- * of its own; the counters of a head are sums, so their order changes nothing.
+ * Work is cut into blocks of rows for one thread, and into (block of rows, head) pieces for a pool
+ * of threads. Every piece writes bytes of its own; the counters of a head are sums, so their order
+ * changes nothing.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "append_rows.h"
@@ -17,6 +18,14 @@ enum {
     MIN_PARALLEL_ELEMENTS = 1 << 14
 };
 
+/* A job cut into tasks. */
+typedef struct cut_job {
+    const kv8_append_job *job;
+    const kv8_formats_kernels *kernels;
+    kv8_row_format source[2]; /* of K's and V's rows as they come */
+    int32_t heads_per_task;
+} cut_job;
+
 static uint8_t *entry(const kv8_row_array *array, const kv8_row_place *place, int32_t head) {
     if (array->data == NULL) return NULL;
     return array->data + place->page * array->page_bytes + place->slot * array->slot_bytes +
@@ -24,32 +33,33 @@ static uint8_t *entry(const kv8_row_array *array, const kv8_row_place *place, in
 }
 
 /* One head of one row as f32: in place where it can be, else in scratch. */
-static const float *source_values(const kv8_append_job *job, int kv, int32_t row, int32_t head,
+static const float *source_values(const cut_job *cut, int kv, int32_t row, int32_t head,
                                   float *scratch) {
+    const kv8_append_job *const job = cut->job;
     const kv8_append_target *const target = &job->target[kv];
     const bool rotates = kv == 0 && job->cos_sin != NULL;
     const void *const source =
         target->source + row * target->source_row_bytes + head * target->source_head_bytes;
     if (job->src_dtype == KV8_F32 && !rotates) return source;
-    const int32_t num_values = kv8_row_num_values(&target->format);
-    KV8_MUST(kv8_widen(job->isa, job->src_dtype, source, (size_t)num_values, scratch));
-    if (rotates)
+    kv8_row_widen(cut->kernels, &cut->source[kv], source, NULL, 1.0f, scratch);
+    if (rotates) {
+        const int32_t num_values = kv8_row_num_values(&target->format);
         kv8_rope_rotate(job->cos_sin + (size_t)row * (size_t)num_values, num_values / 2,
                         job->interleaved, scratch);
+    }
     return scratch;
 }
 
-static void store(const kv8_append_job *job, int kv, const kv8_row_place *place, int32_t row,
-                  int32_t head, float *scratch, kv8_narrow_counts *counts) {
-    const kv8_append_target *const target = &job->target[kv];
+static void store(const cut_job *cut, int kv, const kv8_row_place *place, int32_t row, int32_t head,
+                  float *scratch, kv8_narrow_counts *counts) {
+    const kv8_append_target *const target = &cut->job->target[kv];
     const float scale = target->scale == NULL
                             ? 1.0f
                             : target->scale[place->scale_idx * target->scale_stride_idx +
                                             head * target->scale_stride_head];
-    const float *const values = source_values(job, kv, row, head, scratch);
-    KV8_MUST(kv8_row_narrow(job->isa, &target->format, values, scale, scratch,
-                            entry(&target->rows, place, head), entry(&target->scales, place, head),
-                            counts));
+    const float *const values = source_values(cut, kv, row, head, scratch);
+    kv8_row_narrow(cut->kernels, &target->format, values, scale, scratch,
+                   entry(&target->rows, place, head), entry(&target->scales, place, head), counts);
 }
 
 /* The caller's numbers are plain; other pieces of this append add to them at the same time. */
@@ -70,36 +80,60 @@ int32_t kv8_append_request_of(const int32_t *indptr, int32_t num_requests, int32
     return low;
 }
 
-static void append_task(void *cookie, size_t index, int32_t thread_idx) {
-    (void)thread_idx;
-    const kv8_append_job *const job = cookie;
-    const int32_t head = (int32_t)(index % (size_t)job->num_kv_heads);
-    const int32_t begin = (int32_t)(index / (size_t)job->num_kv_heads) * ROWS_PER_TASK;
-    const int32_t end = (int32_t)kv8_min_i64((int64_t)begin + ROWS_PER_TASK, job->num_rows);
-    _Alignas(KV8_ALIGNMENT) float scratch[KV8_MAX_ROW_VALUES];
-    kv8_narrow_counts counts[2] = {{0}, {0}};
+/* Where rows [begin, end) go. */
+static void find_places(const kv8_append_job *job, int32_t begin, int32_t end,
+                        kv8_row_place *places_out) {
     int32_t request =
         job->indptr == NULL ? 0 : kv8_append_request_of(job->indptr, job->num_requests, begin);
     for (int32_t row = begin; row < end; row++) {
         while (job->indptr != NULL && row >= job->indptr[request + 1]) request++;
-        const kv8_row_place place = job->place(job->cookie, row, request);
-        if (place.page < 0) continue;
-        for (int kv = 0; kv < 2; kv++) store(job, kv, &place, row, head, scratch, &counts[kv]);
+        places_out[row - begin] = job->place(job->cookie, row, request);
+    }
+}
+
+static void append_head(const cut_job *cut, int32_t begin, int32_t end, const kv8_row_place *places,
+                        int32_t head) {
+    _Alignas(KV8_ALIGNMENT) float scratch[KV8_MAX_ROW_VALUES];
+    kv8_narrow_counts counts[2] = {{0}, {0}};
+    for (int32_t row = begin; row < end; row++) {
+        const kv8_row_place *const place = &places[row - begin];
+        if (place->page < 0) continue;
+        for (int kv = 0; kv < 2; kv++) store(cut, kv, place, row, head, scratch, &counts[kv]);
     }
     for (int kv = 0; kv < 2; kv++) {
-        uint64_t *const counters = job->target[kv].counters;
+        uint64_t *const counters = cut->job->target[kv].counters;
         if (counters == NULL) continue;
         add(counters + 2 * head, counts[kv].clips);
         add(counters + 2 * head + 1, counts[kv].nans);
     }
 }
 
+static void append_task(void *cookie, size_t index, int32_t thread_idx) {
+    (void)thread_idx;
+    const cut_job *const cut = cookie;
+    const kv8_append_job *const job = cut->job;
+    const size_t tasks_per_block = (size_t)(job->num_kv_heads / cut->heads_per_task);
+    const int32_t first_head = (int32_t)(index % tasks_per_block) * cut->heads_per_task;
+    const int32_t begin = (int32_t)(index / tasks_per_block) * ROWS_PER_TASK;
+    const int32_t end = (int32_t)kv8_min_i64((int64_t)begin + ROWS_PER_TASK, job->num_rows);
+    kv8_row_place places[ROWS_PER_TASK];
+    find_places(job, begin, end, places);
+    for (int32_t i = 0; i < cut->heads_per_task; i++)
+        append_head(cut, begin, end, places, first_head + i);
+}
+
 void kv8_append_rows(const kv8_append_job *job, kv8_threads *threads) {
-    const int64_t values =
-        kv8_row_num_values(&job->target[0].format) + kv8_row_num_values(&job->target[1].format);
-    const int64_t elements = (int64_t)job->num_rows * job->num_kv_heads * values;
-    const int64_t num_tasks = kv8_ceil_div(job->num_rows, ROWS_PER_TASK) * job->num_kv_heads;
-    kv8_append_job own = *job; /* a task's cookie is not const */
-    kv8_threads_run(elements < MIN_PARALLEL_ELEMENTS ? NULL : threads, (size_t)num_tasks,
-                    append_task, &own);
+    const int32_t k_values = kv8_row_num_values(&job->target[0].format);
+    const int32_t v_values = kv8_row_num_values(&job->target[1].format);
+    const int64_t elements = (int64_t)job->num_rows * job->num_kv_heads * (k_values + v_values);
+    const bool alone = threads == NULL || elements < MIN_PARALLEL_ELEMENTS;
+    cut_job cut = {.job = job,
+                   .kernels = kv8_formats_kernels_get(job->isa),
+                   .source = {kv8_row_format_of(job->src_dtype, k_values),
+                              kv8_row_format_of(job->src_dtype, v_values)},
+                   .heads_per_task = alone ? job->num_kv_heads : 1};
+    const int64_t num_blocks = kv8_ceil_div(job->num_rows, ROWS_PER_TASK);
+    kv8_threads_run(alone ? NULL : threads,
+                    (size_t)(num_blocks * (job->num_kv_heads / cut.heads_per_task)), append_task,
+                    &cut);
 }

@@ -34,7 +34,7 @@ typedef struct kv8_row_place {
 } kv8_row_place;
 
 typedef struct kv8_append_job {
-    kv8_isa isa;
+    kv8_isa isa; /* resolved */
     kv8_dtype src_dtype;
     int32_t num_rows, num_kv_heads;
     kv8_append_target target[2]; /* K, V */

@@ -43,12 +43,9 @@ kv8_status kv8_narrow(kv8_isa isa, kv8_dtype dtype, const float *values, size_t 
         return kv8_fail(KV8_ERR_INVALID, "kv8_narrow: scale is %g, must be finite and > 0",
                         (double)scale);
     KV8_TRY(kv8_machine_resolve_isa(isa, &isa));
-    kv8_narrow_counts added = {0};
-    kv8_formats_kernels_get(isa)->narrow[dtype](values, n, scale, codes_out, &added);
-    if (counts != NULL) {
-        counts->clips += added.clips;
-        counts->nans += added.nans;
-    }
+    kv8_narrow_counts ignored = {0};
+    kv8_formats_kernels_get(isa)->narrow[dtype](values, n, scale, codes_out,
+                                                counts == NULL ? &ignored : counts);
     return KV8_OK;
 }
 
@@ -60,30 +57,28 @@ static uint16_t row_scale_code(float absmax) {
     return code;
 }
 
+void kv8_narrow_int8_by(const kv8_formats_kernels *kernels, const float *values, size_t n,
+                        int8_t *codes_out, kv8_f16 *scale_out, kv8_narrow_counts *counts) {
+    kv8_row_range range;
+    kernels->row_range(values, n, &range);
+    if (range.nans > 0 || (range.absmax == 0 && range.infs == 0)) {
+        *scale_out = (kv8_f16){range.nans > 0 ? 0x7e00u : 0};
+        if (n > 0) memset(codes_out, 0, n);
+        counts->nans += range.nans;
+        return;
+    }
+    uint16_t code = row_scale_code(range.absmax);
+    if (code == 0) code = 1; /* only infinities and zeros: 2^-24, f16's smallest */
+    *scale_out = (kv8_f16){code};
+    kernels->narrow[KV8_INT8](values, n, kv8_f16_decode(code), codes_out, counts);
+}
+
 kv8_status kv8_narrow_int8(kv8_isa isa, const float *values, size_t n, int8_t *codes_out,
                            kv8_f16 *scale_out, kv8_narrow_counts *counts) {
     if (n > 0) KV8_REQUIRE(values, codes_out, scale_out);
     KV8_TRY(kv8_machine_resolve_isa(isa, &isa));
-    const kv8_formats_kernels *const kernels = kv8_formats_kernels_get(isa);
-    kv8_row_range range;
-    kernels->row_range(values, n, &range);
-    kv8_narrow_counts added = {0};
-    if (range.nans > 0) {
-        *scale_out = (kv8_f16){0x7e00u};
-        if (n > 0) memset(codes_out, 0, n);
-        added.nans = range.nans;
-    } else if (range.absmax == 0 && range.infs == 0) {
-        *scale_out = (kv8_f16){0};
-        if (n > 0) memset(codes_out, 0, n);
-    } else {
-        uint16_t code = row_scale_code(range.absmax);
-        if (code == 0) code = 1; /* only infinities and zeros: 2^-24, f16's smallest */
-        *scale_out = (kv8_f16){code};
-        kernels->narrow[KV8_INT8](values, n, kv8_f16_decode(code), codes_out, &added);
-    }
-    if (counts != NULL) {
-        counts->clips += added.clips;
-        counts->nans += added.nans;
-    }
+    kv8_narrow_counts ignored = {0};
+    kv8_narrow_int8_by(kv8_formats_kernels_get(isa), values, n, codes_out, scale_out,
+                       counts == NULL ? &ignored : counts);
     return KV8_OK;
 }

@@ -31,6 +31,10 @@ struct kv8_formats_kernels {
     kv8_mxfp4_widen_kernel mxfp4_widen;
 };
 
+/* kv8_narrow_int8 of checked arguments; adds to *counts. */
+void kv8_narrow_int8_by(const kv8_formats_kernels *kernels, const float *values, size_t n,
+                        int8_t *codes_out, kv8_f16 *scale_out, kv8_narrow_counts *counts);
+
 #define KV8_FORMATS_KERNELS(isa, rung) extern const kv8_formats_kernels kv8_formats_kernels_##rung;
 #include "formats_kernels.inc"
 #undef KV8_FORMATS_KERNELS

@@ -9,11 +9,6 @@
 
 #include <kv8/formats.h>
 
-/* The block conversions of one rung: opaque outside the room, named in formats_kernels.inc. */
-typedef struct kv8_formats_kernels kv8_formats_kernels;
-/* Those of a resolved rung; a rung without its own uses the one below. */
-const kv8_formats_kernels *kv8_formats_kernels_get(kv8_isa isa);
-
 /* As kv8_bf16_from_f32, n values. */
 void kv8_bf16_from_f32_row(const float *values, size_t n, kv8_bf16 *out);
 

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "formats_impl.h"
+#include "block_codec.h"
 
 /* Scales are 2^-13 at least: 1e-4, rounded up to a power of two. A page is a multiple of its rows,
  * as the tensor copies of GPUs want the distance between pages. */
@@ -158,24 +158,25 @@ static int32_t block_of(const kv8_row_format *format) {
 }
 
 /* Blocks whose scales are powers of two. */
-static kv8_status narrow_blocks(kv8_isa isa, const kv8_row_format *format, const float *values,
-                                uint8_t *row, uint8_t *scales, kv8_narrow_counts *counts) {
+static void narrow_blocks(const kv8_formats_kernels *kernels, const kv8_row_format *format,
+                          const float *values, uint8_t *row, uint8_t *scales,
+                          kv8_narrow_counts *counts) {
     const kv8_row_segment *const segment = &format->segment[0];
     memset(scales, 0, kv8_row_scale_bytes(format)); /* and what pads them */
     for (int32_t begin = 0; begin < segment->count; begin += block_of(format)) {
         const int32_t count = (int32_t)kv8_min_i64(block_of(format), segment->count - begin);
         const float scale = power_of_two_scale(format, values + begin, count);
         store_power_of_two(format, scales, begin / block_of(format), scale);
-        KV8_TRY(kv8_narrow(isa, segment->dtype, values + begin, (size_t)count, scale,
-                           row + (size_t)begin * kv8_dtype_size(segment->dtype), counts));
+        kernels->narrow[segment->dtype](values + begin, (size_t)count, scale,
+                                        row + (size_t)begin * kv8_dtype_size(segment->dtype),
+                                        counts);
     }
-    return KV8_OK;
 }
 
 /* A first segment with scales: divided by the row's scale, then by its own. */
-static kv8_status narrow_scaled(kv8_isa isa, const kv8_row_format *format, const float *values,
-                                float scale, float *scratch, uint8_t *row, uint8_t *scales,
-                                kv8_narrow_counts *counts) {
+static void narrow_scaled(const kv8_formats_kernels *kernels, const kv8_row_format *format,
+                          const float *values, float scale, float *scratch, uint8_t *row,
+                          uint8_t *scales, kv8_narrow_counts *counts) {
     const int32_t count = format->segment[0].count;
     if (scale != 1.0f) {
         for (int32_t i = 0; i < count; i++) scratch[i] = values[i] / scale;
@@ -183,23 +184,24 @@ static kv8_status narrow_scaled(kv8_isa isa, const kv8_row_format *format, const
     }
     if (format->scale != KV8_SCALE_F16) {
         if (format->place == KV8_SCALES_IN_ROW) scales = row + segment_bytes(&format->segment[0]);
-        return narrow_blocks(isa, format, values, row, scales, counts);
+        narrow_blocks(kernels, format, values, row, scales, counts);
+        return;
     }
     void *const codes = row, *const f16 = scales;
-    return kv8_narrow_int8(isa, values, (size_t)count, codes, f16, counts);
+    kv8_narrow_int8_by(kernels, values, (size_t)count, codes, f16, counts);
 }
 
-kv8_status kv8_row_narrow(kv8_isa isa, const kv8_row_format *format, const float *values,
-                          float scale, float *scratch, uint8_t *row, uint8_t *scales,
-                          kv8_narrow_counts *counts) {
+void kv8_row_narrow(const kv8_formats_kernels *kernels, const kv8_row_format *format,
+                    const float *values, float scale, float *scratch, uint8_t *row, uint8_t *scales,
+                    kv8_narrow_counts *counts) {
     const kv8_row_segment *const first = &format->segment[0], *const second = &format->segment[1];
-    const kv8_status status =
-        format->scale == KV8_SCALE_NONE
-            ? kv8_narrow(isa, first->dtype, values, (size_t)first->count, scale, row, counts)
-            : narrow_scaled(isa, format, values, scale, scratch, row, scales, counts);
-    if (status != KV8_OK || second->count == 0) return status;
-    return kv8_narrow(isa, second->dtype, values + first->count, (size_t)second->count, scale,
-                      row + kv8_row_segment_offset(format, 1), counts);
+    if (format->scale == KV8_SCALE_NONE)
+        kernels->narrow[first->dtype](values, (size_t)first->count, scale, row, counts);
+    else
+        narrow_scaled(kernels, format, values, scale, scratch, row, scales, counts);
+    if (second->count > 0)
+        kernels->narrow[second->dtype](values + first->count, (size_t)second->count, scale,
+                                       row + kv8_row_segment_offset(format, 1), counts);
 }
 
 static void multiply(float *values, int32_t count, float factor) {
@@ -207,10 +209,10 @@ static void multiply(float *values, int32_t count, float factor) {
     for (int32_t i = 0; i < count; i++) values[i] *= factor;
 }
 
-kv8_status kv8_row_widen(kv8_isa isa, const kv8_row_format *format, const uint8_t *row,
-                         const uint8_t *scales, float scale, float *values_out) {
+void kv8_row_widen(const kv8_formats_kernels *kernels, const kv8_row_format *format,
+                   const uint8_t *row, const uint8_t *scales, float scale, float *values_out) {
     const kv8_row_segment *const first = &format->segment[0], *const second = &format->segment[1];
-    KV8_TRY(kv8_widen(isa, first->dtype, row, (size_t)first->count, values_out));
+    kernels->widen[first->dtype](row, (size_t)first->count, values_out);
     if (format->place == KV8_SCALES_IN_ROW) scales = row + segment_bytes(first);
     const int32_t num_scales = kv8_row_num_scales(format);
     for (int32_t block = 0; block < num_scales; block++) {
@@ -219,8 +221,7 @@ kv8_status kv8_row_widen(kv8_isa isa, const kv8_row_format *format, const uint8_
                  load_scale(format, scales, block));
     }
     if (second->count > 0)
-        KV8_TRY(kv8_widen(isa, second->dtype, row + kv8_row_segment_offset(format, 1),
-                          (size_t)second->count, values_out + first->count));
+        kernels->widen[second->dtype](row + kv8_row_segment_offset(format, 1),
+                                      (size_t)second->count, values_out + first->count);
     multiply(values_out, kv8_row_num_values(format), scale);
-    return KV8_OK;
 }

@@ -87,13 +87,19 @@ bool kv8_row_lay_out_scales(const kv8_row_format *format, const kv8_page_shape *
 
 /* --- conversions --- */
 
+/* The block conversions of one rung: opaque outside the room, named in formats_kernels.inc. */
+typedef struct kv8_formats_kernels kv8_formats_kernels;
+/* Those of a resolved rung; a rung without its own uses the one below. */
+const kv8_formats_kernels *kv8_formats_kernels_get(kv8_isa isa);
+
 /* Stores values / scale (scale finite and > 0). `scales` is where the row's scales lie, NULL when
- * that is in the row or nowhere. `scratch` has room for the row and may be `values`. */
-kv8_status kv8_row_narrow(kv8_isa isa, const kv8_row_format *format, const float *values,
-                          float scale, float *scratch, uint8_t *row, uint8_t *scales,
-                          kv8_narrow_counts *counts);
+ * that is in the row or nowhere. `scratch` has room for the row and may be `values`. Clipped values
+ * and NaN are added to *counts. */
+void kv8_row_narrow(const kv8_formats_kernels *kernels, const kv8_row_format *format,
+                    const float *values, float scale, float *scratch, uint8_t *row, uint8_t *scales,
+                    kv8_narrow_counts *counts);
 /* And back: kv8_row_num_values() values. */
-kv8_status kv8_row_widen(kv8_isa isa, const kv8_row_format *format, const uint8_t *row,
-                         const uint8_t *scales, float scale, float *values_out);
+void kv8_row_widen(const kv8_formats_kernels *kernels, const kv8_row_format *format,
+                   const uint8_t *row, const uint8_t *scales, float scale, float *values_out);
 
 #endif
