@@ -1,8 +1,8 @@
 /* count_shape.c - one fixed piece of work for scripts/check_instructions, which counts the
  * instructions inside counted_run() with valgrind.
  *
- *   count_shape decode|prefill|matvec     computes the shape once
- *   count_shape compiler                  prints the compiler and its major version, as gcc-12
+ *   count_shape decode|prefill|matvec|append  computes the shape once
+ *   count_shape compiler                      prints the compiler and its major version, as gcc-12
  *
  * Always the avx2 rung, the highest that valgrind knows, and one thread: the count is the same on
  * every machine. Data are random, but the same every time.
@@ -112,6 +112,57 @@ static void count_attention(int32_t rows, int32_t keys) {
     free(codes);
 }
 
+/* --- one step's rows of a batch, to the pages of a cache in the same shape --- */
+
+enum { SEQS = 32 };
+
+typedef struct append_work {
+    kv8_cache *cache;
+    kv8_append rows;
+} append_work;
+
+static void run_append(void *cookie) {
+    const append_work *const work = cookie;
+    must(kv8_cache_append(work->cache, 0, &work->rows));
+}
+
+static void count_append(void) {
+    static kv8_bf16 values[SEQS * KV_HEADS * DIM];
+    for (int32_t i = 0; i < SEQS * KV_HEADS * DIM; i++)
+        values[i] = kv8_bf16_from_f32((float)(i % 251) * 0.01f - 1.25f);
+    kv8_cache_layer layer = KV8_CACHE_LAYER_INIT;
+    layer.k_dtype = layer.v_dtype = KV8_E4M3;
+    layer.window_left = -1;
+    kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
+    options.isa = KV8_ISA_AVX2;
+    options.num_layers = 1;
+    options.num_kv_heads = KV_HEADS;
+    options.k_head_dim = DIM;
+    options.page_size = PAGE;
+    options.num_pages = SEQS * 4;
+    options.max_seqs = SEQS;
+    options.max_seq_len = 4 * PAGE;
+    options.layers = &layer;
+    append_work work = {.rows = KV8_APPEND_INIT};
+    must(kv8_cache_create(&work.cache, &options));
+    kv8_seq seqs[SEQS];
+    int32_t indptr[SEQS + 1] = {0};
+    for (int32_t i = 0; i < SEQS; i++) {
+        must(kv8_cache_seq_create(work.cache, &seqs[i]));
+        must(kv8_cache_extend(work.cache, seqs[i], 1 + i, NULL));
+        indptr[i + 1] = i + 1;
+    }
+    work.rows.num_seqs = SEQS;
+    work.rows.seqs = seqs;
+    work.rows.indptr = indptr;
+    work.rows.src_dtype = KV8_BF16;
+    work.rows.k = work.rows.v = values;
+    work.rows.k_stride_row = work.rows.v_stride_row = KV_HEADS * DIM;
+    work.rows.k_stride_head = work.rows.v_stride_head = DIM;
+    counted_run(run_append, &work);
+    kv8_cache_destroy(work.cache);
+}
+
 /* --- a row times an expert's MXFP4 weights --- */
 
 static void run_matmul(void *cookie) {
@@ -154,9 +205,12 @@ int main(int argc, char **argv) {
         count_attention(MAX_ROWS, 512);
     } else if (strcmp(shape, "matvec") == 0) {
         count_matvec();
+    } else if (strcmp(shape, "append") == 0) {
+        count_append();
     } else {
         fprintf(stderr,
-                "count_shape: what is \"%s\", must be decode, prefill, matvec or compiler\n",
+                "count_shape: what is \"%s\", must be decode, prefill, matvec, append or "
+                "compiler\n",
                 shape);
         return 2;
     }
