@@ -218,6 +218,7 @@ kv8_status kv8_cache_create_in(kv8_cache **out, const kv8_cache_options *options
         KV8_TRY_GOTO(lay_out_layer(cache, i, &layer));
     }
     assign_groups(cache);
+    for (int32_t i = 0; i < options->max_seqs; i++) kv8_cache_drop_scales(cache, i);
     KV8_TRY_GOTO(create_pages(cache, options));
     KV8_TRY_GOTO(make_store(&cache->store, cache, where));
     *out = cache;
@@ -243,6 +244,10 @@ void kv8_cache_destroy(kv8_cache *cache) {
 }
 
 /* --- facts --- */
+
+kv8_pages *kv8_cache_pages(kv8_cache *cache) {
+    return cache->pages;
+}
 
 kv8_status kv8_cache_check_layer(const kv8_cache *cache, int32_t layer) {
     if (cache == NULL) return kv8_fail(KV8_ERR_INVALID, "cache is NULL");

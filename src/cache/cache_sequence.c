@@ -11,9 +11,9 @@ kv8_status kv8_cache_find(const kv8_cache *cache, kv8_seq seq, int32_t *idx_out)
     return kv8_pages_find(cache->pages, seq, idx_out);
 }
 
-static void set_scales(kv8_cache *cache, kv8_seq seq, const float *scales) {
-    memcpy(kv8_sequence_scales(cache, kv8_seq_index(seq)), scales,
-           kv8_num_scales(cache) * sizeof *scales);
+void kv8_cache_drop_scales(kv8_cache *cache, int32_t idx) {
+    memcpy(kv8_sequence_scales(cache, idx), cache->layer_scales,
+           kv8_num_scales(cache) * sizeof(float));
 }
 
 void kv8_cache_settle_scales(kv8_cache *cache, int32_t idx) {
@@ -24,9 +24,7 @@ void kv8_cache_settle_scales(kv8_cache *cache, int32_t idx) {
 
 kv8_status kv8_cache_seq_create(kv8_cache *cache, kv8_seq *seq_out) {
     KV8_REQUIRE(cache, seq_out);
-    KV8_TRY(kv8_pages_seq_create(cache->pages, seq_out));
-    set_scales(cache, *seq_out, cache->layer_scales);
-    return KV8_OK;
+    return kv8_pages_seq_create(cache->pages, seq_out);
 }
 
 kv8_status kv8_cache_seq_fork(kv8_cache *cache, kv8_seq parent, kv8_seq *seq_out) {
@@ -34,13 +32,15 @@ kv8_status kv8_cache_seq_fork(kv8_cache *cache, kv8_seq parent, kv8_seq *seq_out
     int32_t idx = 0;
     KV8_TRY(kv8_cache_find(cache, parent, &idx));
     KV8_TRY(kv8_pages_seq_fork(cache->pages, parent, seq_out));
-    set_scales(cache, *seq_out, kv8_sequence_scales(cache, idx));
+    memcpy(kv8_sequence_scales(cache, kv8_seq_index(*seq_out)), kv8_sequence_scales(cache, idx),
+           kv8_num_scales(cache) * sizeof(float));
     return KV8_OK;
 }
 
 kv8_status kv8_cache_seq_destroy(kv8_cache *cache, kv8_seq seq) {
     int32_t idx = 0;
     KV8_TRY(kv8_cache_find(cache, seq, &idx));
+    kv8_cache_drop_scales(cache, idx);
     return kv8_pages_seq_destroy(cache->pages, seq);
 }
 
@@ -96,7 +96,5 @@ kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids, in
                                   kv8_seq *seq_out, int32_t *matched_out) {
     KV8_REQUIRE(cache, seq_out, matched_out);
     if (num_tokens > 0) KV8_REQUIRE(token_ids);
-    KV8_TRY(kv8_pages_prefix_match(cache->pages, 0, token_ids, num_tokens, seq_out, matched_out));
-    set_scales(cache, *seq_out, cache->layer_scales);
-    return KV8_OK;
+    return kv8_pages_prefix_match(cache->pages, 0, token_ids, num_tokens, seq_out, matched_out);
 }

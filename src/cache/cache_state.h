@@ -51,7 +51,8 @@ struct kv8_cache {
     int32_t *first_layer; /* [num_groups], the lowest of each */
     kv8_layer *layers;
     float *layer_scales;    /* [2, num_layers, num_kv_heads]: K then V */
-    float *seq_scales;      /* [max_seqs, 2, num_layers, num_kv_heads] */
+    float *seq_scales;      /* [max_seqs, 2, num_layers, num_kv_heads]; layer_scales of indices
+                             * that no sequence has */
     uint64_t append_mark;   /* of the latest append, and of the latest that named a sequence */
     uint64_t *append_marks; /* [max_seqs] */
 };
@@ -106,6 +107,8 @@ kv8_status kv8_cache_check_layer(const kv8_cache *cache, int32_t layer);
 kv8_status kv8_cache_check_scales(const kv8_cache *cache, const char *name, int32_t layer,
                                   const float *scales);
 
+/* The sequence of that index has no scales of its own. */
+void kv8_cache_drop_scales(kv8_cache *cache, int32_t idx);
 /* After a change of a sequence's scales: with others than the cache's its pages mean something else
  * and are its own. */
 void kv8_cache_settle_scales(kv8_cache *cache, int32_t idx);

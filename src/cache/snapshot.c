@@ -368,7 +368,7 @@ kv8_status kv8_cache_load_bytes(kv8_cache *cache, const uint8_t *data, size_t si
     if (status != KV8_OK) return kv8_fail_within(status, "%s", name);
     status = fill(cache, kv8_seq_index(seq), &file);
     if (status != KV8_OK) {
-        KV8_MUST(kv8_pages_seq_destroy(cache->pages, seq));
+        KV8_MUST(kv8_cache_seq_destroy(cache, seq));
         return status;
     }
     *seq_out = seq;

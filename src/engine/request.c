@@ -27,11 +27,10 @@ kv8_status kv8_running_create(kv8_running **out, const kv8_request *spec, const 
     kv8_running *const running = memory;
     char *at = (char *)(running + 1);
     running->bytes = bytes;
-    running->seq = KV8_SEQ_NONE;
     running->spec = *spec;
     running->capacity = capacity;
     running->num_prompt = running->num_tokens = before + spec->num_tokens;
-    running->num_computed = parent == NULL ? 0 : parent->num_computed;
+    running->parent = parent == NULL ? 0 : parent->handle;
     running->token_ids = put(&at, parent == NULL ? NULL : parent->token_ids, before, 4);
     (void)put(&at, spec->token_ids, spec->num_tokens, 4);
     at += (size_t)spec->max_tokens * 4;
@@ -55,7 +54,7 @@ static bool contains(const int32_t *ids, int32_t num, int32_t id) {
 }
 
 kv8_finish kv8_running_take(kv8_running *running, int32_t token, const kv8_model_info *info) {
-    running->token_ids[running->num_tokens++] = token;
+    running->num_tokens++;
     if (!running->spec.ignore_eos && contains(info->eos, info->num_eos, token))
         return KV8_FINISH_EOS;
     if (contains(running->spec.stop_ids, running->spec.num_stop_ids, token)) return KV8_FINISH_STOP;

@@ -1,8 +1,8 @@
-/* request.h - a request inside the engine: its tokens, what of them the cache holds, and what ends
- * it. Private to the room.
+/* request.h - a request inside the engine: its tokens, how they are drawn, and what ends it.
+ * Private to the room.
  *
- * Prompt and generated tokens are one list: a request is computed up to num_computed of num_tokens,
- * and a step takes some of the rest. Whoever has one token left is decoding.
+ * Prompt and generated tokens are one list: the scheduler knows how far it is computed, and a step
+ * takes some of the rest. Whoever has one token left is decoding.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_REQUEST_H
@@ -10,13 +10,13 @@
 
 #include <kv8/engine.h>
 
-#include "base_impl.h"
+#include "scheduler.h"
 
 typedef struct kv8_running {
     uint64_t id;
-    kv8_seq seq;
-    int32_t *token_ids; /* [capacity]: prompt, then generated */
-    int32_t num_prompt, num_tokens, num_computed, capacity;
+    kv8_request_id handle, parent; /* the scheduler's names */
+    int32_t *token_ids;            /* [capacity]: prompt, then generated; the scheduler writes */
+    int32_t num_prompt, num_tokens, capacity;
     bool rests; /* ended, but held */
     kv8_request spec;
     kv8_sampling sampling;
@@ -27,7 +27,7 @@ typedef struct kv8_running {
 kv8_status kv8_running_create(kv8_running **out, const kv8_request *spec, const kv8_running *parent,
                               const kv8_allocator *allocator);
 void kv8_running_destroy(kv8_running *running, const kv8_allocator *allocator);
-/* Takes a generated token; what it means. */
+/* A token was generated, and stands in token_ids; what it means. */
 kv8_finish kv8_running_take(kv8_running *running, int32_t token, const kv8_model_info *info);
 
 #endif

@@ -127,17 +127,19 @@ static float penalised(float l, const kv8_sampling *s, int32_t count) {
 
 /* The logits that the rest works on: the model's own where nothing changes them. */
 static const float *adjust(kv8_sampler *sampler, const kv8_sampling *s, const kv8_history *history,
-                           const float *logits) {
+                           const uint32_t *mask, const float *logits) {
     const bool penalties = (s->repetition_penalty != 0 && s->repetition_penalty != 1) ||
                            s->frequency_penalty != 0 || s->presence_penalty != 0;
-    if (!penalties && s->num_bias == 0) return logits;
+    if (!penalties && s->num_bias == 0 && mask == NULL) return logits;
     float *const own = sampler->logits;
     memcpy(own, logits, (size_t)sampler->vocab_size * sizeof *own);
     for (int32_t i = 0; i < s->num_bias; i++) own[s->bias_ids[i]] += s->bias[i];
-    if (!penalties) return own;
-    count_history(sampler, history);
-    for (int32_t i = 0; i < sampler->vocab_size; i++) {
+    if (penalties) count_history(sampler, history);
+    for (int32_t i = 0; penalties && i < sampler->vocab_size; i++) {
         if (sampler->counts[i] != 0) own[i] = penalised(own[i], s, sampler->counts[i]);
+    }
+    for (int32_t i = 0; mask != NULL && i < sampler->vocab_size; i++) {
+        if ((mask[i / 32] >> (i % 32) & 1) == 0) own[i] = -INFINITY;
     }
     return own;
 }
@@ -225,8 +227,8 @@ static int32_t pick(const kv8_sampler *sampler, uint64_t target) {
 }
 
 int32_t kv8_sampler_draw(kv8_sampler *sampler, const kv8_sampling *sampling,
-                         const kv8_history *history, const float *logits) {
-    const float *const adjusted = adjust(sampler, sampling, history, logits);
+                         const kv8_history *history, const uint32_t *mask, const float *logits) {
+    const float *const adjusted = adjust(sampler, sampling, history, mask, logits);
     const int32_t best = argmax(adjusted, sampler->vocab_size);
     const float high = adjusted[best];
     if (sampling->temperature == 0 || !isfinite(high)) return best;

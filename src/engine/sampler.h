@@ -20,10 +20,11 @@ kv8_status kv8_sampler_create(kv8_sampler **out, int32_t vocab_size,
 void kv8_sampler_destroy(kv8_sampler *sampler);
 /* KV8_ERR_INVALID names the field that is out of range. */
 kv8_status kv8_sampling_check(const kv8_sampling *sampling, int32_t vocab_size);
-/* Draws from finite logits [vocab_size] by a checked `sampling`. Allocates nothing;
- * equal arguments give an equal token. */
+/* Draws from finite logits [vocab_size] by a checked `sampling`, among the ids i of which bit i %
+ * 32 of mask[i / 32] is set (NULL = all); one that is not set comes out only when none can.
+ * Allocates nothing; equal arguments give an equal token. */
 int32_t kv8_sampler_draw(kv8_sampler *sampler, const kv8_sampling *sampling,
-                         const kv8_history *history, const float *logits);
+                         const kv8_history *history, const uint32_t *mask, const float *logits);
 
 /* The n <= vocab_size likeliest ids, falling, lower id first on ties. The result is the logprob of
  * `token`. */

@@ -8,20 +8,25 @@
 
 #include <string.h>
 
+typedef enum stage { GONE = 0, WAITS, RUNS, RESTS } stage;
+
 typedef struct request {
     uint32_t generation; /* of the handle that is or was last valid */
-    bool alive;
+    stage stage;
     bool has_begun; /* was admitted once: no deadline ends it any more, and it counts as preempted
                      * while it waits */
-    bool whole_prompt;
+    bool all_logits;
     uint64_t salt;
-    int64_t order; /* arrival + priority * patience */
+    kv8_request_id parent; /* 0 = none */
+    int64_t order;         /* arrival + priority * patience */
     uint64_t serial;
     uint64_t deadline_ns;
     void *owner;
-    int32_t *tokens;
-    int32_t num_tokens, capacity, prompt_len, limit; /* limit: of num_tokens */
-    int32_t num_computed;                            /* tokens whose K and V the sequence holds */
+    int32_t *tokens;                       /* [limit], the owner's */
+    int32_t num_tokens, prompt_len, limit; /* limit: of num_tokens */
+    int32_t max_chunk;
+    int32_t num_computed; /* tokens whose K and V the sequence holds */
+    int32_t num_reached;  /* the most they have been: of those before, no logits are wanted */
     int32_t num_cached;
     int32_t row; /* in the planned step, -1 = none */
     kv8_seq seq; /* KV8_SEQ_NONE while it waits */
@@ -39,7 +44,7 @@ struct kv8_scheduler {
     int32_t num_waiting;
     int32_t num_new;         /* of those that wait, never admitted */
     kv8_scheduled_row *rows; /* [max_running] */
-    int32_t num_rows, tokens_left;
+    int32_t num_rows, tokens_left, logits_left;
     void **expired; /* [num_slots] */
     uint64_t next_serial;
     kv8_scheduler_stats stats;
@@ -113,6 +118,9 @@ static kv8_status check_options(const kv8_scheduler_options *options) {
                         "max_step_tokens is %d, must be at least max_running, %d: every running "
                         "request decodes in every step",
                         options->max_step_tokens, options->max_running);
+    if (options->max_step_logits < options->max_running)
+        return kv8_fail(KV8_ERR_INVALID, "max_step_logits is %d, must be at least max_running, %d",
+                        options->max_step_logits, options->max_running);
     return KV8_OK;
 }
 
@@ -148,20 +156,13 @@ fail:
     return status;
 }
 
-static void release_tokens(kv8_scheduler *s, request *r) {
-    kv8_release(s->options.allocator, r->tokens, (size_t)r->capacity, sizeof r->tokens[0]);
-    r->tokens = NULL;
-}
-
 void kv8_scheduler_destroy(kv8_scheduler *s) {
     if (s == NULL) return;
     const kv8_allocator *const allocator = s->options.allocator;
     const size_t n = (size_t)s->num_slots, running = (size_t)s->options.max_running;
     for (size_t i = 0; s->slots != NULL && i < n; i++) {
-        if (!s->slots[i].alive) continue;
-        if (s->slots[i].seq != KV8_SEQ_NONE)
-            kv8_pages_seq_destroy(s->options.pages, s->slots[i].seq);
-        release_tokens(s, &s->slots[i]);
+        if (s->slots[i].stage == RUNS || s->slots[i].stage == RESTS)
+            KV8_MUST(kv8_pages_seq_destroy(s->options.pages, s->slots[i].seq));
     }
     kv8_release(allocator, s->slots, n, sizeof s->slots[0]);
     kv8_release(allocator, s->free_slots, n, sizeof s->free_slots[0]);
@@ -181,37 +182,42 @@ static kv8_request_id handle_of(const kv8_scheduler *s, int32_t slot) {
 static int32_t slot_of(const kv8_scheduler *s, kv8_request_id handle) {
     const int64_t slot = handle & 0xffffffff;
     if (handle < 0 || slot >= s->num_slots) return -1;
-    const bool is_it = s->slots[slot].alive && s->slots[slot].generation == (uint64_t)handle >> 32;
+    const bool is_it =
+        s->slots[slot].stage != GONE && s->slots[slot].generation == (uint64_t)handle >> 32;
     return is_it ? (int32_t)slot : -1;
 }
 
-/* Pages of a group that a sequence of `length` tokens holds at most, while it takes a step's. */
-static int64_t most_pages(const kv8_scheduler *s, int32_t group, int32_t length) {
+/* Pages of a group that a sequence of `length` tokens holds at most, while it takes a step's, or
+ * `chunk` (0 = a step's) of them. */
+static int64_t most_pages(const kv8_scheduler *s, int32_t group, int32_t length, int32_t chunk) {
     const kv8_pages *const pages = s->options.pages;
     const int64_t page_size = kv8_pages_page_size(pages);
     const int64_t all = kv8_ceil_div(length, page_size);
     const int64_t reach = kv8_pages_reach(pages, group);
     if (reach < 0) return all;
-    const int64_t step = kv8_min_i64(s->options.max_step_tokens, length);
+    const int64_t most = chunk > 0 ? chunk : s->options.max_step_tokens;
+    const int64_t step = kv8_min_i64(kv8_min_i64(s->options.max_step_tokens, most), length);
     return kv8_min_i64(all, kv8_ceil_div(reach + step, page_size) + 1);
 }
 
-static kv8_status check_fits(const kv8_scheduler *s, const kv8_arrival *a) {
+kv8_status kv8_scheduler_check(const kv8_scheduler *s, const kv8_arrival *a) {
     const kv8_pages *const pages = s->options.pages;
-    if (a->prompt == NULL || a->prompt_len < 1)
+    if (a->tokens == NULL || a->prompt_len < 1)
         return kv8_fail(KV8_ERR_INVALID, "the prompt is empty");
-    if (a->max_new_tokens < 1)
-        return kv8_fail(KV8_ERR_INVALID, "max_new_tokens is %d, must be at least 1",
-                        a->max_new_tokens);
-    const int32_t most = kv8_pages_max_seq_len(pages);
-    if (a->prompt_len > most || a->max_new_tokens > most - a->prompt_len)
+    if (a->max_new_tokens < 0 || a->max_chunk < 0)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "max_new_tokens is %d and max_chunk %d, neither may be < 0",
+                        a->max_new_tokens, a->max_chunk);
+    /* The last token that is chosen is never stored. */
+    const int64_t stored = (int64_t)a->prompt_len + kv8_max_i64(a->max_new_tokens - 1, 0);
+    if (stored > kv8_min_i64(kv8_pages_max_seq_len(pages), INT32_MAX - 1))
         return kv8_fail(
             KV8_ERR_INVALID,
             "%d prompt tokens and %d new ones are more than the %d tokens of a sequence",
-            a->prompt_len, a->max_new_tokens, most);
-    const int32_t length = a->prompt_len + a->max_new_tokens;
+            a->prompt_len, a->max_new_tokens, kv8_pages_max_seq_len(pages));
+    const int32_t length = (int32_t)stored;
     for (int32_t g = 0; g < kv8_pages_num_groups(pages); g++) {
-        const int64_t needed = most_pages(s, g, length);
+        const int64_t needed = most_pages(s, g, length, a->max_chunk);
         if (needed > kv8_pages_num_pages(pages, g))
             return kv8_fail(KV8_ERR_INVALID,
                             "a request of %d tokens needs %lld pages of %d tokens, the pool has %d",
@@ -231,27 +237,25 @@ static int64_t order_of(const kv8_scheduler *s, const kv8_arrival *a, uint64_t n
 
 kv8_status kv8_scheduler_submit(kv8_scheduler *s, const kv8_arrival *a, uint64_t now_ns,
                                 kv8_request_id *request_out) {
-    KV8_TRY(check_fits(s, a));
     if (s->num_new >= s->options.max_waiting || s->num_free == 0)
         return kv8_fail(KV8_ERR_FULL, "%d requests wait, the limit of the queue is %d", s->num_new,
                         s->options.max_waiting);
     const int32_t slot = s->free_slots[s->num_free - 1];
     request *const r = &s->slots[slot];
-    const uint32_t generation = r->generation + 1;
-    int32_t *tokens = NULL;
-    KV8_TRY(take(s, a->prompt_len, sizeof tokens[0], &tokens));
-    memcpy(tokens, a->prompt, (size_t)a->prompt_len * sizeof tokens[0]);
-    *r = (request){.generation = generation & 0x7fffffff,
-                   .alive = true,
-                   .whole_prompt = a->whole_prompt,
-                   .salt = a->salt,
+    const int32_t parent = slot_of(s, a->parent);
+    *r = (request){.generation = r->generation % INT32_MAX + 1,
+                   .stage = WAITS,
+                   .all_logits = a->all_logits,
+                   .salt = parent < 0 ? a->salt : s->slots[parent].salt,
+                   .parent = a->parent,
                    .order = order_of(s, a, now_ns),
                    .serial = s->next_serial++,
                    .deadline_ns = a->deadline_ns,
                    .owner = a->owner,
-                   .tokens = tokens,
+                   .tokens = a->tokens,
                    .num_tokens = a->prompt_len,
-                   .capacity = a->prompt_len,
+                   .max_chunk = a->max_chunk,
+                   .num_reached = parent < 0 ? 0 : s->slots[parent].num_computed,
                    .prompt_len = a->prompt_len,
                    .limit = a->prompt_len + a->max_new_tokens,
                    .row = -1,
@@ -263,12 +267,11 @@ kv8_status kv8_scheduler_submit(kv8_scheduler *s, const kv8_arrival *a, uint64_t
 }
 
 static void forget(kv8_scheduler *s, int32_t slot) {
-    release_tokens(s, &s->slots[slot]);
-    s->slots[slot].alive = false;
+    s->slots[slot].stage = GONE;
     s->free_slots[s->num_free++] = slot;
 }
 static void give_pages_back(kv8_scheduler *s, request *r) {
-    kv8_pages_seq_destroy(s->options.pages, r->seq); /* it lives: it cannot fail */
+    KV8_MUST(kv8_pages_seq_destroy(s->options.pages, r->seq));
     r->seq = KV8_SEQ_NONE;
     r->num_computed = 0;
 }
@@ -276,16 +279,24 @@ static void give_pages_back(kv8_scheduler *s, request *r) {
 kv8_status kv8_scheduler_end(kv8_scheduler *s, kv8_request_id handle) {
     const int32_t slot = slot_of(s, handle);
     if (slot < 0) return kv8_fail(KV8_ERR_NOT_FOUND, "the request is gone");
-    if (s->slots[slot].seq == KV8_SEQ_NONE) {
-        for (int32_t i = 0; i < s->num_waiting; i++)
-            if (s->waiting[i] == slot) wait_remove(s, i);
-    } else {
-        for (int32_t i = 0; i < s->num_running; i++)
-            if (s->running[i] == slot) run_remove(s, i);
-        give_pages_back(s, &s->slots[slot]);
-    }
+    const stage was = s->slots[slot].stage;
+    for (int32_t i = 0; was == WAITS && i < s->num_waiting; i++)
+        if (s->waiting[i] == slot) wait_remove(s, i);
+    for (int32_t i = 0; was == RUNS && i < s->num_running; i++)
+        if (s->running[i] == slot) run_remove(s, i);
+    s->stats.num_resting -= was == RESTS;
+    if (was != WAITS) give_pages_back(s, &s->slots[slot]);
     forget(s, slot);
     return KV8_OK;
+}
+
+void kv8_scheduler_rest(kv8_scheduler *s, kv8_request_id handle) {
+    const int32_t slot = slot_of(s, handle);
+    assert(slot >= 0 && s->slots[slot].stage == RUNS);
+    for (int32_t i = 0; i < s->num_running; i++)
+        if (s->running[i] == slot) run_remove(s, i);
+    s->slots[slot].stage = RESTS;
+    s->stats.num_resting++;
 }
 
 /* --- plan --- */
@@ -310,6 +321,7 @@ static void preempt(kv8_scheduler *s, int32_t running_idx) {
     const int32_t slot = s->running[running_idx];
     run_remove(s, running_idx);
     give_pages_back(s, &s->slots[slot]);
+    s->slots[slot].stage = WAITS;
     wait_push(s, slot);
     s->stats.num_preemptions++;
 }
@@ -331,23 +343,30 @@ static kv8_status make_room(kv8_scheduler *s, int32_t i, int32_t n, bool *got_ou
     }
 }
 
-/* Room for one more token of the request's text. */
-static kv8_status grow_tokens(kv8_scheduler *s, request *r) {
-    if (r->num_tokens < r->capacity) return KV8_OK;
-    const int32_t capacity = (int32_t)kv8_min_i64(r->limit, 2 * (int64_t)r->capacity);
-    int32_t *tokens = NULL;
-    KV8_TRY(take(s, capacity, sizeof tokens[0], &tokens));
-    memcpy(tokens, r->tokens, (size_t)r->num_tokens * sizeof tokens[0]);
-    release_tokens(s, r);
-    r->tokens = tokens;
-    r->capacity = capacity;
-    return KV8_OK;
+static bool samples_after(const request *r, int32_t n) {
+    return r->num_computed + n == r->num_tokens && r->num_tokens < r->limit;
+}
+
+/* Of how many of the next n tokens the logits are wanted. */
+static int32_t logits_of(const request *r, int32_t n) {
+    if (!r->all_logits) return samples_after(r, n);
+    return (int32_t)kv8_max_i64(0,
+                                r->num_computed + n - kv8_max_i64(r->num_computed, r->num_reached));
+}
+
+/* How many tokens of the request the step has room for. */
+static int32_t chunk_of(const kv8_scheduler *s, const request *r) {
+    int32_t n = (int32_t)kv8_min_i64(r->num_tokens - r->num_computed, s->tokens_left);
+    if (r->max_chunk > 0 && n > r->max_chunk) n = r->max_chunk;
+    const int32_t excess = logits_of(r, n) - s->logits_left;
+    return excess > 0 ? n - excess : n;
 }
 
 static void add_row(kv8_scheduler *s, int32_t slot, int32_t n) {
     request *const r = &s->slots[slot];
     r->row = s->num_rows++;
     s->tokens_left -= n;
+    s->logits_left -= logits_of(r, n);
     s->rows[r->row] = (kv8_scheduled_row){.request = handle_of(s, slot),
                                           .owner = r->owner,
                                           .seq = r->seq,
@@ -355,17 +374,17 @@ static void add_row(kv8_scheduler *s, int32_t slot, int32_t n) {
                                           .first = r->num_computed,
                                           .num_tokens = n,
                                           .num_cached = r->num_cached,
-                                          .samples = r->num_computed + n == r->num_tokens};
+                                          .num_logits = logits_of(r, n),
+                                          .samples = samples_after(r, n)};
 }
 
 /* A row for the running request at index i, of as many tokens as the budget has; *got_out is false
- * when the pool has no pages for it. */
+ * when there is no budget or the pool has no pages for it. */
 static kv8_status give_row(kv8_scheduler *s, int32_t i, bool *got_out) {
     const int32_t slot = s->running[i];
-    request *const r = &s->slots[slot];
-    const int32_t left = r->num_tokens - r->num_computed;
-    const int32_t n = left < s->tokens_left ? left : s->tokens_left;
-    KV8_TRY(grow_tokens(s, r));
+    const int32_t n = chunk_of(s, &s->slots[slot]);
+    *got_out = false;
+    if (n == 0) return KV8_OK;
     KV8_TRY(make_room(s, i, n, got_out));
     if (*got_out) add_row(s, slot, n);
     return KV8_OK;
@@ -385,34 +404,64 @@ static kv8_status plan_running(kv8_scheduler *s, bool decode) {
     return KV8_OK;
 }
 
+/* Pages that a sequence of the request's still takes of a group until it has `length` tokens: a
+ * part of a page that it shares with its parent is copied. */
+static int64_t pages_to_come(const kv8_scheduler *s, const request *r, int32_t g, int64_t length) {
+    const kv8_pages *const pages = s->options.pages;
+    const int32_t idx = kv8_seq_index(r->seq), page_size = kv8_pages_page_size(pages);
+    const int32_t stored = kv8_pages_length(pages, idx);
+    const int64_t held =
+        kv8_ceil_div(stored, page_size) - kv8_pages_held_from(pages, idx, g) / page_size;
+    const bool copies = r->stage == WAITS && stored % page_size != 0;
+    return kv8_max_i64(0, most_pages(s, g, (int32_t)length, r->max_chunk) - held + copies);
+}
+
+/* What a request stores when it has all its tokens: the last one chosen is never read back. */
+static int64_t final_length(const request *r) {
+    return kv8_max_i64(r->prompt_len, r->limit - 1);
+}
+
 /* Every token of a request and the next one have room beside what its sequence holds, and so has
- * one more page of every running request. Alone it has all there is. */
+ * what those running still grow by, a part of the pool at most. Alone it has all there is. */
 static bool finds_room(const kv8_scheduler *s, const request *r) {
     const kv8_pages *const pages = s->options.pages;
     enum { GROWTH_PART = 64 }; /* of the pool: seldom preempted again at once */
     if (s->num_running == 0) return true;
-    const int32_t length = r->num_tokens + 1;
-    const int32_t idx = kv8_seq_index(r->seq), page_size = kv8_pages_page_size(pages);
+    const int64_t length = kv8_min_i64(r->num_tokens + 1, final_length(r));
     for (int32_t g = 0; g < kv8_pages_num_groups(pages); g++) {
-        const int64_t held = kv8_ceil_div(kv8_pages_length(pages, idx), page_size) -
-                             kv8_pages_held_from(pages, idx, g) / page_size;
-        const int64_t needed = most_pages(s, g, length) - held;
-        const int64_t growth = kv8_pages_num_pages(pages, g) / GROWTH_PART;
-        if (needed + growth > kv8_pages_num_free(pages, g)) return false;
+        const int64_t most = kv8_pages_num_pages(pages, g) / GROWTH_PART;
+        int64_t growth = 0;
+        for (int32_t i = 0; i < s->num_running && growth < most; i++) {
+            const request *const other = &s->slots[s->running[i]];
+            growth += pages_to_come(s, other, g, final_length(other));
+        }
+        const int64_t needed = pages_to_come(s, r, g, length) + kv8_min_i64(growth, most);
+        if (needed > kv8_pages_num_free(pages, g)) return false;
     }
     return true;
+}
+
+/* A sequence for a request that waits: its parent's, or what other requests have computed of its
+ * text. */
+static kv8_status begin_sequence(kv8_scheduler *s, request *r) {
+    kv8_pages *const pages = s->options.pages;
+    const int32_t parent = slot_of(s, r->parent);
+    if (parent >= 0 && s->slots[parent].stage == RESTS) {
+        KV8_TRY(kv8_pages_seq_fork(pages, s->slots[parent].seq, &r->seq));
+        r->num_computed = s->slots[parent].num_computed;
+        return KV8_OK;
+    }
+    const bool shares = s->options.share_prefixes && !r->all_logits;
+    return kv8_pages_prefix_match(pages, r->salt, r->tokens, shares ? r->num_tokens : 0, &r->seq,
+                                  &r->num_computed);
 }
 
 /* The first of those that wait runs, if it finds room; *running_idx_out is -1 if it does not. */
 static kv8_status admit(kv8_scheduler *s, int32_t *running_idx_out) {
     const int32_t slot = s->waiting[0];
     request *const r = &s->slots[slot];
-    kv8_pages *const pages = s->options.pages;
-    int32_t matched = 0;
     *running_idx_out = -1;
-    const bool shares = s->options.share_prefixes && !r->whole_prompt;
-    const kv8_status status = kv8_pages_prefix_match(pages, r->salt, r->tokens,
-                                                     shares ? r->num_tokens : 0, &r->seq, &matched);
+    const kv8_status status = begin_sequence(s, r);
     if (status == KV8_ERR_FULL) return KV8_OK;
     KV8_TRY(status);
     if (!finds_room(s, r)) {
@@ -421,12 +470,13 @@ static kv8_status admit(kv8_scheduler *s, int32_t *running_idx_out) {
     }
     wait_remove(s, 0);
     if (!r->has_begun) {
-        r->num_cached = matched < r->prompt_len ? matched : r->prompt_len;
-        s->stats.prefix_queries += (uint64_t)r->prompt_len;
-        s->stats.prefix_hits += (uint64_t)r->num_cached;
+        r->num_cached = r->num_computed < r->prompt_len ? r->num_computed : r->prompt_len;
+        const bool shares = s->options.share_prefixes && r->parent == 0;
+        s->stats.prefix_queries += shares ? (uint64_t)r->prompt_len : 0;
+        s->stats.prefix_hits += shares ? (uint64_t)r->num_cached : 0;
     }
     r->has_begun = true;
-    r->num_computed = matched;
+    r->stage = RUNS;
     *running_idx_out = run_insert(s, slot);
     return KV8_OK;
 }
@@ -446,11 +496,15 @@ kv8_status kv8_scheduler_plan(kv8_scheduler *s, uint64_t now_ns, kv8_schedule *s
     *schedule_out = (kv8_schedule){0};
     s->num_rows = 0;
     s->tokens_left = s->options.max_step_tokens;
+    s->logits_left = s->options.max_step_logits;
     expire(s, now_ns, schedule_out);
     const uint64_t preemptions = s->stats.num_preemptions;
     kv8_status status = plan_running(s, true);
     if (status == KV8_OK) status = plan_running(s, false);
     if (status == KV8_OK && s->stats.num_preemptions == preemptions) status = plan_waiting(s);
+    if (status == KV8_OK && s->num_rows == 0 && s->num_running + s->num_waiting > 0)
+        status = kv8_fail_within(KV8_ERR_FULL, "%d requests, and %d at rest",
+                                 s->num_running + s->num_waiting, s->stats.num_resting);
     if (status != KV8_OK) {
         kv8_scheduler_abandon(s);
         return status;
@@ -469,6 +523,8 @@ kv8_status kv8_scheduler_commit(kv8_scheduler *s, const int32_t *tokens) {
         request *const r = &s->slots[slot_of(s, row->request)];
         r->row = -1;
         r->num_computed += row->num_tokens;
+        if (r->num_reached < r->num_computed) r->num_reached = r->num_computed;
+        if (tokens[i] == KV8_ROW_FAILED) continue;
         if (s->options.share_prefixes) KV8_TRY(kv8_pages_publish(s->options.pages, r->seq));
         if (row->samples) r->tokens[r->num_tokens++] = tokens[i];
     }

@@ -1,5 +1,5 @@
 /* model_impl.h - what model shows the rooms above beside its public headers: the limits a model
- * was opened with.
+ * was opened with, and the step over sequences that somebody else has extended.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_MODEL_IMPL_H
@@ -15,5 +15,8 @@ enum { KV8_MODEL_MAX_LAYERS = 1024 };
 const kv8_model_options *kv8_model_get_options(const kv8_model *model);
 /* What kv8_model_get_info copies. Borrowed. */
 const kv8_model_info *kv8_model_facts(const kv8_model *model);
+/* kv8_model_step over sequences that were extended by the step's tokens. On failure they keep them:
+ * whoever extended takes them back. */
+kv8_status kv8_model_step_extended(kv8_model *model, kv8_cache *cache, const kv8_step *step);
 
 #endif

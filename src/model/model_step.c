@@ -32,8 +32,9 @@ static kv8_status check_tokens(const kv8_model *model, const kv8_step *step) {
     return KV8_OK;
 }
 
-/* Fills old_lengths and positions. */
-static kv8_status check_lengths(kv8_model *model, const kv8_cache *cache, const kv8_step *step) {
+/* Fills old_lengths and positions; `extended` sequences have the step's tokens already. */
+static kv8_status check_lengths(kv8_model *model, const kv8_cache *cache, const kv8_step *step,
+                                bool extended) {
     int32_t *const lengths = model->old_lengths;
     for (int32_t i = 0; i < step->num_seqs; i++) {
         for (int32_t other = 0; other < i; other++) {
@@ -43,6 +44,11 @@ static kv8_status check_lengths(kv8_model *model, const kv8_cache *cache, const 
         }
         KV8_TRY(kv8_cache_seq_length(cache, step->seqs[i], &lengths[i]));
         const int32_t first = step->indptr[i], count = step->indptr[i + 1] - first;
+        if (extended) lengths[i] -= count;
+        if (lengths[i] < 0)
+            return kv8_fail(KV8_ERR_INVALID,
+                            "request %d of the step has %d tokens, its sequence %d", i, count,
+                            lengths[i] + count);
         const int64_t length = (int64_t)lengths[i] + count;
         if (length > model->options.max_seq_len)
             return kv8_fail(KV8_ERR_INVALID,
@@ -82,14 +88,25 @@ static kv8_status extend(kv8_cache *cache, const kv8_step *step, int32_t *done_o
     return KV8_OK;
 }
 
+static kv8_status check(kv8_model *model, const kv8_cache *cache, const kv8_step *step,
+                        bool extended) {
+    KV8_TRY(check_tokens(model, step));
+    KV8_TRY(check_rows(step));
+    KV8_TRY(kv8_model_attention_fit(model, cache));
+    return check_lengths(model, cache, step, extended);
+}
+
+kv8_status kv8_model_step_extended(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
+    KV8_TRY(check(model, cache, step, true));
+    KV8_TRY(kv8_model_attention_load(model, cache, step));
+    return model->architecture->compute(model, cache, step);
+}
+
 kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
     if (model == NULL || cache == NULL || step == NULL)
         return kv8_fail(KV8_ERR_INVALID, "kv8_model_step: model, cache or step is NULL");
     KV8_TAKE_STRUCT(kv8_step, step);
-    KV8_TRY(check_tokens(model, step));
-    KV8_TRY(check_rows(step));
-    KV8_TRY(kv8_model_attention_fit(model, cache));
-    KV8_TRY(check_lengths(model, cache, step));
+    KV8_TRY(check(model, cache, step, false));
     int32_t extended = 0;
     kv8_status status = extend(cache, step, &extended);
     if (status == KV8_OK) status = kv8_model_attention_load(model, cache, step);

@@ -61,11 +61,13 @@ int32_t kv8_page_pool_take(kv8_page_pool *pool) {
 void kv8_page_pool_share(kv8_page_pool *pool, int32_t page) {
     assert(page >= 0 && page < pool->num_pages);
     if (pool->refcount[page] == 0) unlink_page(pool, page);
-    pool->refcount[page]++;
+    if (++pool->refcount[page] == 2) pool->num_shared++;
 }
 
 void kv8_page_pool_give(kv8_page_pool *pool, int32_t page, bool keep) {
     assert(page >= 0 && page < pool->num_pages && pool->refcount[page] > 0);
-    if (--pool->refcount[page] > 0) return;
+    const int32_t left = --pool->refcount[page];
+    if (left == 1) pool->num_shared--;
+    if (left > 0) return;
     link_after(pool, keep ? pool->prev[pool->num_pages] : pool->num_pages, page);
 }

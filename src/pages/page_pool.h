@@ -18,6 +18,7 @@
 typedef struct kv8_page_pool {
     int32_t num_pages;
     int32_t num_free;
+    int32_t num_shared;   /* with more than one reference */
     int32_t *refcount;    /* [num_pages]; 0 = in the list */
     int32_t *next, *prev; /* [num_pages + 1] */
 } kv8_page_pool;

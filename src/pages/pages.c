@@ -147,6 +147,10 @@ int32_t kv8_pages_num_free(const kv8_pages *pages, int32_t group) {
     return pages->groups[group].pool.num_free;
 }
 
+int32_t kv8_pages_num_shared(const kv8_pages *pages, int32_t group) {
+    return pages->groups[group].pool.num_shared;
+}
+
 int32_t kv8_pages_longest_list(const kv8_pages *pages) {
     return pages->table_pages;
 }

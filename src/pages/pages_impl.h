@@ -43,6 +43,8 @@ KV8_SHARED int32_t kv8_pages_num_groups(const kv8_pages *pages);
 int32_t kv8_pages_num_seqs(const kv8_pages *pages);
 KV8_SHARED int32_t kv8_pages_num_pages(const kv8_pages *pages, int32_t group);
 KV8_SHARED int32_t kv8_pages_num_free(const kv8_pages *pages, int32_t group);
+/* Pages that more than one sequence holds. */
+KV8_SHARED int32_t kv8_pages_num_shared(const kv8_pages *pages, int32_t group);
 /* Tokens before the next one that a sequence keeps in a group, the slack included; -1 = all. */
 KV8_SHARED int64_t kv8_pages_reach(const kv8_pages *pages, int32_t group);
 /* The longest list that a sequence can have in any group. */
@@ -71,7 +73,7 @@ kv8_status kv8_pages_check_writable(const kv8_pages *pages, int32_t idx, int32_t
 /* --- a sequence's life: as the calls of the same names in kv8/cache.h --- */
 
 kv8_status kv8_pages_seq_create(kv8_pages *pages, kv8_seq *seq_out);
-kv8_status kv8_pages_seq_fork(kv8_pages *pages, kv8_seq parent, kv8_seq *seq_out);
+KV8_SHARED kv8_status kv8_pages_seq_fork(kv8_pages *pages, kv8_seq parent, kv8_seq *seq_out);
 KV8_SHARED kv8_status kv8_pages_seq_destroy(kv8_pages *pages, kv8_seq seq);
 /* A private sequence is never published, nor are its forks: its pages mean something else. */
 void kv8_pages_seq_set_private(kv8_pages *pages, int32_t idx, bool is_private);

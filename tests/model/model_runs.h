@@ -20,10 +20,11 @@ static inline kv8_model *open_model(const char *directory, kv8_isa isa) {
     return model;
 }
 
-/* A cache of the model's shape for `max_seqs` sequences of `max_len` tokens. keep_all drops the
- * windows, so that every token can be read back. */
-static inline kv8_cache *open_cache(const kv8_model *model, kv8_dtype dtype, int32_t page_size,
-                                    int32_t max_seqs, int32_t max_len, bool keep_all) {
+/* A cache of the model's shape for `max_seqs` sequences of at most `max_len` tokens in num_pages
+ * pages. keep_all drops the windows, so that every token can be read back. */
+static inline kv8_cache *open_pool(const kv8_model *model, kv8_dtype dtype, int32_t page_size,
+                                   int32_t max_seqs, int32_t max_len, bool keep_all,
+                                   int32_t num_pages) {
     kv8_model_info info = KV8_MODEL_INFO_INIT;
     assert_ok(kv8_model_get_info(model, &info));
     kv8_cache_layer *const layers = calloc((size_t)info.num_layers, sizeof *layers);
@@ -34,11 +35,17 @@ static inline kv8_cache *open_cache(const kv8_model *model, kv8_dtype dtype, int
     options.page_size = page_size;
     options.max_seqs = max_seqs;
     options.max_seq_len = max_len;
-    options.num_pages = max_seqs * ((max_len + page_size - 1) / page_size);
+    options.num_pages = num_pages;
     kv8_cache *cache = NULL;
     assert_ok(kv8_cache_create(&cache, &options));
     free(layers);
     return cache;
+}
+/* The same with pages for all of them. */
+static inline kv8_cache *open_cache(const kv8_model *model, kv8_dtype dtype, int32_t page_size,
+                                    int32_t max_seqs, int32_t max_len, bool keep_all) {
+    return open_pool(model, dtype, page_size, max_seqs, max_len, keep_all,
+                     max_seqs * ((max_len + page_size - 1) / page_size));
 }
 
 /* Appends n ids in chunks; logits_out [n, vocab], or NULL. */

@@ -2,118 +2,8 @@
  * else runs; every way to end; what is refused; logits that are no numbers.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "engine_runs.h"
 #include "gpt_oss.h"
-#include "model_runs.h"
-
-enum { MAX_LEN = 512, MAX_REQUESTS = 8 };
-
-static kv8_safetensors file;
-static const int32_t *ids; /* of a text, 1024 */
-static kv8_model *model;
-static kv8_model_info info = KV8_MODEL_INFO_INIT;
-
-static int open_all(void **state) {
-    (void)state;
-    int32_t n = 0;
-    if (kv8_safetensors_open(&file, "models/tiny-gpt-oss/golden.safetensors", NULL) != KV8_OK)
-        return -1;
-    ids = golden(&file, "window.ids", KV8_TENSOR_I32, &n);
-    model = open_model(tiny_model, KV8_ISA_BEST);
-    assert_ok(kv8_model_get_info(model, &info));
-    return 0;
-}
-
-static int close_all(void **state) {
-    (void)state;
-    kv8_model_close(model);
-    kv8_safetensors_close(&file);
-    return 0;
-}
-
-/* An engine over a cache of its own. */
-typedef struct bench {
-    kv8_cache *cache;
-    kv8_engine *engine;
-} bench;
-
-static bench open_bench(int32_t step_tokens, int32_t logit_rows) {
-    bench b = {.cache = open_cache(model, KV8_F32, 16, MAX_REQUESTS, MAX_LEN, false)};
-    kv8_engine_options options = KV8_ENGINE_OPTIONS_INIT;
-    options.max_requests = MAX_REQUESTS;
-    options.step_tokens = step_tokens;
-    options.logit_rows = logit_rows;
-    assert_ok(kv8_engine_create(&b.engine, model, b.cache, &options));
-    return b;
-}
-
-static void close_bench(bench *b) {
-    kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
-    kv8_engine_destroy(b->engine);
-    assert_ok(kv8_cache_get_stats(b->cache, &stats));
-    assert_int_equal(stats.num_seqs, 0);
-    kv8_cache_destroy(b->cache);
-}
-
-static kv8_request request_of(const int32_t *token_ids, int32_t num_tokens, int32_t max_tokens) {
-    kv8_request request = KV8_REQUEST_INIT;
-    request.token_ids = token_ids;
-    request.num_tokens = num_tokens;
-    request.max_tokens = max_tokens;
-    request.ignore_eos = 1;
-    return request;
-}
-
-/* What a request gave. */
-typedef struct outcome {
-    uint64_t id;
-    int32_t tokens[MAX_LEN], num_tokens, num_computed;
-    kv8_finish finish;
-    char message[200];
-} outcome;
-
-/* Steps until nothing is left to do; every event goes to the outcome of its request. */
-static void run_engine(kv8_engine *engine, outcome *outcomes, int32_t num) {
-    int32_t num_events = 1;
-    while (num_events > 0) {
-        assert_ok(kv8_engine_step(engine, &num_events));
-        for (int32_t i = 0; i < num_events; i++) {
-            const kv8_event *const event = kv8_engine_event(engine, i);
-            int32_t o = 0;
-            while (o < num && outcomes[o].id != event->request) o++;
-            if (o == num) continue; /* nobody asks for this one */
-            assert_int_equal(outcomes[o].finish, KV8_FINISH_NONE);
-            if (event->token >= 0) outcomes[o].tokens[outcomes[o].num_tokens++] = event->token;
-            if (outcomes[o].num_computed > 0)
-                assert_int_equal(event->num_computed, outcomes[o].num_computed + event->num_taken);
-            outcomes[o].num_computed = event->num_computed;
-            outcomes[o].finish = event->finish;
-            if (event->message != NULL)
-                snprintf(outcomes[o].message, sizeof outcomes[o].message, "%s", event->message);
-        }
-    }
-}
-
-static void submit(kv8_engine *engine, const kv8_request *request, outcome *out) {
-    *out = (outcome){0};
-    assert_ok(kv8_engine_submit(engine, request, &out->id));
-}
-
-/* Greedy tokens by hand: one request, the model alone. */
-static void continue_by_hand(const int32_t *prompt, int32_t num_prompt, int32_t *tokens_out,
-                             int32_t num) {
-    kv8_cache *const cache = open_cache(model, KV8_F32, 16, 1, MAX_LEN, false);
-    kv8_seq seq = KV8_SEQ_NONE;
-    float *const logits = malloc((size_t)info.vocab_size * sizeof *logits);
-    assert_ok(kv8_cache_seq_create(cache, &seq));
-    if (num_prompt > 1) run_ids(model, cache, seq, prompt, num_prompt - 1, 512, NULL);
-    int32_t next = prompt[num_prompt - 1];
-    for (int32_t i = 0; i < num; i++) {
-        run_ids(model, cache, seq, &next, 1, 1, logits);
-        tokens_out[i] = next = argmax_of(logits, info.vocab_size);
-    }
-    free(logits);
-    kv8_cache_destroy(cache);
-}
 
 static const int32_t prompt_len[4] = {150, 1, 40, 17}, answer_len[4] = {6, 20, 9, 1};
 
@@ -388,35 +278,28 @@ static void logits_that_are_no_numbers_end_their_request(void **state) {
     free(copy);
 }
 
-/* Pages run out: the step changes nothing, and goes on when a request has left. */
+/* What rests keeps its pages: a step that lacks them changes nothing, and goes on when it has left.
+ */
 static void a_full_cache_changes_nothing(void **state) {
     (void)state;
-    kv8_kv_setting setting;
-    kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
-    assert_ok(kv8_kv_setting_parse("f32", &setting));
-    cache_options.max_seqs = 2;
-    cache_options.max_seq_len = 128;
-    cache_options.num_tokens = 100;
-    kv8_cache *cache = NULL;
-    kv8_engine *engine = NULL;
-    const kv8_engine_options options = KV8_ENGINE_OPTIONS_INIT;
-    assert_ok(kv8_kv_setting_cache_create(&cache, model, &setting, &cache_options));
-    assert_ok(kv8_engine_create(&engine, model, cache, &options));
+    bench b = open_pool_bench(11, 2, &(kv8_engine_options)KV8_ENGINE_OPTIONS_INIT);
     outcome first, second;
-    const kv8_request a = request_of(ids, 90, 2), b = request_of(ids + 7, 90, 2);
+    kv8_request a = request_of(ids, 90, 2);
+    const kv8_request other = request_of(ids + 7, 90, 2);
     int32_t num_events = 0;
-    submit(engine, &a, &first);
-    submit(engine, &b, &second);
-    assert_refused(kv8_engine_submit(engine, &a, &first.id), KV8_ERR_FULL, "2");
-    assert_refused(kv8_engine_step(engine, &num_events), KV8_ERR_FULL, "pages");
-    assert_refused(kv8_engine_step(engine, &num_events), KV8_ERR_FULL, "pages");
-    assert_ok(kv8_engine_cancel(engine, first.id));
-    run_engine(engine, &second, 1);
+    a.hold = 1;
+    submit(b.engine, &a, &first);
+    run_engine(b.engine, &first, 1);
+    submit(b.engine, &other, &second);
+    for (int i = 0; i < 2; i++)
+        assert_refused(kv8_engine_step(b.engine, &num_events), KV8_ERR_FULL,
+                       "1 requests, and 1 at rest: extend: 90 tokens need 6 pages");
+    assert_ok(kv8_engine_cancel(b.engine, first.id));
+    run_engine(b.engine, &second, 1);
     int32_t tokens[2];
     continue_by_hand(ids + 7, 90, tokens, 2);
     assert_memory_equal(second.tokens, tokens, sizeof tokens);
-    kv8_engine_destroy(engine);
-    kv8_cache_destroy(cache);
+    close_bench(&b);
 }
 
 static void bad_requests_are_refused_by_name(void **state) {

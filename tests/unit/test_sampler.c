@@ -161,7 +161,7 @@ static void draws_follow_the_definition(void **state) {
         const kv8_history history = {ids, rng_range(&rng, 1, 40), 40};
         assert_ok(kv8_sampling_check(&s, VOCAB));
         candidate c[VOCAB];
-        const int32_t token = kv8_sampler_draw(sampler, &s, &history, logits);
+        const int32_t token = kv8_sampler_draw(sampler, &s, &history, NULL, logits);
         assert_true(token >= 0 && token < VOCAB);
         if (!define(c, &s, &history, logits)) continue;
         num_clear++;
@@ -170,8 +170,8 @@ static void draws_follow_the_definition(void **state) {
         /* Greedy: the same, first of the sorted list. */
         kv8_sampling cold = s;
         cold.temperature = 0;
-        assert_int_equal(kv8_sampler_draw(sampler, &cold, &history, logits), c[0].id);
-        assert_int_equal(kv8_sampler_draw(sampler, &s, &history, logits), token);
+        assert_int_equal(kv8_sampler_draw(sampler, &cold, &history, NULL, logits), c[0].id);
+        assert_int_equal(kv8_sampler_draw(sampler, &s, &history, NULL, logits), token);
     }
     assert_true(num_clear > 3000);
     kv8_sampler_destroy(sampler);
@@ -191,7 +191,7 @@ static void cuts_go_by_logits_then_ids(void **state) {
         s.top_k = k;
         for (s.seed = 0; s.seed < 200; s.seed++) {
             const kv8_history history = {NULL, 0, 0};
-            seen[kv8_sampler_draw(sampler, &s, &history, logits)] = true;
+            seen[kv8_sampler_draw(sampler, &s, &history, NULL, logits)] = true;
         }
         for (int i = 0; i < 6; i++) assert_int_equal(seen[order[i]], i < k);
     }
@@ -202,7 +202,7 @@ static void cuts_go_by_logits_then_ids(void **state) {
     s.top_p = 0.5f;
     for (s.seed = 0; s.seed < 50; s.seed++) {
         const kv8_history history = {NULL, 0, 0};
-        assert_int_equal(kv8_sampler_draw(sampler, &s, &history, halves), 0);
+        assert_int_equal(kv8_sampler_draw(sampler, &s, &history, NULL, halves), 0);
     }
     kv8_sampler_destroy(sampler);
 }
@@ -225,7 +225,7 @@ static void draws_follow_the_softmax(void **state) {
         int32_t count[IDS] = {0};
         for (int i = 0; i < DRAWS; i++) {
             const kv8_history history = {NULL, 0, i};
-            count[kv8_sampler_draw(sampler, &s, &history, logits)]++;
+            count[kv8_sampler_draw(sampler, &s, &history, NULL, logits)]++;
         }
         for (int i = 0; i < IDS; i++) {
             const double share = p[i] / total, spread = 5 * sqrt(share * (1 - share) * DRAWS);
@@ -246,14 +246,14 @@ static void a_draw_depends_on_seed_stream_and_position(void **state) {
         kv8_sampling s = KV8_SAMPLING_INIT;
         s.temperature = 1;
         const kv8_history history = {NULL, 0, i}, next = {NULL, 0, i + 1000};
-        const int32_t x = kv8_sampler_draw(sampler, &s, &history, logits);
-        assert_int_equal(x, kv8_sampler_draw(sampler, &s, &history, logits));
-        same[0] += x == kv8_sampler_draw(sampler, &s, &next, logits);
+        const int32_t x = kv8_sampler_draw(sampler, &s, &history, NULL, logits);
+        assert_int_equal(x, kv8_sampler_draw(sampler, &s, &history, NULL, logits));
+        same[0] += x == kv8_sampler_draw(sampler, &s, &next, NULL, logits);
         s.seed = 1ull << 40;
-        same[1] += x == kv8_sampler_draw(sampler, &s, &history, logits);
+        same[1] += x == kv8_sampler_draw(sampler, &s, &history, NULL, logits);
         s.seed = 0;
         s.stream = 1ull << 40;
-        same[2] += x == kv8_sampler_draw(sampler, &s, &history, logits);
+        same[2] += x == kv8_sampler_draw(sampler, &s, &history, NULL, logits);
     }
     for (int i = 0; i < 3; i++) assert_true(same[i] < 60); /* 25 are expected */
     kv8_sampler_destroy(sampler);

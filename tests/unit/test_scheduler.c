@@ -15,7 +15,9 @@ typedef struct world {
     kv8_pages *pages;
     kv8_scheduler *scheduler;
     int32_t num_pages;
-    int32_t *bytes[GROUPS]; /* [num_pages, PAGE] tokens: what K and V would be made of */
+    int32_t *bytes[GROUPS];         /* [num_pages, PAGE] tokens: what K and V would be made of */
+    int32_t texts[16][MAX_LEN + 1]; /* of requests that no client keeps */
+    int32_t num_texts;
     uint64_t random;
 } world;
 
@@ -108,13 +110,19 @@ static void step(world *w, uint64_t now, kv8_schedule *schedule_out) {
     assert_ok(kv8_scheduler_commit(w->scheduler, chosen));
 }
 
+/* A request's own memory of text that begins with first, first + stride, .. */
+static int32_t *text_of(world *w, int32_t first, int32_t stride, int32_t prompt_len) {
+    assert_true(w->num_texts < 16);
+    int32_t *const text = w->texts[w->num_texts++];
+    for (int32_t i = 0; i < prompt_len; i++) text[i] = first + stride * i;
+    return text;
+}
+
 static kv8_request_id submit(world *w, int32_t prompt_len, int32_t max_new, int32_t priority,
                              uint64_t now) {
     static int32_t first = 0;
-    int32_t prompt[MAX_LEN];
     first += 1000;
-    for (int32_t i = 0; i < prompt_len; i++) prompt[i] = first + i;
-    const kv8_arrival arrival = {.prompt = prompt,
+    const kv8_arrival arrival = {.tokens = text_of(w, first, 1, prompt_len),
                                  .prompt_len = prompt_len,
                                  .max_new_tokens = max_new,
                                  .priority = priority};
@@ -123,8 +131,11 @@ static kv8_request_id submit(world *w, int32_t prompt_len, int32_t max_new, int3
     return request;
 }
 
-static const kv8_scheduler_options small = {
-    .max_running = 4, .max_waiting = 8, .max_step_tokens = 32, .patience_ns = 1000};
+static const kv8_scheduler_options small = {.max_running = 4,
+                                            .max_waiting = 8,
+                                            .max_step_tokens = 32,
+                                            .max_step_logits = 32,
+                                            .patience_ns = 1000};
 
 /* --- order and budget --- */
 
@@ -182,9 +193,7 @@ static void a_prompt_seen_before_is_taken_from_the_cache(void **state) {
     kv8_scheduler_options options = small;
     options.share_prefixes = true;
     open_world(&w, 64, &options);
-    int32_t prompt[40];
-    for (int32_t i = 0; i < 40; i++) prompt[i] = 9 * i;
-    kv8_arrival arrival = {.prompt = prompt, .prompt_len = 40, .max_new_tokens = 2};
+    kv8_arrival arrival = {.tokens = text_of(&w, 0, 9, 40), .prompt_len = 40, .max_new_tokens = 2};
     kv8_request_id request;
     kv8_schedule schedule;
     assert_ok(kv8_scheduler_submit(w.scheduler, &arrival, 0, &request));
@@ -197,7 +206,8 @@ static void a_prompt_seen_before_is_taken_from_the_cache(void **state) {
         int32_t cached;
     } cases[] = {{false, 0, 32}, {true, 0, 0}, {false, 5, 0}, {false, 5, 32}, {false, 0, 32}};
     for (int i = 0; i < 5; i++) { /* a step computes two pages */
-        arrival.whole_prompt = cases[i].whole, arrival.salt = cases[i].salt;
+        arrival.tokens = text_of(&w, 0, 9, 40);
+        arrival.all_logits = cases[i].whole, arrival.salt = cases[i].salt;
         assert_ok(kv8_scheduler_submit(w.scheduler, &arrival, 0, &request));
         step(&w, 0, &schedule);
         assert_int_equal(schedule.rows[0].num_cached, cases[i].cached);
@@ -217,21 +227,22 @@ static void what_can_never_run_is_refused(void **state) {
     (void)state;
     world w;
     open_world(&w, 8, &small);
-    const int32_t prompt[MAX_LEN] = {0};
-    kv8_request_id request;
-    kv8_arrival arrival = {.prompt = prompt, .prompt_len = 100, .max_new_tokens = 29};
-    assert_refused(kv8_scheduler_submit(w.scheduler, &arrival, 0, &request), KV8_ERR_INVALID,
+    kv8_arrival arrival = {
+        .tokens = text_of(&w, 0, 1, 100), .prompt_len = 100, .max_new_tokens = 30};
+    assert_refused(kv8_scheduler_check(w.scheduler, &arrival), KV8_ERR_INVALID,
                    "a request of 129 tokens needs 9 pages of 16 tokens, the pool has 8");
-    arrival.max_new_tokens = 28;
-    assert_ok(kv8_scheduler_submit(w.scheduler, &arrival, 0, &request));
+    arrival.max_new_tokens = 29; /* the last of which is never stored */
+    assert_ok(kv8_scheduler_check(w.scheduler, &arrival));
     arrival.max_new_tokens = 0;
-    assert_refused(kv8_scheduler_submit(w.scheduler, &arrival, 0, &request), KV8_ERR_INVALID,
-                   "max_new_tokens is 0");
-    arrival.max_new_tokens = 500;
-    assert_refused(kv8_scheduler_submit(w.scheduler, &arrival, 0, &request), KV8_ERR_INVALID,
+    assert_ok(kv8_scheduler_check(w.scheduler, &arrival));
+    arrival.max_new_tokens = -1;
+    assert_refused(kv8_scheduler_check(w.scheduler, &arrival), KV8_ERR_INVALID,
+                   "max_new_tokens is -1");
+    arrival.max_new_tokens = INT32_MAX;
+    assert_refused(kv8_scheduler_check(w.scheduler, &arrival), KV8_ERR_INVALID,
                    "more than the 512 tokens of a sequence");
     arrival.prompt_len = 0;
-    assert_refused(kv8_scheduler_submit(w.scheduler, &arrival, 0, &request), KV8_ERR_INVALID,
+    assert_refused(kv8_scheduler_check(w.scheduler, &arrival), KV8_ERR_INVALID,
                    "the prompt is empty");
     close_world(&w);
 }
@@ -245,10 +256,12 @@ static void a_full_queue_refuses_and_a_deadline_ends_waiting(void **state) {
     kv8_schedule schedule;
     submit(&w, 4, 20, 0, 0);
     step(&w, 0, &schedule);
-    const int32_t prompt[] = {1, 2, 3};
     int owner = 0;
-    kv8_arrival arrival = {
-        .prompt = prompt, .prompt_len = 3, .max_new_tokens = 1, .deadline_ns = 50, .owner = &owner};
+    kv8_arrival arrival = {.tokens = text_of(&w, 1, 1, 3), /* of all three: none is computed */
+                           .prompt_len = 3,
+                           .max_new_tokens = 1,
+                           .deadline_ns = 50,
+                           .owner = &owner};
     kv8_request_id request, expired;
     assert_ok(kv8_scheduler_submit(w.scheduler, &arrival, 1, &expired));
     arrival.deadline_ns = 0;
@@ -320,6 +333,7 @@ typedef struct client {
     int32_t prompt_len, limit;
     int32_t priority; /* -1, 0 or 1 */
     uint64_t arrived, serial;
+    int32_t text[MAX_LEN + 1];
 } client;
 
 enum { CLIENTS = 256, TEMPLATES = 20, SYSTEM = 96 };
@@ -338,14 +352,14 @@ static void arrive(storm *s) {
         if (!s->clients[i].alive) c = &s->clients[i];
     if (c == NULL) return;
     world *const w = &s->w;
-    int32_t prompt[MAX_LEN];
+    int32_t *const prompt = c->text;
     const int32_t shared = draw(w, 3) == 0 ? 0 : (int32_t)draw(w, SYSTEM) + 1;
     memcpy(prompt, s->system[draw(w, TEMPLATES)], (size_t)shared * sizeof prompt[0]);
     int32_t length = shared;
     for (int32_t own = (int32_t)draw(w, draw(w, 50) == 0 ? 300 : 24) + 1; own > 0; own--)
         prompt[length++] = (int32_t)draw(w, 50000);
     const int32_t priority = (int32_t)draw(w, 3) - 1;
-    const kv8_arrival arrival = {.prompt = prompt,
+    const kv8_arrival arrival = {.tokens = prompt,
                                  .prompt_len = length,
                                  .max_new_tokens = (int32_t)draw(w, 60) + 1,
                                  .priority = priority,
@@ -360,13 +374,14 @@ static void arrive(storm *s) {
         return;
     }
     assert_ok(status);
-    *c = (client){.request = request,
-                  .alive = true,
-                  .prompt_len = length,
-                  .limit = length + arrival.max_new_tokens,
-                  .priority = priority,
-                  .arrived = s->now,
-                  .serial = s->submitted};
+    c->request = request;
+    c->alive = true;
+    c->begun = false;
+    c->prompt_len = length;
+    c->limit = length + arrival.max_new_tokens;
+    c->priority = priority;
+    c->arrived = s->now;
+    c->serial = s->submitted;
 }
 
 /* Within a priority, requests begin in the order in which they came. */
@@ -419,6 +434,7 @@ static void a_million_requests_each_end_once_with_their_own_tokens(void **state)
     const kv8_scheduler_options options = {.max_running = 32,
                                            .max_waiting = 160,
                                            .max_step_tokens = 256,
+                                           .max_step_logits = 256,
                                            .share_prefixes = true,
                                            .patience_ns = 100};
     storm *const s = calloc(1, sizeof *s);

@@ -1,0 +1,73 @@
+/* engine_state.h - the objects inside a kv8_engine, for the files of this room: engine.c has its
+ * life and its requests, step.c what a step does, service.c the thread. Private to the room.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_ENGINE_STATE_H
+#define KV8_ENGINE_STATE_H
+
+#include "cache_impl.h"
+#include "model_impl.h"
+#include "request.h"
+#include "sampler.h"
+#include "scheduler.h"
+
+enum { KV8_MAX_LOGPROBS = 32, KV8_ENGINE_MESSAGE = 160 };
+
+/* A request's part in one step; its event has the same index. */
+typedef struct kv8_share {
+    kv8_running *running;
+    const kv8_scheduled_row *row;
+    int32_t first_logits; /* of row->num_logits rows of logits */
+    char message[KV8_ENGINE_MESSAGE];
+} kv8_share;
+
+struct kv8_engine {
+    const kv8_allocator *allocator;
+    kv8_model *model;
+    kv8_cache *cache;
+    kv8_threads *threads;
+    kv8_scheduler *scheduler;
+    kv8_model_info info;
+    int32_t step_tokens, max_running, max_seq_len;
+    uint64_t last_id;
+
+    kv8_running **requests; /* [num_requests] of max_alive, by id */
+    int32_t num_requests, max_requests, max_alive;
+
+    /* The step, as kv8_step has it. */
+    kv8_seq *seqs;       /* [max_running] */
+    int32_t *indptr;     /* [max_running + 1] */
+    int32_t *token_ids;  /* [step_tokens] */
+    int32_t *logit_rows; /* [num_rows] of max_rows */
+    int32_t num_rows, max_rows;
+    float *logits, *own_logits; /* [max_rows, vocab_size]; own: NULL when the caller's */
+
+    /* What became of it. */
+    kv8_share *shares; /* [num_shares] of max_running */
+    int32_t num_shares;
+    int32_t *share_of;  /* [max_rows] */
+    int32_t *bad_ids;   /* [max_rows] first id whose logit is not finite; -1 = none */
+    float *logprobs;    /* [max_rows] */
+    kv8_logprob *tops;  /* [max_rows, KV8_MAX_LOGPROBS], those of a share side by side */
+    int32_t *chosen;    /* [max_running] as kv8_scheduler_commit takes it */
+    kv8_event *events;  /* [max_running + max_alive]: shares, then requests that expired */
+    kv8_event *expired; /* [num_expired] of max_alive, not told yet */
+    int32_t num_expired;
+
+    kv8_sampler **samplers; /* [num_samplers]: one for each thread */
+    uint32_t *masks;        /* [num_samplers, mask_words] */
+    int32_t num_samplers, mask_words;
+    kv8_engine_stats stats; /* what only counts */
+};
+
+/* Checks a request and copies it; reads of the engine what never changes, so any thread may call
+ * it. `parent` is NULL, or at rest. */
+kv8_status kv8_engine_prepare(const kv8_engine *engine, const kv8_request *request,
+                              const kv8_running *parent, kv8_running **out);
+/* A prepared request joins the others, of which there are fewer than max_alive. Its id is above all
+ * before. */
+void kv8_engine_admit(kv8_engine *engine, kv8_running *running);
+/* Forgets a request that the scheduler has forgotten. */
+void kv8_engine_forget(kv8_engine *engine, kv8_running *running);
+
+#endif

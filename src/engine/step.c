@@ -1,0 +1,276 @@
+/* step.c - one step: the scheduler's rows through the model, the logits looked at, tokens drawn.
+ *
+ *   gather   the rows that were planned become a step of the model
+ *   judge    every row of logits must be finite: else its request ends here
+ *   draw     one token for each request whose last token went in, in parallel
+ *   tell     one event for each request of the step, and for each that expired
+ *
+ * The time orders requests and ends their waiting. No token depends on it, nor on which other
+ * requests ran but through the model's own rounding.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <string.h>
+
+#include "engine_state.h"
+
+static const float *logits_of(const kv8_engine *e, int32_t row) {
+    return e->logits + (size_t)row * (size_t)e->info.vocab_size;
+}
+static int32_t end_of(const kv8_share *s) {
+    return s->row->first + s->row->num_tokens;
+}
+/* The position of the first token whose logits the share has. */
+static int32_t seen_from(const kv8_share *s) {
+    return end_of(s) - s->row->num_logits;
+}
+
+/* --- gather --- */
+
+static void gather_row(kv8_engine *e, const kv8_scheduled_row *row) {
+    const int32_t idx = e->num_shares++, begin = e->indptr[idx], end = begin + row->num_tokens;
+    e->shares[idx] = (kv8_share){.running = row->owner, .row = row, .first_logits = e->num_rows};
+    e->events[idx] = (kv8_event){.request = e->shares[idx].running->id,
+                                 .num_taken = row->num_tokens,
+                                 .num_computed = end_of(&e->shares[idx]),
+                                 .token = -1,
+                                 .user = e->shares[idx].running->spec.user,
+                                 .num_cached = row->num_cached};
+    e->seqs[idx] = row->seq;
+    e->indptr[idx + 1] = end;
+    memcpy(e->token_ids + begin, row->token_ids, (size_t)row->num_tokens * sizeof(int32_t));
+    for (int32_t i = end - row->num_logits; i < end; i++) {
+        e->share_of[e->num_rows] = idx;
+        e->logit_rows[e->num_rows++] = i;
+    }
+}
+
+static kv8_status compute(kv8_engine *e, const kv8_schedule *schedule) {
+    e->num_shares = e->num_rows = 0;
+    for (int32_t i = 0; i < schedule->num_rows; i++) gather_row(e, &schedule->rows[i]);
+    const kv8_step step = {.struct_size = sizeof(kv8_step),
+                           .num_seqs = e->num_shares,
+                           .seqs = e->seqs,
+                           .indptr = e->indptr,
+                           .token_ids = e->token_ids,
+                           .num_logit_rows = e->num_rows,
+                           .logit_rows = e->logit_rows,
+                           .logits_out = e->logits};
+    return kv8_model_step_extended(e->model, e->cache, &step);
+}
+
+/* --- judge --- */
+
+static void fail_share(kv8_engine *e, int32_t idx) {
+    e->events[idx].finish = KV8_FINISH_FAILED;
+    e->events[idx].message = e->shares[idx].message;
+}
+
+static bool is_finite_code(uint32_t bits) {
+    return (bits & 0x7f800000u) != 0x7f800000u;
+}
+
+static void judge_row(void *cookie, size_t row, int32_t thread_idx) {
+    (void)thread_idx;
+    kv8_engine *const e = cookie;
+    const float *const logits = logits_of(e, (int32_t)row);
+    uint32_t any = 0;
+    for (int32_t i = 0; i < e->info.vocab_size; i++) {
+        uint32_t bits;
+        memcpy(&bits, &logits[i], sizeof bits);
+        any |= !is_finite_code(bits);
+    }
+    int32_t id = any ? 0 : -1;
+    while (any && isfinite(logits[id])) id++;
+    e->bad_ids[row] = id;
+}
+
+/* Fails the share when one of its rows is no numbers. */
+static void judge_share(kv8_engine *e, int32_t idx) {
+    kv8_share *const s = &e->shares[idx];
+    for (int32_t i = 0; i < s->row->num_logits; i++) {
+        const int32_t row = s->first_logits + i, id = e->bad_ids[row];
+        if (id < 0) continue;
+        const float logit = logits_of(e, row)[id];
+        snprintf(s->message, sizeof s->message,
+                 "the logits after token %d (row %d of a step of %d) are not finite: %s at id %d",
+                 seen_from(s) + i, e->logit_rows[row], e->indptr[e->num_shares],
+                 isnan(logit) ? "NaN"
+                 : logit > 0  ? "inf"
+                              : "-inf",
+                 id);
+        fail_share(e, idx);
+        return;
+    }
+}
+
+/* --- draw --- */
+
+static void forbid(uint32_t *mask, const int32_t *ids, int32_t num) {
+    for (int32_t i = 0; i < num; i++) mask[ids[i] / 32] &= ~(1u << (ids[i] % 32));
+}
+
+/* The ids that may follow: of the request's mask, and none that would end it before min_tokens.
+ * NULL = all. */
+static const uint32_t *mask_of(const kv8_engine *e, const kv8_running *r, int32_t thread_idx) {
+    const bool too_short = r->num_tokens - r->num_prompt < r->spec.min_tokens;
+    if (r->spec.mask == NULL && !too_short) return NULL;
+    uint32_t *const mask = e->masks + (size_t)thread_idx * (size_t)e->mask_words;
+    memset(mask, r->spec.mask == NULL ? 0xff : 0, (size_t)e->mask_words * sizeof *mask);
+    if (r->spec.mask != NULL) r->spec.mask(r->spec.mask_cookie, mask);
+    if (too_short) forbid(mask, r->spec.stop_ids, r->spec.num_stop_ids);
+    if (too_short && !r->spec.ignore_eos) forbid(mask, e->info.eos, e->info.num_eos);
+    return mask;
+}
+
+static void draw_token(void *cookie, size_t share_idx, int32_t thread_idx) {
+    kv8_engine *const e = cookie;
+    kv8_share *const s = &e->shares[share_idx];
+    const kv8_running *const r = s->running;
+    if (!s->row->samples || e->events[share_idx].finish == KV8_FINISH_FAILED) return;
+    const kv8_history history = {r->token_ids, r->num_prompt, r->num_tokens};
+    const uint32_t *const mask = mask_of(e, r, thread_idx);
+    const int32_t token = kv8_sampler_draw(e->samplers[thread_idx], &r->sampling, &history, mask,
+                                           logits_of(e, s->first_logits + s->row->num_logits - 1));
+    if (mask == NULL || (mask[token / 32] >> (token % 32) & 1) != 0) {
+        e->events[share_idx].token = token;
+        return;
+    }
+    snprintf(s->message, sizeof s->message, "after %d tokens no id may follow", r->num_tokens);
+    fail_share(e, (int32_t)share_idx);
+}
+
+/* --- logprobs --- */
+
+/* How many of the share's rows of logits give the logprob of a prompt's token. */
+static int32_t num_prompt_rows(const kv8_share *s) {
+    if (s->running->spec.prompt_logprobs == 0) return 0;
+    const int32_t last = s->running->num_prompt - 1;
+    return (int32_t)kv8_max_i64(0, kv8_min_i64(end_of(s), last) - seen_from(s));
+}
+
+static kv8_logprob *tops_of(const kv8_engine *e, int32_t row) {
+    return e->tops + (size_t)row * KV8_MAX_LOGPROBS;
+}
+
+/* A prompt's rows lie side by side from the share's first on, the token's own in its row's place.
+ */
+static void log_row(void *cookie, size_t row_idx, int32_t thread_idx) {
+    const kv8_engine *const e = cookie;
+    const int32_t row = (int32_t)row_idx, share_idx = e->share_of[row];
+    const kv8_share *const s = &e->shares[share_idx];
+    const kv8_request *const spec = &s->running->spec;
+    const int32_t i = row - s->first_logits;
+    const int32_t drawn = i == s->row->num_logits - 1 ? e->events[share_idx].token : -1;
+    kv8_sampler *const sampler = e->samplers[thread_idx];
+    if (e->events[share_idx].finish == KV8_FINISH_FAILED) return;
+    if (i < num_prompt_rows(s))
+        e->logprobs[row] = kv8_sampler_logprobs(
+            sampler, logits_of(e, row), s->running->token_ids[seen_from(s) + i + 1],
+            spec->prompt_logprobs,
+            tops_of(e, s->first_logits) + (size_t)i * (size_t)spec->prompt_logprobs);
+    else if (drawn >= 0 && spec->num_logprobs > 0)
+        e->logprobs[row] = kv8_sampler_logprobs(sampler, logits_of(e, row), drawn,
+                                                spec->num_logprobs, tops_of(e, row));
+}
+
+static void tell_logprobs(const kv8_engine *e, const kv8_share *s, kv8_event *event) {
+    const int32_t last = s->first_logits + s->row->num_logits - 1;
+    if (event->token >= 0 && s->running->spec.num_logprobs > 0) {
+        event->logprob = e->logprobs[last];
+        event->top = tops_of(e, last);
+    }
+    event->num_prompt_logprobs = num_prompt_rows(s);
+    if (event->num_prompt_logprobs == 0) return;
+    event->prompt_first = seen_from(s) + 1;
+    event->prompt_logprob = e->logprobs + s->first_logits;
+    event->prompt_top = tops_of(e, s->first_logits);
+}
+
+/* --- tell --- */
+
+static void tell(kv8_engine *e, int32_t idx) {
+    const kv8_share *const s = &e->shares[idx];
+    kv8_event *const event = &e->events[idx];
+    kv8_running *const r = s->running;
+    const int64_t prompt_end = kv8_min_i64(end_of(s), r->num_prompt);
+    e->stats.prompt_tokens += (uint64_t)kv8_max_i64(0, prompt_end - s->row->first);
+    e->stats.generated_tokens += event->token >= 0;
+    if (event->finish != KV8_FINISH_FAILED) {
+        tell_logprobs(e, s, event);
+        if (r->spec.visit != NULL && s->row->num_logits > 0)
+            r->spec.visit(r->spec.visit_cookie, seen_from(s), s->row->num_logits,
+                          logits_of(e, s->first_logits));
+        if (s->row->samples)
+            event->finish = kv8_running_take(r, event->token, &e->info);
+        else if (end_of(s) == r->num_tokens)
+            event->finish = KV8_FINISH_LENGTH;
+    }
+    if (event->finish == KV8_FINISH_NONE) return;
+    r->rests = r->spec.hold && event->finish != KV8_FINISH_FAILED;
+    if (r->rests) {
+        kv8_scheduler_rest(e->scheduler, r->handle);
+        return;
+    }
+    KV8_MUST(kv8_scheduler_end(e->scheduler, r->handle));
+    kv8_engine_forget(e, r);
+}
+
+/* Requests that expired are told with the next step that succeeds. */
+static void take_expired(kv8_engine *e, const kv8_schedule *schedule) {
+    for (int32_t i = 0; i < schedule->num_expired; i++) {
+        kv8_running *const r = schedule->expired[i];
+        e->expired[e->num_expired++] = (kv8_event){
+            .request = r->id, .token = -1, .finish = KV8_FINISH_EXPIRED, .user = r->spec.user};
+        kv8_engine_forget(e, r);
+    }
+}
+
+/* --- the step --- */
+
+/* Everything between the model and the events; pages of rows that failed are nobody's to find. */
+static kv8_status choose(kv8_engine *e) {
+    const uint64_t begin = kv8_time_ns();
+    kv8_threads_run(e->threads, (size_t)e->num_rows, judge_row, e);
+    for (int32_t i = 0; i < e->num_shares; i++) judge_share(e, i);
+    kv8_threads_run(e->threads, (size_t)e->num_shares, draw_token, e);
+    kv8_threads_run(e->threads, (size_t)e->num_rows, log_row, e);
+    for (int32_t i = 0; i < e->num_shares; i++)
+        e->chosen[i] =
+            e->events[i].finish == KV8_FINISH_FAILED ? KV8_ROW_FAILED : e->events[i].token;
+    e->stats.sample_ns += kv8_time_ns() - begin;
+    return kv8_scheduler_commit(e->scheduler, e->chosen);
+}
+
+kv8_status kv8_engine_step(kv8_engine *engine, int32_t *num_events_out) {
+    KV8_REQUIRE(engine, num_events_out);
+    kv8_engine *const e = engine;
+    const uint64_t begin = kv8_time_ns();
+    kv8_schedule schedule;
+    *num_events_out = 0;
+    const kv8_status planned = kv8_scheduler_plan(e->scheduler, begin, &schedule);
+    take_expired(e, &schedule);
+    KV8_TRY(planned);
+    const uint64_t computing = kv8_time_ns();
+    e->stats.schedule_ns += computing - begin;
+    e->num_shares = 0;
+    if (schedule.num_rows > 0) {
+        const kv8_status status = compute(e, &schedule);
+        if (status != KV8_OK) {
+            kv8_scheduler_abandon(e->scheduler);
+            return status;
+        }
+        e->stats.model_ns += kv8_time_ns() - computing;
+        e->stats.num_steps++;
+        KV8_TRY(choose(e));
+        for (int32_t i = 0; i < e->num_shares; i++) tell(e, i);
+    }
+    memcpy(e->events + e->num_shares, e->expired, (size_t)e->num_expired * sizeof *e->events);
+    *num_events_out = e->num_shares + e->num_expired;
+    e->num_expired = 0;
+    return KV8_OK;
+}
+
+const kv8_event *kv8_engine_event(const kv8_engine *engine, int32_t event_idx) {
+    return &engine->events[event_idx];
+}
