@@ -4,6 +4,8 @@
 #   make demo      compares KV cache formats on the model that ships
 #   make check     every test
 #   make check-gpu the tests that need a GPU, and what they ran on
+#   make wheel     the Python package, in build/wheel
+#   make check-torch  its tests with torch and transformers, from PyPI (6 GB, kept in TORCH_VENV)
 #   make bench     kernel benchmarks
 #   make format    clang-format over the tree
 #   make install   PREFIX=/usr/local DESTDIR=
@@ -17,7 +19,10 @@ DESTDIR :=
 # How far a build is: ninja's line, which moves on a terminal.
 export NINJA_STATUS := [%p of %t]$() 
 
-.PHONY: all demo check check-gpu bench format install clean
+# Where check-torch keeps torch between runs.
+TORCH_VENV := $(HOME)/.cache/kv8/torch-venv
+
+.PHONY: all demo check check-gpu check-torch wheel bench format install clean
 all:
 	@scripts/setup build
 	@test -f $(BUILD)/build.ninja || cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=OFF
@@ -30,7 +35,11 @@ demo:
 
 check:
 	@scripts/setup check
-	@cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON
+	@if python=$$(scripts/python_env $(BUILD)/venv); then \
+	    set -- -DKV8_PYTHON=ON -DPython_EXECUTABLE=$$python; \
+	else \
+	    echo "make check: the Python package is SKIPPED"; set -- -DKV8_PYTHON=OFF; \
+	fi; cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON "$$@"
 	@cmake --build $(BUILD)
 	@scripts/run_tests $(BUILD)
 
@@ -40,6 +49,17 @@ check-gpu:
 	@cmake --build $(BUILD)
 	@scripts/check_gpu $(BUILD)
 
+wheel:
+	@scripts/setup check
+	@scripts/make_wheel $(BUILD)/wheel
+
+check-torch:
+	@scripts/setup check
+	@python=$$(scripts/python_env $(TORCH_VENV) torch transformers) && \
+	    cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON -DKV8_PYTHON=ON -DPython_EXECUTABLE=$$python
+	@cmake --build $(BUILD) --target kv8_python --target kv8
+	@scripts/run_tests $(BUILD) -R test_python
+
 bench: all
 	@cmake -S . -B $(BUILD) -DKV8_BENCH=ON
 	@cmake --build $(BUILD)
@@ -47,6 +67,7 @@ bench: all
 
 format:
 	@scripts/check_format --fix
+	@$$(scripts/python_env $(BUILD)/venv ruff) -m ruff format python
 
 install: all
 	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)

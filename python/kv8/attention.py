@@ -1,0 +1,590 @@
+"""Attention over K and V in pages or ragged rows, on the CPU and on a CUDA GPU, in three calls: a plan for a shape, prepare() once for a
+batch, run() for every layer of it. What is computed is what kv8/attention.h says:
+
+    s_j = cap(sm_scale * q . k_j * k_scale)          of the keys that a row sees
+    o   = sum_j exp(s_j - m) v_j v_scale / (sum_j exp(s_j - m) + exp(sink - m))
+    lse = ln sum_j exp(s_j)                          without the sink
+
+A combination that no kernel computes is an UnsupportedError; nothing is dropped or replaced.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Optional, Union
+
+import numpy as np
+
+from ._core import (
+    BusyError,
+    Handle,
+    InvalidError,
+    Threads,
+    UnsupportedError,
+    check,
+    default_threads,
+    enum,
+    isa_of,
+    pointer_of,
+    struct,
+    text,
+    whole,
+)
+from ._native import ffi, lib
+from ._operands import _aligned, _as_float_array, _device_floats, _must, _one_page, pack_mask
+from ._tensor import (
+    CPU,
+    CUDA,
+    View,
+    _foreign_view,
+    address_of,
+    dtype_code,
+    dtype_name,
+    empty,
+    host_array,
+    pointer,
+    same_device,
+    view,
+)
+from .pages import Paged, PageTable
+
+Keys = Union[Paged, Any]
+Mask = Union[list[Any], tuple[Any, Any], None]
+
+
+class AttentionPlan(Handle):
+    """A kernel for a shape. One plan serves all layers of it, batch after batch.
+
+    max_batch requests, max_total_q rows of Q in all, max_kv_len keys a request: bounds of every run.
+    page_size 0: K and V are ragged rows without pages. o_dtype None: that of Q, or f32 for e4m3 Q.
+    device: the number of a GPU; None is the CPU.
+    """
+
+    _what = "attention plan"
+
+    def __init__(
+        self,
+        *,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        v_head_dim: int = 0,
+        q_dtype: Any = "bf16",
+        k_dtype: Any = "e4m3",
+        v_dtype: Any = None,
+        o_dtype: Any = None,
+        page_size: int = 16,
+        causal: bool = True,
+        window_left: int = -1,
+        window_right: int = -1,
+        has_mask: bool = False,
+        has_key_range: bool = False,
+        batch_invariant: bool = False,
+        isa: str = "best",
+        math: str = "auto",
+        max_batch: int,
+        max_total_q: int,
+        max_kv_len: int,
+        threads: Optional[Threads] = None,
+        device: Optional[int] = None,
+    ) -> None:
+        self.q_dtype, self.k_dtype = dtype_name(q_dtype, "q_dtype"), dtype_name(k_dtype, "k_dtype")
+        self.v_dtype = self.k_dtype if v_dtype is None else dtype_name(v_dtype, "v_dtype")
+        if o_dtype is None:
+            o_dtype = "f32" if self.q_dtype == "e4m3" else self.q_dtype
+        self.o_dtype = dtype_name(o_dtype, "o_dtype")
+        self.num_qo_heads = whole(num_qo_heads, "num_qo_heads")
+        self.num_kv_heads = whole(num_kv_heads, "num_kv_heads")
+        self.head_dim = whole(head_dim, "head_dim")
+        self.v_head_dim = whole(v_head_dim, "v_head_dim") or self.head_dim
+        self.page_size = whole(page_size, "page_size")
+        self.has_mask, self.has_key_range = bool(has_mask), bool(has_key_range)
+        spec = struct(
+            "kv8_attention_spec",
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            v_head_dim=self.v_head_dim,
+            q_dtype=dtype_code(self.q_dtype),
+            k_dtype=dtype_code(self.k_dtype),
+            v_dtype=dtype_code(self.v_dtype),
+            o_dtype=dtype_code(self.o_dtype),
+            page_size=self.page_size,
+            causal=bool(causal),
+            window_left=whole(window_left, "window_left"),
+            window_right=whole(window_right, "window_right"),
+            has_mask=self.has_mask,
+            has_key_range=self.has_key_range,
+            batch_invariant=bool(batch_invariant),
+            isa=isa_of(isa),
+            math=enum("KV8_MATH_", math, "math", ("auto", "f32", "bf16")),
+            max_batch=whole(max_batch, "max_batch"),
+            max_total_q=whole(max_total_q, "max_total_q"),
+            max_kv_len=whole(max_kv_len, "max_kv_len"),
+        )
+        self.spec = spec
+        if device is None:
+            self.device = (CPU, 0)
+            pool = pointer_of(threads or default_threads())
+            self._own(
+                lib.kv8_attention_plan_create,
+                lib.kv8_attention_plan_destroy,
+                "kv8_attention_plan",
+                spec,
+                pool,
+                ffi.NULL,
+                parents=(pool,),
+            )
+            self.workspace_size = int(lib.kv8_attention_workspace_size(pointer_of(self)))
+        else:
+            from .device import device_of
+
+            self.device = (CUDA, device)
+            gpu = pointer_of(device_of(device))
+            self._own(
+                lib.kv8_attention_device_plan_create,
+                lib.kv8_attention_device_plan_destroy,
+                "kv8_attention_device_plan",
+                gpu,
+                spec,
+                ffi.NULL,
+                parents=(gpu,),
+            )
+            self.workspace_size = int(lib.kv8_attention_device_workspace_size(pointer_of(self)))
+
+    def prepare(
+        self,
+        qo_indptr: Any,
+        pages: PageTable,
+        *,
+        qo_lens: Any = None,
+        mask: Mask = None,
+        key_begin: Any = None,
+        key_end: Any = None,
+        workspace: Any = None,
+    ) -> "AttentionBatch":
+        """A batch: request b owns rows qo_indptr[b]:qo_indptr[b+1] of Q, of which the first
+        qo_lens[b] are in use, and the keys that `pages` says.
+
+        mask: a list of boolean [qo_len, kv_len] arrays, one per request, or (bits, indptr) packed as
+        kv8_attention_args has it. key_begin, key_end [total_q]: a row sees keys in [begin, end).
+        Arrays are the host's, or the GPU's for a plan of a GPU.
+        """
+        return AttentionBatch(self, qo_indptr, pages, qo_lens, mask, key_begin, key_end, workspace)
+
+
+class AttentionBatch:
+    """A prepared batch; made by AttentionPlan.prepare."""
+
+    def __init__(
+        self,
+        plan: AttentionPlan,
+        qo_indptr: Any,
+        pages: PageTable,
+        qo_lens: Any,
+        mask: Mask,
+        key_begin: Any,
+        key_end: Any,
+        workspace: Any,
+    ) -> None:
+        self.plan = plan
+        self._keep: list[Any] = []
+        self._on_host = plan.device[0] == CPU
+        self._args = args = struct("kv8_attention_args", batch=pages.batch)
+        self._table = struct("kv8_page_table")
+        args.pages = self._table
+        indptr = self._ints(qo_indptr, "qo_indptr", args, "qo_indptr")
+        if indptr.shape != (pages.batch + 1,):
+            raise InvalidError(
+                f"qo_indptr has shape {list(indptr.shape)}, must be [{pages.batch + 1}], "
+                "one more than there are requests"
+            )
+        self.total_q = int(indptr[-1]) if self._on_host else -1  # a GPU's is not read
+        if qo_lens is not None:
+            self._per_request(self._ints(qo_lens, "qo_lens", args, "qo_lens"), "qo_lens")
+        self.max_kv_row = -1
+        self._set_pages(pages)
+        self._set_mask(mask)
+        if (key_begin is not None or key_end is not None) != plan.has_key_range or (
+            key_begin is None
+        ) != (key_end is None):
+            raise InvalidError("key_begin and key_end go together, with has_key_range of the plan")
+        if key_begin is not None:
+            for name, values in (("key_begin", key_begin), ("key_end", key_end)):
+                array = self._ints(values, name, args, name)
+                if array.ndim != 1 or (self._on_host and array.shape[0] < self.total_q):
+                    raise InvalidError(
+                        f"{name} has shape {list(array.shape)}, must be [{self.total_q}]"
+                    )
+        self._lock = threading.Lock()
+        if self._on_host:
+            self._workspace = _aligned(plan.workspace_size) if workspace is None else workspace
+            check(lib.kv8_attention_prepare(pointer_of(plan), args, self._workspace_pointer()))
+        else:
+            self._workspace = workspace
+            self._prepared = False
+
+    def _workspace_pointer(self) -> Any:
+        return pointer(address_of(self._workspace))
+
+    def _ints(self, values: Any, name: str, target: Any, field: str, dtype: str = "int32") -> Any:
+        """Sets an index array of the args, on the plan's device; returns it."""
+        if self._on_host:
+            array = host_array(values, name, dtype)
+        else:
+            import torch
+
+            wanted = getattr(torch, dtype)
+            array = torch.as_tensor(values, dtype=wanted, device=f"cuda:{self.plan.device[1]}")
+            array = array.contiguous()
+        self._keep.append(array)
+        setattr(target, field, pointer(address_of(array), dtype + "_t *"))
+        return array
+
+    def _per_request(self, array: Any, name: str) -> None:
+        if tuple(array.shape) != (self._args.batch,):
+            raise InvalidError(
+                f"{name} has shape {list(array.shape)}, must be [{self._args.batch}]"
+            )
+
+    def _set_pages(self, pages: PageTable) -> None:
+        table, arrays = self._table, pages.arrays
+        if pages.kind == "csr":
+            indptr = self._ints(arrays["page_indptr"], "page_indptr", table, "page_indptr")
+            indices = self._ints(arrays["page_indices"], "page_indices", table, "page_indices")
+            last = self._ints(arrays["last_page_len"], "last_page_len", table, "last_page_len")
+            self._per_request(last, "last_page_len")
+            if indices.ndim != 1:
+                raise InvalidError(
+                    f"page_indices has shape {list(indices.shape)}, must have 1 axis"
+                )
+            if self._on_host and indptr.size and int(indptr.max()) > indices.size:
+                raise InvalidError(
+                    f"page_indptr goes up to {int(indptr.max())}, page_indices has "
+                    f"{indices.size} entries"
+                )
+        elif pages.kind == "dense":
+            block = self._ints(arrays["block_table"], "block_table", table, "block_table")
+            lens = self._ints(arrays["seq_lens"], "seq_lens", table, "seq_lens")
+            self._per_request(lens, "seq_lens")
+            if block.ndim != 2 or block.shape[0] < pages.batch:
+                raise InvalidError(
+                    f"block_table has shape {list(block.shape)}, must be [{pages.batch}, pages]"
+                )
+            room = block.shape[1] * self.plan.page_size
+            if self._on_host and lens.size and int(lens.max()) > room:
+                raise InvalidError(
+                    f"seq_lens goes up to {int(lens.max())}, block_table has room for {room}"
+                )
+            table.block_table_stride = block.shape[1]
+        else:
+            indptr = self._ints(arrays["kv_indptr"], "kv_indptr", table, "kv_indptr")
+            if arrays["seq_lens"] is not None:
+                self._per_request(
+                    self._ints(arrays["seq_lens"], "seq_lens", table, "seq_lens"), "seq_lens"
+                )
+            if self._on_host and indptr.size:
+                self.max_kv_row = int(indptr.max())
+
+    def _set_mask(self, mask: Mask) -> None:
+        if (mask is not None) != self.plan.has_mask:
+            raise InvalidError(
+                f"mask is {'given' if mask is not None else 'missing'} and has_mask of the "
+                f"plan is {self.plan.has_mask}"
+            )
+        if mask is None:
+            return
+        bits, indptr = mask if isinstance(mask, tuple) else pack_mask(mask)
+        bits = self._ints(bits, "mask bits", self._args, "mask_bits", "uint8")
+        indptr = self._ints(indptr, "mask indptr", self._args, "mask_indptr", "int64")
+        if tuple(indptr.shape) != (self._args.batch + 1,):
+            raise InvalidError(
+                f"mask indptr has shape {list(indptr.shape)}, must be [{self._args.batch + 1}]"
+            )
+        if self._on_host and int(indptr.max()) > bits.size:
+            raise InvalidError(
+                f"mask indptr goes up to {int(indptr.max())}, mask bits has {bits.size}"
+            )
+
+    def run(
+        self,
+        q: Any,
+        k: Keys,
+        v: Keys,
+        *,
+        q_scale: Any = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
+        sinks: Any = None,
+        sm_scale: Optional[float] = None,
+        soft_cap: float = 0.0,
+        out: Any = None,
+        o_scale: Any = None,
+        return_lse: bool = False,
+        lse: Any = None,
+        lse_base2: bool = False,
+    ) -> Any:
+        """o [total_q, num_qo_heads, v_head_dim], or (o, lse [total_q, num_qo_heads]).
+
+        q: [total_q, num_qo_heads, head_dim]. k, v: a Paged, pages [page, slot, kv_head, dim], or
+        without pages rows [row, kv_head, dim]; int8 comes as (codes, row_scale). Scales are a
+        number, [num_kv_heads] or [batch, num_kv_heads]; q_scale, for e4m3 Q alone, also
+        [total_q, num_kv_heads, group_size]. sinks: [num_qo_heads]. sm_scale None = 1/sqrt(head_dim).
+        soft_cap 0 = off. out and lse are written to where they are given; lse may be a transposed
+        view.
+        """
+        if not self._lock.acquire(False):
+            raise BusyError("the batch is in use: one thread at a time")
+        try:
+            kept, out, lse = self._fill(
+                q,
+                k,
+                v,
+                q_scale,
+                k_scale,
+                v_scale,
+                sinks,
+                sm_scale,
+                soft_cap,
+                out,
+                o_scale,
+                return_lse,
+                lse,
+                lse_base2,
+            )
+            if self._on_host:
+                plan = pointer_of(self.plan)
+                check(lib.kv8_attention_run(plan, self._args, self._workspace_pointer()))
+            else:
+                self._launch(q)
+            del kept
+            return (out, lse) if return_lse else out
+        finally:
+            self._lock.release()
+
+    def _launch(self, q: Any) -> None:
+        from .device import current_stream
+
+        plan, stream = pointer_of(self.plan), current_stream(self.plan.device[1])
+        if self._workspace is None:
+            import torch
+
+            self._workspace = torch.empty(
+                self.plan.workspace_size + 256, dtype=torch.uint8, device=q.device
+            )
+        start = -(-address_of(self._workspace) // 256) * 256
+        space = pointer(start)
+        if not self._prepared:
+            check(lib.kv8_attention_device_workspace_init(plan, stream, space))
+            check(lib.kv8_attention_device_prepare(plan, stream, self._args, space))
+            self._prepared = True
+        check(lib.kv8_attention_device_run(plan, stream, self._args, space))
+
+    def reference(self, q: Any, k: Keys, v: Keys, **options: Any) -> tuple[Any, Any]:
+        """The oracle: o and lse in float64, slow and obvious, of the same arguments as run()."""
+        if not self._on_host:
+            raise UnsupportedError("the reference runs on the CPU")
+        plan = self.plan
+        kept, _, _ = self._fill(q, k, v, return_lse=True, **options)
+        o = np.zeros((self.total_q, plan.num_qo_heads, plan.v_head_dim))
+        lse = np.zeros((self.total_q, plan.num_qo_heads))
+        check(
+            lib.kv8_attention_reference(
+                plan.spec,
+                self._args,
+                pointer(address_of(o), "double *"),
+                pointer(address_of(lse), "double *"),
+            )
+        )
+        del kept
+        return o, lse
+
+    def describe(self) -> str:
+        """Kernel, splits, bytes to move: one line."""
+        line = ffi.new("char[]", 1024)
+        plan = pointer_of(self.plan)
+        if self._on_host:
+            check(
+                lib.kv8_attention_describe(plan, self._args, self._workspace_pointer(), line, 1024)
+            )
+        else:
+            args = self._args if self._args.k else ffi.NULL
+            check(lib.kv8_attention_device_describe(plan, args, line, 1024))
+        return text(line) or ""
+
+    def _fill(
+        self,
+        q: Any,
+        k: Keys,
+        v: Keys,
+        q_scale: Any = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
+        sinks: Any = None,
+        sm_scale: Optional[float] = None,
+        soft_cap: float = 0.0,
+        out: Any = None,
+        o_scale: Any = None,
+        return_lse: bool = False,
+        lse: Any = None,
+        lse_base2: bool = False,
+    ) -> tuple[list[Any], Any, Any]:
+        plan, args = self.plan, self._args
+        rows = view(q, "q", 3, plan.q_dtype)
+        total = rows.shape[0] if self.total_q < 0 else self.total_q
+        _must(rows, "q", (total, plan.num_qo_heads, plan.head_dim), exact=False)
+        k_pages = self._keys(k, "k", plan.k_dtype, plan.head_dim)
+        v_pages = self._keys(v, "v", plan.v_dtype, plan.v_head_dim)
+        if out is None:
+            out = empty((rows.shape[0], plan.num_qo_heads, plan.v_head_dim), plan.o_dtype, q)
+            if self._on_host and rows.shape[0] > total:
+                out[total:] = 0
+        o_rows = view(out, "out", 3, plan.o_dtype, writable=True)
+        _must(o_rows, "out", (total, plan.num_qo_heads, plan.v_head_dim), exact=False)
+        same_device(plan.device, q=rows, k=k_pages.data, v=v_pages.data, out=o_rows)
+        k_struct, v_struct = k_pages.struct(), v_pages.struct()
+        if plan.page_size == 0:
+            k_struct.num_pages = v_struct.num_pages = 0
+        kept = [rows, k_pages, v_pages, o_rows, k_struct, v_struct]
+        args.q, args.o = pointer(rows.address), pointer(o_rows.address)
+        args.q_stride_row, args.q_stride_head = rows.strides[0], rows.strides[1]
+        args.o_stride_row, args.o_stride_head = o_rows.strides[0], o_rows.strides[1]
+        args.k, args.v = k_struct, v_struct
+        for name, values in (("k_scale", k_scale), ("v_scale", v_scale)):
+            address, per_batch, per_head = self._scale(values, name, kept)
+            setattr(args, name, address)
+            setattr(args, name + "_stride_batch", per_batch)
+            setattr(args, name + "_stride_head", per_head)
+        self._set_q_scale(q_scale, kept)
+        args.sm_scale = 0.0 if sm_scale is None else sm_scale
+        if sm_scale is not None and not sm_scale > 0:
+            raise InvalidError(f"sm_scale is {sm_scale}, must be above 0")
+        args.logits_soft_cap = soft_cap
+        args.sink_logit = self._floats(sinks, "sinks", (plan.num_qo_heads,), kept)
+        args.o_scale = self._floats(o_scale, "o_scale", (), kept)
+        args.lse_base2 = bool(lse_base2)
+        lse = self._set_lse(rows, lse, return_lse, q, kept)
+        self._kept = kept  # describe reads the args
+        return kept, out, lse
+
+    def _set_lse(self, rows: View, lse: Any, return_lse: bool, q: Any, kept: list[Any]) -> Any:
+        args = self._args
+        args.lse = ffi.NULL
+        if lse is None and return_lse:
+            lse = empty((rows.shape[0], self.plan.num_qo_heads), "f32", q)
+            if self._on_host and rows.shape[0] > self.total_q:
+                lse[self.total_q :] = -np.inf
+        if lse is None:
+            return None
+        seen = _foreign_view(lse, "lse")
+        if (
+            seen.dtype != "f32"
+            or len(seen.shape) != 2
+            or not seen.writable
+            or (seen.shape[0] < max(self.total_q, 0))
+            or seen.shape[1] != self.plan.num_qo_heads
+        ):
+            raise InvalidError(
+                f"lse has shape {list(seen.shape)} and dtype {seen.dtype}, must be "
+                f"[{rows.shape[0]}, {self.plan.num_qo_heads}] f32"
+            )
+        same_device(self.plan.device, lse=seen)
+        args.lse = pointer(seen.address, "float *")
+        args.lse_stride_row, args.lse_stride_head = seen.strides
+        kept.append(seen)
+        return lse
+
+    def _keys(self, x: Keys, name: str, dtype: str, dim: int) -> Paged:
+        plan = self.plan
+        if not isinstance(x, Paged):
+            data, scale = x if isinstance(x, tuple) else (x, None)
+            if plan.page_size == 0:
+                data = _one_page(view(data, name, 3, dtype))
+                scale = (
+                    scale if scale is None else _one_page(view(scale, "row_scale of " + name, 2))
+                )
+            x = Paged(data, dtype=dtype, row_scale=scale)
+        if x.dtype != dtype:
+            raise InvalidError(f"{name} has dtype {x.dtype}, the plan {dtype}")
+        shape = x.shape
+        if shape[2:] != (plan.num_kv_heads, dim) or plan.page_size not in (0, shape[1]):
+            raise InvalidError(
+                f"{name} has shape {list(shape)}, must be [pages, {plan.page_size or 'rows'},"
+                f" {plan.num_kv_heads}, {dim}]"
+            )
+        if plan.page_size == 0 and (shape[0] != 1 or self.max_kv_row > shape[1]):
+            raise InvalidError(
+                f"{name} has {shape[1]} rows, kv_indptr goes up to {self.max_kv_row}"
+            )
+        return x
+
+    def _scale(self, values: Any, name: str, kept: list[Any]) -> tuple[Any, int, int]:
+        """Address and strides over batch and KV head of a scale."""
+        if values is None:
+            return ffi.NULL, 0, 0
+        seen = self._float_view(values, name)
+        batch, heads = int(self._args.batch), self.plan.num_kv_heads
+        kept.append(seen)
+        shape, strides = seen.shape, seen.strides
+        if len(shape) == 1 and shape[0] in (1, heads):
+            shape, strides = (1,) + shape, (0,) + strides
+        if len(shape) == 0:
+            shape, strides = (1, 1), (0, 0)
+        if len(shape) != 2 or shape[0] not in (1, batch) or shape[1] not in (1, heads):
+            raise InvalidError(
+                f"{name} has shape {list(seen.shape)}, must be one number, [{heads}] or "
+                f"[{batch}, {heads}]"
+            )
+        return (
+            pointer(seen.address, "float *"),
+            strides[0] if shape[0] > 1 else 0,
+            strides[1] if shape[1] > 1 else 0,
+        )
+
+    def _set_q_scale(self, values: Any, kept: list[Any]) -> None:
+        plan, args = self.plan, self._args
+        group = plan.num_qo_heads // max(plan.num_kv_heads, 1)
+        if values is not None and plan.q_dtype != "e4m3":
+            raise InvalidError(f"q_scale is given and q is {plan.q_dtype}: e4m3 alone has one")
+        args.q_scale_stride_row = args.q_scale_stride_group = 0
+        if values is not None and getattr(values, "ndim", 0) == 3:
+            seen = self._float_view(values, "q_scale")
+            if seen.shape[0] < self.total_q or seen.shape[1:] != (plan.num_kv_heads, group):
+                raise InvalidError(
+                    f"q_scale has shape {list(seen.shape)}, must be [{self.total_q}, "
+                    f"{plan.num_kv_heads}, {group}]"
+                )
+            kept.append(seen)
+            args.q_scale = pointer(seen.address, "float *")
+            args.q_scale_stride_batch = 0
+            (args.q_scale_stride_row, args.q_scale_stride_kv_head, args.q_scale_stride_group) = (
+                seen.strides
+            )
+            return
+        if values is None and plan.q_dtype == "e4m3":
+            values = 1.0
+        (args.q_scale, args.q_scale_stride_batch, args.q_scale_stride_kv_head) = self._scale(
+            values, "q_scale", kept
+        )
+
+    def _float_view(self, values: Any, name: str) -> View:
+        """float32 values on the plan's device."""
+        if self._on_host:
+            if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+                values = _as_float_array(values, name)
+            return _foreign_view(values, name)
+        return _foreign_view(_device_floats(values, self.plan.device[1]), name)
+
+    def _floats(self, values: Any, name: str, shape: tuple[int, ...], kept: list[Any]) -> Any:
+        if values is None:
+            return ffi.NULL
+        seen = self._float_view(values, name)
+        count = int(np.prod(seen.shape, dtype=np.int64))
+        if (len(seen.shape) > 1 and shape) or count != (shape[0] if shape else 1):
+            raise InvalidError(f"{name} has shape {list(seen.shape)}, must be {list(shape)}")
+        if seen.shape and seen.strides[0] != 1 and seen.shape[0] > 1:
+            raise InvalidError(f"{name} has stride {seen.strides[0]}, must be 1")
+        kept.append(seen)
+        return pointer(seen.address, "float *")

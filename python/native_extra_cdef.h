@@ -1,0 +1,23 @@
+/* native_extra_cdef.h - what Python sees of native_extra.h, and the callbacks that are Python's.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+typedef struct {
+    int32_t device_type, device_id;
+} kv8_py_dl_device;
+typedef struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+} kv8_py_dl_type;
+typedef struct {
+    void *data;
+    kv8_py_dl_device device;
+    int32_t ndim;
+    kv8_py_dl_type dtype;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} kv8_py_dl_tensor;
+uintptr_t kv8_py_dlpack(const kv8_py_dl_tensor *tensor, uintptr_t owner);
+
+extern "Python" int kv8_py_progress(void *cookie, const char *what, uint64_t done, uint64_t total);
+extern "Python" void kv8_py_logits(void *cookie, int32_t first, int32_t num_rows,
+                                   const float *logits);
