@@ -34,7 +34,9 @@ from ._operands import pack_mask
 from .attend import attend, last_kernel
 from .attention import AttentionBatch, AttentionPlan
 from .cache import Cache, CacheCounters, CacheLayer, CacheStats, Sequence
+from .calibrate import Fit, ObservedHead, Observer, ScaleData, ScaleFile
 from .device import Device, Stream, device_count, images_note
+from .engine import Engine, Event
 from .formats import (
     Narrowed,
     NarrowedInt8,
@@ -47,6 +49,7 @@ from .formats import (
     widen,
 )
 from .merge import apply_sink, merge
+from .model import CompareRow, Model, ModelInfo, Tokenizer
 from .pages import Paged, PageTable
 from .rope import Rope
 
