@@ -266,7 +266,8 @@ KV8_API KV8_NODISCARD kv8_status kv8_service_cancel(kv8_service *service, uint64
 /* As kv8_engine_get_stats, after the step under way. */
 KV8_API KV8_NODISCARD kv8_status kv8_service_get_stats(kv8_service *service,
                                                        kv8_engine_stats *stats_out);
-/* Takes no more requests and returns when those it has have ended. Not from on_event. */
+/* Takes no more requests and returns when those it has have ended. Not from on_event. NULL is
+ * fine. */
 KV8_API void kv8_service_drain(kv8_service *service);
 
 #ifdef __cplusplus

@@ -35,7 +35,6 @@ static kv8_status take_array(const kv8_engine *engine, int64_t count, size_t siz
     X(tops, (int64_t)e->max_rows *KV8_MAX_LOGPROBS)   \
     X(chosen, e->max_running)                         \
     X(events, (int64_t)e->max_running + e->max_alive) \
-    X(expired, e->max_alive)                          \
     X(samplers, kv8_threads_count(e->threads))        \
     X(masks, (int64_t)kv8_threads_count(e->threads) * e->mask_words)
 
@@ -222,6 +221,7 @@ kv8_status kv8_engine_prepare(const kv8_engine *engine, const kv8_request *reque
     KV8_TRY(check_request(engine, request, parent));
     kv8_running *running = NULL;
     KV8_TRY(kv8_running_create(&running, request, parent, engine->allocator));
+    running->arrived_ns = kv8_time_ns();
     const kv8_arrival arrival = arrival_of(running);
     const kv8_status status = kv8_scheduler_check(engine->scheduler, &arrival);
     if (status == KV8_OK)
@@ -232,11 +232,11 @@ kv8_status kv8_engine_prepare(const kv8_engine *engine, const kv8_request *reque
 }
 
 void kv8_engine_admit(kv8_engine *engine, kv8_running *running) {
-    const uint64_t now = kv8_time_ns(), wait = running->spec.deadline_ns;
+    const uint64_t arrived = running->arrived_ns, wait = running->spec.deadline_ns;
     kv8_arrival arrival = arrival_of(running);
     arrival.owner = running;
-    arrival.deadline_ns = wait > 0 && now + wait > now ? now + wait : 0;
-    KV8_MUST(kv8_scheduler_submit(engine->scheduler, &arrival, now, &running->handle));
+    arrival.deadline_ns = wait > 0 && arrived + wait > arrived ? arrived + wait : 0;
+    KV8_MUST(kv8_scheduler_submit(engine->scheduler, &arrival, arrived, &running->handle));
     engine->last_id = running->id;
     engine->requests[engine->num_requests++] = running;
 }

@@ -45,14 +45,12 @@ struct kv8_engine {
     /* What became of it. */
     kv8_share *shares; /* [num_shares] of max_running */
     int32_t num_shares;
-    int32_t *share_of;  /* [max_rows] */
-    int32_t *bad_ids;   /* [max_rows] first id whose logit is not finite; -1 = none */
-    float *logprobs;    /* [max_rows] */
-    kv8_logprob *tops;  /* [max_rows, KV8_MAX_LOGPROBS], those of a share side by side */
-    int32_t *chosen;    /* [max_running] as kv8_scheduler_commit takes it */
-    kv8_event *events;  /* [max_running + max_alive]: shares, then requests that expired */
-    kv8_event *expired; /* [num_expired] of max_alive, not told yet */
-    int32_t num_expired;
+    int32_t *share_of; /* [max_rows] */
+    int32_t *bad_ids;  /* [max_rows] first id whose logit is not finite; -1 = none */
+    float *logprobs;   /* [max_rows] */
+    kv8_logprob *tops; /* [max_rows, KV8_MAX_LOGPROBS], those of a share side by side */
+    int32_t *chosen;   /* [max_running] as kv8_scheduler_commit takes it */
+    kv8_event *events; /* [max_running + max_alive]: shares, then requests that expired */
 
     kv8_sampler **samplers; /* [num_samplers]: one for each thread */
     uint32_t *masks;        /* [num_samplers, mask_words] */

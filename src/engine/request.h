@@ -17,6 +17,7 @@ typedef struct kv8_running {
     kv8_request_id handle, parent; /* the scheduler's names */
     int32_t *token_ids;            /* [capacity]: prompt, then generated; the scheduler writes */
     int32_t num_prompt, num_tokens, capacity;
+    uint64_t arrived_ns;
     bool rests; /* ended, but held */
     kv8_request spec;
     kv8_sampling sampling;

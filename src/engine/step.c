@@ -216,11 +216,11 @@ static void tell(kv8_engine *e, int32_t idx) {
     kv8_engine_forget(e, r);
 }
 
-/* Requests that expired are told with the next step that succeeds. */
-static void take_expired(kv8_engine *e, const kv8_schedule *schedule) {
+/* Requests that expired are told behind the step's. */
+static void tell_expired(kv8_engine *e, const kv8_schedule *schedule) {
     for (int32_t i = 0; i < schedule->num_expired; i++) {
         kv8_running *const r = schedule->expired[i];
-        e->expired[e->num_expired++] = (kv8_event){
+        e->events[e->num_shares + i] = (kv8_event){
             .request = r->id, .token = -1, .finish = KV8_FINISH_EXPIRED, .user = r->spec.user};
         kv8_engine_forget(e, r);
     }
@@ -242,32 +242,35 @@ static kv8_status choose(kv8_engine *e) {
     return kv8_scheduler_commit(e->scheduler, e->chosen);
 }
 
+/* The rows of a schedule through the model; none of them has happened on failure. */
+static kv8_status run_rows(kv8_engine *e, const kv8_schedule *schedule) {
+    const uint64_t begin = kv8_time_ns();
+    const kv8_status status = compute(e, schedule);
+    if (status != KV8_OK) {
+        kv8_scheduler_abandon(e->scheduler);
+        e->num_shares = 0;
+        return status;
+    }
+    e->stats.model_ns += kv8_time_ns() - begin;
+    e->stats.num_steps++;
+    KV8_TRY(choose(e));
+    for (int32_t i = 0; i < e->num_shares; i++) tell(e, i);
+    return KV8_OK;
+}
+
 kv8_status kv8_engine_step(kv8_engine *engine, int32_t *num_events_out) {
     KV8_REQUIRE(engine, num_events_out);
     kv8_engine *const e = engine;
     const uint64_t begin = kv8_time_ns();
     kv8_schedule schedule;
-    *num_events_out = 0;
-    const kv8_status planned = kv8_scheduler_plan(e->scheduler, begin, &schedule);
-    take_expired(e, &schedule);
-    KV8_TRY(planned);
-    const uint64_t computing = kv8_time_ns();
-    e->stats.schedule_ns += computing - begin;
-    e->num_shares = 0;
-    if (schedule.num_rows > 0) {
-        const kv8_status status = compute(e, &schedule);
-        if (status != KV8_OK) {
-            kv8_scheduler_abandon(e->scheduler);
-            return status;
-        }
-        e->stats.model_ns += kv8_time_ns() - computing;
-        e->stats.num_steps++;
-        KV8_TRY(choose(e));
-        for (int32_t i = 0; i < e->num_shares; i++) tell(e, i);
-    }
-    memcpy(e->events + e->num_shares, e->expired, (size_t)e->num_expired * sizeof *e->events);
-    *num_events_out = e->num_shares + e->num_expired;
-    e->num_expired = 0;
+    *num_events_out = e->num_shares = 0;
+    kv8_status status = kv8_scheduler_plan(e->scheduler, begin, &schedule);
+    e->stats.schedule_ns += kv8_time_ns() - begin;
+    if (status == KV8_OK && schedule.num_rows > 0) status = run_rows(e, &schedule);
+    /* Requests have changed when some expired: what failed fails again in the next step. */
+    if (status != KV8_OK && schedule.num_expired == 0) return status;
+    tell_expired(e, &schedule);
+    *num_events_out = e->num_shares + schedule.num_expired;
     return KV8_OK;
 }
 

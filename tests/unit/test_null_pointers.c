@@ -286,6 +286,17 @@ static void engine_calls(void **state) {
     REFUSED(kv8_engine_cancel(NULL, 1));
     REFUSED(kv8_engine_step(NULL, P));
     REFUSED(kv8_engine_step(P, NULL));
+    REFUSED(kv8_engine_get_stats(NULL, P));
+    REFUSED(kv8_engine_get_stats(P, NULL));
+    REFUSED(kv8_service_start(NULL, P, P));
+    REFUSED(kv8_service_start(P, NULL, P));
+    REFUSED(kv8_service_start(P, P, NULL));
+    REFUSED(kv8_service_submit(NULL, P, P));
+    REFUSED(kv8_service_submit(P, NULL, P));
+    REFUSED(kv8_service_submit(P, P, NULL));
+    REFUSED(kv8_service_cancel(NULL, 1));
+    REFUSED(kv8_service_get_stats(NULL, P));
+    REFUSED(kv8_service_get_stats(P, NULL));
 }
 
 static void evaluate_calls(void **state) {

@@ -1,0 +1,317 @@
+/* service.c - a thread that steps an engine, and requests that come to it from others.
+ *
+ * Callers never touch the engine: they put requests into `entries` and marks on them, under a lock
+ * that is never held while the model computes or an event is told. Between steps the thread hands
+ * the new ones to the engine and ends those that are marked. It sleeps when the engine has nothing
+ * to do.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* sigfillset, pthread_sigmask */
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+#include "engine_state.h"
+
+/* A request that has not been told to have ended. */
+typedef struct entry {
+    uint64_t id;
+    kv8_running *running;
+    kv8_finish finish; /* how it is to end after the step under way; NONE = it goes on */
+} entry;
+
+struct kv8_service {
+    kv8_service_options options;
+    kv8_engine *engine;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;  /* the thread: there is something to do */
+    pthread_cond_t moved; /* who waits: all have ended, or figures are there */
+
+    /* Under the lock. */
+    entry
+        *entries; /* [num_entries] of max_alive, by id; the last num_new are not the engine's yet */
+    int32_t num_entries, num_new, num_marked;
+    int32_t num_alive; /* those whose last event is being told, too */
+    uint64_t last_id;
+    bool drains, stops;
+    uint64_t stats_asked, stats_given; /* questions so far, and answered ones */
+    kv8_engine_stats stats;
+    kv8_status stats_status;
+    char stats_message[KV8_ENGINE_MESSAGE];
+
+    /* The thread's. */
+    entry *ending; /* [max_alive] */
+    char failure[KV8_ENGINE_MESSAGE];
+};
+
+/* --- events --- */
+
+static void tell(kv8_service *s, const kv8_event *event) {
+    s->options.on_event(s->options.cookie, event);
+    if (event->finish == KV8_FINISH_NONE) return;
+    pthread_mutex_lock(&s->lock);
+    if (--s->num_alive == 0) pthread_cond_broadcast(&s->moved);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* The index of the first entry whose id is not below `id`. */
+static int32_t lower_bound(const kv8_service *s, uint64_t id) {
+    int32_t low = 0, high = s->num_entries;
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2;
+        if (s->entries[middle].id < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* A request that the engine has ended takes no more marks. */
+static void drop_entry(kv8_service *s, uint64_t id) {
+    pthread_mutex_lock(&s->lock);
+    const int32_t i = lower_bound(s, id);
+    s->num_marked -= s->entries[i].finish != KV8_FINISH_NONE;
+    s->num_entries--;
+    memmove(&s->entries[i], &s->entries[i + 1], (size_t)(s->num_entries - i) * sizeof *s->entries);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* --- the thread --- */
+
+/* Marks everything that the engine has and that goes on. */
+static void mark_all(kv8_service *s, kv8_finish finish) {
+    for (int32_t i = 0; i < s->num_entries - s->num_new; i++) {
+        if (s->entries[i].finish != KV8_FINISH_NONE) continue;
+        s->entries[i].finish = finish;
+        s->num_marked++;
+    }
+}
+
+static void admit_new(kv8_service *s) {
+    for (; s->num_new > 0; s->num_new--)
+        kv8_engine_admit(s->engine, s->entries[s->num_entries - s->num_new].running);
+}
+
+/* Takes the marked entries out; how many are in `ending` then. */
+static int32_t take_marked(kv8_service *s) {
+    if (s->num_marked == 0) return 0;
+    int32_t num = 0, kept = 0;
+    for (int32_t i = 0; i < s->num_entries; i++) {
+        if (s->entries[i].finish != KV8_FINISH_NONE)
+            s->ending[num++] = s->entries[i];
+        else
+            s->entries[kept++] = s->entries[i];
+    }
+    s->num_entries = kept;
+    s->num_marked = 0;
+    return num;
+}
+
+static void end_marked(kv8_service *s, int32_t num) {
+    for (int32_t i = 0; i < num; i++) {
+        const entry *const e = &s->ending[i];
+        const kv8_event event = {.request = e->id,
+                                 .token = -1,
+                                 .finish = e->finish,
+                                 .message = e->finish == KV8_FINISH_FAILED ? s->failure : NULL,
+                                 .user = e->running->spec.user};
+        KV8_MUST(kv8_engine_cancel(s->engine, e->id));
+        tell(s, &event);
+    }
+}
+
+static void give_stats(kv8_service *s) {
+    if (s->stats_given == s->stats_asked) return;
+    s->stats = (kv8_engine_stats)KV8_ENGINE_STATS_INIT;
+    s->stats_status = kv8_engine_get_stats(s->engine, &s->stats);
+    if (s->stats_status != KV8_OK)
+        snprintf(s->stats_message, sizeof s->stats_message, "%s", kv8_status_message());
+    s->stats_given = s->stats_asked;
+    pthread_cond_broadcast(&s->moved);
+}
+
+/* A step that fails would fail again: the requests that it was for end with its message. */
+static void step(kv8_service *s) {
+    int32_t num_events = 0;
+    if (kv8_engine_step(s->engine, &num_events) != KV8_OK) {
+        snprintf(s->failure, sizeof s->failure, "%s", kv8_status_message());
+        pthread_mutex_lock(&s->lock);
+        mark_all(s, KV8_FINISH_FAILED);
+        pthread_mutex_unlock(&s->lock);
+    }
+    for (int32_t i = 0; i < num_events; i++) {
+        const kv8_event *const event = kv8_engine_event(s->engine, i);
+        if (event->finish != KV8_FINISH_NONE) drop_entry(s, event->request);
+        tell(s, event);
+    }
+}
+
+static void *run(void *opaque) {
+    kv8_service *const s = opaque;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        admit_new(s);
+        if (s->stops) mark_all(s, KV8_FINISH_CANCELLED);
+        give_stats(s);
+        const int32_t num_ending = take_marked(s);
+        const bool idle = s->num_entries == 0 && num_ending == 0;
+        if (idle && s->stops) break;
+        if (idle) {
+            pthread_cond_wait(&s->wake, &s->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&s->lock);
+        end_marked(s, num_ending);
+        if (s->engine->num_requests > 0) step(s);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* --- life --- */
+
+static void release(kv8_service *s) {
+    const size_t max_alive = (size_t)s->engine->max_alive;
+    kv8_release(s->options.allocator, s->entries, max_alive, sizeof *s->entries);
+    kv8_release(s->options.allocator, s->ending, max_alive, sizeof *s->ending);
+    pthread_cond_destroy(&s->wake);
+    pthread_cond_destroy(&s->moved);
+    pthread_mutex_destroy(&s->lock);
+    kv8_release(s->options.allocator, s, 1, sizeof *s);
+}
+
+/* Signals are for the program's own threads. */
+static kv8_status start_thread(kv8_service *s) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int refused = pthread_create(&s->thread, NULL, run, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (refused != 0)
+        return kv8_fail(KV8_ERR_NO_MEMORY, "the service's thread: %s", strerror(refused));
+    return KV8_OK;
+}
+
+kv8_status kv8_service_start(kv8_service **out, kv8_engine *engine,
+                             const kv8_service_options *options) {
+    KV8_REQUIRE(out);
+    *out = NULL;
+    KV8_REQUIRE(engine, options);
+    KV8_TAKE_STRUCT(kv8_service_options, options);
+    if (options->on_event == NULL) return kv8_fail(KV8_ERR_INVALID, "on_event is NULL");
+    if (engine->num_requests > 0)
+        return kv8_fail(KV8_ERR_INVALID, "the engine has %d requests already, must have none",
+                        engine->num_requests);
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_service), "service", &memory));
+    kv8_service *const s = memory;
+    s->options = *options;
+    s->engine = engine;
+    s->last_id = engine->last_id;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    pthread_cond_init(&s->moved, NULL);
+    const size_t max_alive = (size_t)engine->max_alive;
+    kv8_status status =
+        kv8_alloc(options->allocator, max_alive, sizeof *s->entries, "service", &memory);
+    if (status == KV8_OK) {
+        s->entries = memory;
+        status = kv8_alloc(options->allocator, max_alive, sizeof *s->ending, "service", &memory);
+    }
+    if (status == KV8_OK) {
+        s->ending = memory;
+        status = start_thread(s);
+    }
+    if (status == KV8_OK)
+        *out = s;
+    else
+        release(s);
+    return status;
+}
+
+void kv8_service_stop(kv8_service *service) {
+    if (service == NULL) return;
+    pthread_mutex_lock(&service->lock);
+    service->drains = service->stops = true;
+    pthread_cond_signal(&service->wake);
+    pthread_mutex_unlock(&service->lock);
+    pthread_join(service->thread, NULL);
+    release(service);
+}
+
+/* --- calls from any thread --- */
+
+/* Puts a request in line; its id is then set. */
+static kv8_status enter(kv8_service *s, kv8_running *running) {
+    if (s->drains) return kv8_fail(KV8_ERR_CANCELLED, "the service takes no more requests");
+    if (s->num_alive == s->engine->max_alive)
+        return kv8_fail(KV8_ERR_FULL,
+                        "%d requests are alive, the limit of max_requests and max_waiting",
+                        s->num_alive);
+    running->id = ++s->last_id;
+    s->entries[s->num_entries++] = (entry){.id = running->id, .running = running};
+    s->num_new++;
+    s->num_alive++;
+    pthread_cond_signal(&s->wake);
+    return KV8_OK;
+}
+
+kv8_status kv8_service_submit(kv8_service *service, const kv8_request *request, uint64_t *id_out) {
+    KV8_REQUIRE(service, id_out);
+    KV8_TAKE_STRUCT(kv8_request, request);
+    if (request->hold != 0 || request->parent != 0)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "a service holds no requests: hold is %d, parent %llu, both must be 0",
+                        request->hold, (unsigned long long)request->parent);
+    kv8_running *running = NULL;
+    KV8_TRY(kv8_engine_prepare(service->engine, request, NULL, &running));
+    pthread_mutex_lock(&service->lock);
+    const kv8_status status = enter(service, running);
+    if (status == KV8_OK) *id_out = service->last_id;
+    pthread_mutex_unlock(&service->lock);
+    if (status != KV8_OK) kv8_running_destroy(running, service->engine->allocator);
+    return status;
+}
+
+kv8_status kv8_service_cancel(kv8_service *service, uint64_t id) {
+    KV8_REQUIRE(service);
+    pthread_mutex_lock(&service->lock);
+    const int32_t i = lower_bound(service, id);
+    const bool lives = i < service->num_entries && service->entries[i].id == id;
+    if (lives && service->entries[i].finish == KV8_FINISH_NONE) {
+        service->entries[i].finish = KV8_FINISH_CANCELLED;
+        service->num_marked++;
+        pthread_cond_signal(&service->wake);
+    }
+    pthread_mutex_unlock(&service->lock);
+    if (lives) return KV8_OK;
+    return kv8_fail(KV8_ERR_NOT_FOUND, "no request %llu", (unsigned long long)id);
+}
+
+kv8_status kv8_service_get_stats(kv8_service *service, kv8_engine_stats *stats_out) {
+    KV8_REQUIRE(service, stats_out);
+    pthread_mutex_lock(&service->lock);
+    const uint64_t question = ++service->stats_asked;
+    pthread_cond_signal(&service->wake);
+    if (pthread_equal(pthread_self(), service->thread)) give_stats(service); /* from on_event */
+    while (service->stats_given < question) pthread_cond_wait(&service->moved, &service->lock);
+    kv8_engine_stats stats = service->stats;
+    stats.num_waiting += service->num_new;
+    const kv8_status status = service->stats_status;
+    if (status != KV8_OK) (void)kv8_fail(status, "%s", service->stats_message);
+    pthread_mutex_unlock(&service->lock);
+    KV8_TRY(status);
+    KV8_WRITE_STRUCT(kv8_engine_stats, stats_out, &stats);
+    return KV8_OK;
+}
+
+void kv8_service_drain(kv8_service *service) {
+    if (service == NULL) return;
+    pthread_mutex_lock(&service->lock);
+    service->drains = true;
+    while (service->num_alive > 0) pthread_cond_wait(&service->moved, &service->lock);
+    pthread_mutex_unlock(&service->lock);
+}

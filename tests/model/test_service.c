@@ -1,0 +1,307 @@
+/* test_service.c - the thread that steps an engine: many callers at once, every request told to its
+ * one end, whatever is cancelled, refused, drained, stopped or fails.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+
+#include "engine_runs.h"
+#include "model.h"
+
+/* --- what became of the requests --- */
+
+enum { MAX_ANSWER = 64 };
+
+/* A request as its caller sees it; the lock guards all of them. */
+typedef struct ticket {
+    uint64_t id;
+    int32_t tokens[MAX_ANSWER], num_tokens;
+    kv8_finish finish;
+    int32_t num_ends;
+    char message[100];
+} ticket;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
+
+static void take_event(void *cookie, const kv8_event *event) {
+    (void)cookie;
+    ticket *const t = event->user;
+    pthread_mutex_lock(&lock);
+    assert_int_equal(t->num_ends, 0);
+    if (event->token >= 0) t->tokens[t->num_tokens++] = event->token;
+    if (event->message != NULL) snprintf(t->message, sizeof t->message, "%s", event->message);
+    t->finish = event->finish;
+    t->num_ends += event->finish != KV8_FINISH_NONE;
+    if (t->num_ends > 0) pthread_cond_broadcast(&ended);
+    pthread_mutex_unlock(&lock);
+}
+
+static void wait_for(const ticket *t) {
+    pthread_mutex_lock(&lock);
+    while (t->num_ends == 0) pthread_cond_wait(&ended, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+typedef struct hall {
+    bench b;
+    kv8_service *service;
+} hall;
+
+static hall open_hall(int32_t num_pages, int32_t max_requests) {
+    kv8_engine_options options = KV8_ENGINE_OPTIONS_INIT;
+    options.share_prefixes = 1;
+    options.step_tokens = 128;
+    hall h = {.b = open_pool_bench(num_pages, max_requests, &options)};
+    kv8_service_options service = KV8_SERVICE_OPTIONS_INIT;
+    service.on_event = take_event;
+    assert_ok(kv8_service_start(&h.service, h.b.engine, &service));
+    return h;
+}
+
+static void close_hall(hall *h) {
+    kv8_service_stop(h->service);
+    close_bench(&h->b);
+}
+
+static kv8_status try_submit(hall *h, kv8_request request, ticket *t) {
+    *t = (ticket){0};
+    request.user = t;
+    return kv8_service_submit(h->service, &request, &t->id);
+}
+
+/* --- tests --- */
+
+static void many_at_once_equal_each_alone(void **state) {
+    (void)state;
+    enum { NUM = 64, ANSWER = 10 };
+    static ticket tickets[NUM];
+    hall h = open_hall(40, 16);
+    for (int i = 0; i < NUM; i++)
+        assert_ok(try_submit(&h, request_of(ids + 10 * i, 20 + i % 7, ANSWER), &tickets[i]));
+    kv8_service_drain(h.service);
+    ticket late;
+    assert_refused(try_submit(&h, request_of(ids, 5, 5), &late), KV8_ERR_CANCELLED, "no more");
+    close_hall(&h);
+    for (int i = 0; i < NUM; i++) {
+        int32_t alone[ANSWER];
+        continue_by_hand(ids + 10 * i, 20 + i % 7, alone, ANSWER);
+        assert_int_equal(tickets[i].num_ends, 1);
+        assert_int_equal(tickets[i].finish, KV8_FINISH_LENGTH);
+        assert_int_equal(tickets[i].num_tokens, ANSWER);
+        assert_memory_equal(tickets[i].tokens, alone, sizeof alone);
+    }
+}
+
+/* Callers that submit, cancel and look, more than the queue and the pool hold. */
+enum { CALLERS = 8, EACH = 30 };
+typedef struct caller {
+    hall *h;
+    uint64_t seed;
+    ticket tickets[EACH];
+    int32_t num_refused;
+} caller;
+
+static void *call(void *opaque) {
+    caller *const c = opaque;
+    test_rng rng = {c->seed};
+    for (int i = 0; i < EACH; i++) {
+        ticket *const t = &c->tickets[i];
+        kv8_request request =
+            request_of(ids + rng_range(&rng, 0, 3), rng_range(&rng, 1, 60), rng_range(&rng, 0, 30));
+        request.priority = rng_range(&rng, -1, 1);
+        request.cache_salt = (uint64_t)rng_range(&rng, 0, 1);
+        request.deadline_ns = rng_range(&rng, 0, 5) == 0 ? 20000000 : 0;
+        const kv8_status status = try_submit(c->h, request, t);
+        if (status != KV8_OK) {
+            c->num_refused++;
+            t->num_ends = status == KV8_ERR_FULL;
+            continue;
+        }
+        kv8_engine_stats stats = KV8_ENGINE_STATS_INIT;
+        if (rng_range(&rng, 0, 3) == 0 && kv8_service_cancel(c->h->service, t->id) != KV8_OK)
+            wait_for(t);
+        if (rng_range(&rng, 0, 5) == 0 && kv8_service_get_stats(c->h->service, &stats) != KV8_OK)
+            t->num_ends = -9;
+        if (rng_range(&rng, 0, 2) == 0) wait_for(t);
+    }
+    return NULL;
+}
+
+static void callers_at_random_get_one_end_each(void **state) {
+    (void)state;
+    static caller callers[CALLERS];
+    pthread_t threads[CALLERS];
+    hall h = open_hall(14, 6);
+    for (int i = 0; i < CALLERS; i++) {
+        callers[i] = (caller){.h = &h, .seed = (uint64_t)i};
+        assert_int_equal(pthread_create(&threads[i], NULL, call, &callers[i]), 0);
+    }
+    for (int i = 0; i < CALLERS; i++) pthread_join(threads[i], NULL);
+    kv8_service_drain(h.service);
+    int32_t finishes[8] = {0};
+    for (int i = 0; i < CALLERS; i++) {
+        for (int k = 0; k < EACH; k++) {
+            assert_int_equal(callers[i].tickets[k].num_ends, 1);
+            finishes[callers[i].tickets[k].finish]++;
+        }
+    }
+    kv8_engine_stats stats = KV8_ENGINE_STATS_INIT;
+    assert_ok(kv8_service_get_stats(h.service, &stats));
+    assert_int_equal(stats.num_running + stats.num_waiting, 0);
+    assert_int_equal(stats.pages_used, 0);
+    assert_int_equal(finishes[KV8_FINISH_FAILED], 0);
+    assert_true(finishes[KV8_FINISH_LENGTH] > 100 && finishes[KV8_FINISH_CANCELLED] > 0);
+    print_message("%d at length, %d cancelled, %d expired, %llu preempted\n",
+                  finishes[KV8_FINISH_LENGTH], finishes[KV8_FINISH_CANCELLED],
+                  finishes[KV8_FINISH_EXPIRED], (unsigned long long)stats.num_preemptions);
+    close_hall(&h);
+}
+
+static void a_full_line_refuses_and_stop_ends_everybody(void **state) {
+    (void)state;
+    enum { NUM = 66 }; /* two run, 64 wait */
+    static ticket tickets[NUM];
+    ticket one_more;
+    hall h = open_hall(64, 2);
+    for (int i = 0; i < NUM; i++)
+        assert_ok(try_submit(&h, request_of(ids, 100, MAX_ANSWER), &tickets[i]));
+    assert_refused(try_submit(&h, request_of(ids, 10, 1), &one_more), KV8_ERR_FULL,
+                   "66 requests are alive");
+    assert_ok(kv8_service_cancel(h.service, tickets[40].id));
+    wait_for(&tickets[40]);
+    assert_int_equal(tickets[40].finish, KV8_FINISH_CANCELLED);
+    assert_refused(kv8_service_cancel(h.service, tickets[40].id), KV8_ERR_NOT_FOUND, "request 41");
+    assert_refused(kv8_service_cancel(h.service, 1000), KV8_ERR_NOT_FOUND, "request 1000");
+    kv8_service_stop(h.service);
+    int32_t num_cancelled = 0;
+    for (int i = 0; i < NUM; i++) {
+        assert_int_equal(tickets[i].num_ends, 1);
+        num_cancelled += tickets[i].finish == KV8_FINISH_CANCELLED;
+    }
+    assert_true(num_cancelled > 50);
+    close_bench(&h.b);
+}
+
+static kv8_status refuse(kv8_model *m, kv8_cache *cache, const kv8_step *step) {
+    (void)m, (void)cache, (void)step;
+    return kv8_fail(KV8_ERR_DEVICE, "the model refuses");
+}
+
+static void a_step_that_fails_ends_its_requests_by_name(void **state) {
+    (void)state;
+    const kv8_architecture *const sound = model->architecture;
+    kv8_architecture broken = *sound;
+    broken.compute = refuse;
+    static ticket tickets[5];
+    model->architecture = &broken;
+    hall h = open_hall(64, 2);
+    for (int i = 0; i < 5; i++) assert_ok(try_submit(&h, request_of(ids, 9, 3), &tickets[i]));
+    for (int i = 0; i < 5; i++) {
+        wait_for(&tickets[i]);
+        assert_int_equal(tickets[i].finish, KV8_FINISH_FAILED);
+        assert_string_equal(tickets[i].message, "the model refuses");
+    }
+    close_hall(&h);
+    model->architecture = sound;
+}
+
+/* A chain: each request's end submits the next, from the service's own thread. */
+typedef struct chain {
+    kv8_service *service;
+    pthread_mutex_t begun; /* held until `service` is set */
+    int32_t links, num_ended, num_running;
+} chain;
+
+static void submit_link(chain *c) {
+    kv8_request request = request_of(ids, 5, 2);
+    uint64_t id = 0;
+    request.user = c;
+    assert_ok(kv8_service_submit(c->service, &request, &id));
+    c->links--;
+}
+
+static void forge(void *cookie, const kv8_event *event) {
+    chain *const c = cookie;
+    assert_ptr_equal(event->user, c);
+    if (event->finish == KV8_FINISH_NONE) return;
+    pthread_mutex_lock(&c->begun);
+    kv8_engine_stats stats = KV8_ENGINE_STATS_INIT;
+    assert_ok(kv8_service_get_stats(c->service, &stats));
+    assert_int_equal(stats.num_running, 0);
+    if (event->finish == KV8_FINISH_LENGTH)
+        assert_refused(kv8_service_cancel(c->service, event->request), KV8_ERR_NOT_FOUND, "no");
+    c->num_ended++;
+    if (c->links > 0) submit_link(c);
+    pthread_mutex_unlock(&c->begun);
+}
+
+static void events_may_submit_and_look(void **state) {
+    (void)state;
+    chain c = {.begun = PTHREAD_MUTEX_INITIALIZER, .links = 20};
+    bench b = open_pool_bench(64, 2, &(kv8_engine_options)KV8_ENGINE_OPTIONS_INIT);
+    const kv8_service_options options = {
+        .struct_size = sizeof options, .on_event = forge, .cookie = &c};
+    pthread_mutex_lock(&c.begun);
+    assert_ok(kv8_service_start(&c.service, b.engine, &options));
+    submit_link(&c);
+    pthread_mutex_unlock(&c.begun);
+    for (bool done = false; !done;) {
+        pthread_mutex_lock(&c.begun);
+        done = c.num_ended == 20;
+        pthread_mutex_unlock(&c.begun);
+        usleep(1000);
+    }
+    kv8_service_stop(c.service);
+    close_bench(&b);
+}
+
+static void what_a_service_does_not_take_is_refused_by_name(void **state) {
+    (void)state;
+    hall h = open_hall(64, 2);
+    ticket t;
+    kv8_request request = request_of(ids, 5, 5);
+    request.hold = 1;
+    assert_refused(try_submit(&h, request, &t), KV8_ERR_UNSUPPORTED, "hold is 1");
+    request.hold = 0;
+    request.parent = 3;
+    assert_refused(try_submit(&h, request, &t), KV8_ERR_UNSUPPORTED, "parent 3");
+    request = request_of(ids, 500, 50);
+    assert_refused(try_submit(&h, request, &t), KV8_ERR_INVALID, "max_seq_len is 512");
+    close_hall(&h);
+    bench b = open_pool_bench(64, 2, &(kv8_engine_options)KV8_ENGINE_OPTIONS_INIT);
+    kv8_service *service = NULL;
+    kv8_service_options options = KV8_SERVICE_OPTIONS_INIT;
+    assert_refused(kv8_service_start(&service, b.engine, &options), KV8_ERR_INVALID, "on_event");
+    options.on_event = take_event;
+    request = request_of(ids, 5, 5);
+    uint64_t id = 0;
+    assert_ok(kv8_engine_submit(b.engine, &request, &id));
+    assert_refused(kv8_service_start(&service, b.engine, &options), KV8_ERR_INVALID,
+                   "has 1 requests already");
+    assert_ok(kv8_engine_cancel(b.engine, id));
+    int64_t failures = 0;
+    for (kv8_status status = KV8_ERR_NO_MEMORY; status != KV8_OK; failures++) {
+        failing_heap heap = {.fail_at = failures};
+        const kv8_allocator allocator = {failing_alloc, failing_release, &heap};
+        options.allocator = &allocator;
+        status = kv8_service_start(&service, b.engine, &options);
+        if (status != KV8_OK) assert_int_equal(status, KV8_ERR_NO_MEMORY);
+        assert_true((status == KV8_OK) == (service != NULL));
+        kv8_service_stop(service);
+        assert_int_equal(heap.live, 0);
+    }
+    assert_int_equal(failures, 4);
+    close_bench(&b);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(many_at_once_equal_each_alone),
+        cmocka_unit_test(callers_at_random_get_one_end_each),
+        cmocka_unit_test(a_full_line_refuses_and_stop_ends_everybody),
+        cmocka_unit_test(a_step_that_fails_ends_its_requests_by_name),
+        cmocka_unit_test(events_may_submit_and_look),
+        cmocka_unit_test(what_a_service_does_not_take_is_refused_by_name),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
