@@ -23,6 +23,7 @@ enum { CLI_MAX_THREADS = 1024 }; /* what kv8_threads_create() takes */
 int cmd_compare(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_score(int argc, char **argv);
+int cmd_serve(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_calibrate(int argc, char **argv);
 int cmd_info(int argc, char **argv);

@@ -10,14 +10,15 @@
 
 #include "cli.h"
 
-enum { MAX_OPTIONS = 32, FIRST_OPTION = 256 }; /* getopt returns characters below */
+enum { MAX_OPTIONS = 48, FIRST_OPTION = 256 }; /* getopt returns characters below */
 
 static void print_option(const char *name, const char *argument, const char *help) {
     char left[64];
     snprintf(left, sizeof left, "--%s%s%s", name, argument == NULL ? "" : " ",
              argument == NULL ? "" : argument);
-    /* Further lines of the help stand under the first. */
+    /* Further lines of the help stand under the first, all lines under a long name. */
     printf("  %-22s", left);
+    if (strlen(left) >= 22) printf("\n  %-22s", "");
     for (const char *c = help; *c != '\0'; c++) {
         putchar(*c);
         if (*c == '\n') printf("  %-22s", "");

@@ -12,6 +12,7 @@ static const struct verb {
     {"compare", "what storing the KV cache in a format does to a model", cmd_compare},
     {"generate", "continue a prompt or answer a chat", cmd_generate},
     {"score", "loss of a model on given tokens", cmd_score},
+    {"serve", "the model to clients of OpenAI's API", cmd_serve},
     {"calibrate", "scales fitted to a text, and the cheapest KV formats", cmd_calibrate},
     {"bench", "kernels and models beside this machine's limits", cmd_bench},
     {"info", "this machine, and the facts of a model", cmd_info},

@@ -39,17 +39,20 @@ typedef struct kv8_harmony_options {
     const char *knowledge_cutoff; /* NULL = "2024-06"; "" = no line */
     const char *current_date;     /* "2025-06-28"; NULL = no line */
     const char *reasoning;        /* "low", "medium" (NULL), "high" */
+    const char *functions;        /* declarations of the functions that may be called, as stand
+                                     in "namespace functions {"; NULL or "" = none */
 } kv8_harmony_options;
 #define KV8_HARMONY_OPTIONS_INIT KV8_SIZED(kv8_harmony_options)
 
 /* The ids of a conversation, ending with "<|start|>assistant" ready for the model. A leading SYSTEM
  * message is rendered verbatim as the system message; without one the boilerplate is made from
  * options (NULL = all defaults). A DEVELOPER message becomes "# Instructions\n\n" + content; an
- * empty one is left out. An ASSISTANT message without a channel is "final", or "commentary" if it
- * has a recipient: it is then a call and ends with <|call|>. A TOOL message goes to "assistant" on
- * "commentary" unless it says otherwise. Analysis before the last final answer is dropped, as the
- * format asks. *ids_out is malloc'ed (kv8_free), written on success only. A tokenizer without the
- * control tokens is KV8_ERR_UNSUPPORTED naming the first it lacks. */
+ * empty one is left out. Functions stand in the first of the leading DEVELOPER message, or make
+ * one; the boilerplate says which channel calls go to. An ASSISTANT message without a channel is
+ * "final", or "commentary" if it has a recipient: it is then a call and ends with <|call|>. A TOOL
+ * message goes to "assistant" on "commentary" unless it says otherwise. Analysis before the last
+ * final answer is dropped, as the format asks. *ids_out is malloc'ed (kv8_free), written on success
+ * only. A tokenizer without the control tokens is KV8_ERR_UNSUPPORTED naming the first it lacks. */
 KV8_API KV8_NODISCARD kv8_status kv8_harmony_render(const kv8_tokenizer *tokenizer,
                                                     const kv8_message *messages,
                                                     size_t num_messages,

@@ -120,6 +120,12 @@ static kv8_status put_message(renderer *self, const kv8_message *given) {
     return put(self, is_call ? self->control.call : self->control.end);
 }
 
+/* --- the first messages --- */
+
+static bool has_functions(const kv8_harmony_options *options) {
+    return options->functions != NULL && options->functions[0] != '\0';
+}
+
 /* One line of the system message, or none for "". */
 static kv8_status add_line(kv8_text_buffer *text, const char *label, const char *value) {
     if (value == NULL || value[0] == '\0') return KV8_OK;
@@ -143,9 +149,12 @@ static kv8_status build_system(const kv8_harmony_options *options, kv8_text_buff
     KV8_TRY(add_line(text, "Current date: ", options->current_date));
     if (text->length > 0) KV8_TRY(kv8_text_append_string(text, "\n"));
     KV8_TRY(add_line(text, "Reasoning: ", reasoning));
-    return kv8_text_append_string(text,
-                                  "\n# Valid channels: analysis, commentary, final. Channel must "
-                                  "be included for every message.");
+    KV8_TRY(kv8_text_append_string(text,
+                                   "\n# Valid channels: analysis, commentary, final. Channel must "
+                                   "be included for every message."));
+    if (!has_functions(options)) return KV8_OK;
+    return kv8_text_append_string(
+        text, "\nCalls to these tools must go to the commentary channel: 'functions'.");
 }
 
 static kv8_status put_boilerplate(renderer *self, const kv8_harmony_options *options) {
@@ -155,6 +164,25 @@ static kv8_status put_boilerplate(renderer *self, const kv8_harmony_options *opt
     if (status == KV8_OK) status = put_message(self, &system);
     kv8_text_free(&text);
     return status;
+}
+
+/* The developer message that declares the functions, after instructions where there are any. */
+static kv8_status put_functions(renderer *self, const char *instructions, const char *functions) {
+    const bool instructs = instructions != NULL && instructions[0] != '\0';
+    const char *const parts[] = {instructs ? "# Instructions\n\n" : "",
+                                 instructs ? instructions : "",
+                                 instructs ? "\n\n" : "",
+                                 "# Tools\n\n## functions\n\nnamespace functions {\n\n",
+                                 functions,
+                                 "} // namespace functions"};
+    const kv8_message developer = {.role = KV8_ROLE_DEVELOPER};
+    kv8_text_buffer text = {0};
+    kv8_status status = put_header(self, &developer);
+    for (size_t i = 0; status == KV8_OK && i < sizeof parts / sizeof parts[0]; i++)
+        status = kv8_text_append_string(&text, parts[i]);
+    if (status == KV8_OK) status = put_text(self, text.data);
+    kv8_text_free(&text);
+    return status == KV8_OK ? put(self, self->control.end) : status;
 }
 
 /* Index of the last final answer, or 0: analysis before it is not sent back. Analysis after it led
@@ -170,10 +198,20 @@ static size_t last_final(const kv8_message *messages, size_t num_messages) {
 
 static kv8_status render_all(renderer *self, const kv8_message *messages, size_t num_messages,
                              const kv8_harmony_options *options) {
-    if (num_messages == 0 || messages[0].role != KV8_ROLE_SYSTEM)
+    size_t first = 0;
+    if (num_messages == 0 || messages[0].role != KV8_ROLE_SYSTEM) {
         KV8_TRY(put_boilerplate(self, options));
+    } else {
+        const kv8_status status = put_message(self, &messages[first++]);
+        if (status != KV8_OK) return kv8_fail_within(status, "messages[0]");
+    }
+    if (has_functions(options)) {
+        const bool instructs = first < num_messages && messages[first].role == KV8_ROLE_DEVELOPER;
+        const char *const instructions = instructs ? messages[first++].content : NULL;
+        KV8_TRY(put_functions(self, instructions, options->functions));
+    }
     const size_t final_idx = last_final(messages, num_messages);
-    for (size_t i = 0; i < num_messages; i++) {
+    for (size_t i = first; i < num_messages; i++) {
         const char *const channel = messages[i].channel;
         const bool of_the_model =
             messages[i].role == KV8_ROLE_ASSISTANT || messages[i].role == KV8_ROLE_TOOL;

@@ -12,16 +12,19 @@ trap 'rm -rf "$work"' EXIT
 
 # "user definer symbol" for every symbol that one object has of another of its room. nm -A prints
 # BUILD/.../src/<room>/.../<file>.c.o:[address] kind symbol; the program's lie under apps/.
-find "$1"/CMakeFiles/kv8*_objects.dir/src "$1"/apps/CMakeFiles/kv8.dir -name '*.c.o' |
+find "$1"/CMakeFiles/kv8*_objects.dir/src "$1"/apps/CMakeFiles/kv8.dir \
+    "$1"/src/server/CMakeFiles/kv8_server.dir -name '*.c.o' |
     while read -r object; do
         case $object in
         */kv8.dir/*) source=apps/${object##*/kv8.dir/} ;;
+        */kv8_server.dir/*) source=src/server/${object##*/kv8_server.dir/} ;;
         *) source=src/${object##*_objects.dir/src/} ;;
         esac
         if [ -e "${source%.o}" ]; then echo "$object"; fi # else left over from before it went
     done | xargs "$nm" -gA | awk '{
         path = substr($1, 1, index($1, ":") - 1)
         room = "apps"
+        if (path ~ /kv8_server\.dir/) room = "server"
         if (sub(/.*_objects\.dir\/src\//, "", path)) { room = path; sub(/\/.*/, "", room) }
         sub(/.*\//, "", path); sub(/\.o$/, "", path)
         file = room "/" path; symbol = room " " $NF

@@ -35,7 +35,8 @@ static void compare_with_man_page(const char *verb, const char *help) {
 
 static void help_and_version(void **state) {
     (void)state;
-    static const char *const verbs[] = {"compare", "generate", "score", "info", "calibrate"};
+    static const char *const verbs[] = {"compare", "generate",  "score",
+                                        "info",    "calibrate", "serve"};
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
         program_result result = RUN(verbs[i], "--help");
         char start[64];

@@ -1,0 +1,244 @@
+/* cmd_serve.c - kv8 serve: model, cache, engine, service and server, put together and taken apart.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _POSIX_C_SOURCE 200809L
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "serve_args.h"
+#include "server.h"
+
+enum { DEFAULT_SEQS = 64, DEFAULT_STEP_TOKENS = 512, DEFAULT_WAITING = 4096 };
+
+typedef struct running {
+    const serve_args *args;
+    server *server;
+    cli_model model;
+    cli_scales scales;
+    kv8_kv_setting setting;
+    kv8_cache *cache;
+    kv8_engine *engine;
+    kv8_service *service;
+    int32_t max_seqs, step_tokens, max_model_len;
+    kv8_cache_stats pool;
+    double started;
+} running;
+
+/* --- signals: the first asks the server to stop, the second ends the process --- */
+
+static server *volatile signalled_server;
+static volatile sig_atomic_t num_signals;
+
+static void on_signal(int number) {
+    if (num_signals++ > 0) _exit(128 + number);
+    server_request_stop(signalled_server);
+}
+
+static void catch_signals(server *s) {
+    struct sigaction action = {.sa_handler = on_signal};
+    sigemptyset(&action.sa_mask);
+    signalled_server = s;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* --- memory --- */
+
+static uint64_t memory_bytes(void) {
+    const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0;
+}
+
+static kv8_kv_cache_options cache_options(const running *r) {
+    kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
+    options.k_scale = r->scales.k;
+    options.v_scale = r->scales.v;
+    options.scale_dtype = r->scales.dtype;
+    options.max_seq_len = 1;
+    return options;
+}
+
+/* What one token takes, from a cache of one. */
+static kv8_status measure_token(const running *r, kv8_cache_stats *stats) {
+    const kv8_kv_cache_options options = cache_options(r);
+    kv8_cache *cache = NULL;
+    *stats = (kv8_cache_stats)KV8_CACHE_STATS_INIT;
+    kv8_status status = kv8_kv_setting_cache_create(&cache, r->model.model, &r->setting, &options);
+    if (status == KV8_OK) status = kv8_cache_get_stats(cache, stats);
+    kv8_cache_destroy(cache);
+    return status;
+}
+
+/* Tokens that fit into the KV memory, and no more than can be in use. */
+static int count_tokens(running *r, int64_t *tokens_out) {
+    kv8_cache_stats one;
+    const kv8_status status = measure_token(r, &one);
+    if (status != KV8_OK) return cli_fail_status(status);
+    const uint64_t budget = r->args->kv_bytes > 0
+                                ? r->args->kv_bytes
+                                : (uint64_t)(r->args->kv_fraction * (double)memory_bytes());
+    const int32_t window = r->model.info.window_left < 0 ? 0 : r->model.info.window_left;
+    const uint64_t window_bytes = (one.bytes_per_token - one.bytes_per_token_unwindowed) *
+                                  (uint64_t)(window + r->step_tokens + 64) * (uint64_t)r->max_seqs;
+    const int64_t most = (int64_t)r->max_seqs * r->max_model_len;
+    int64_t tokens = most;
+    if (one.bytes_per_token_unwindowed > 0)
+        tokens = budget <= window_bytes
+                     ? 0
+                     : (int64_t)((budget - window_bytes) / one.bytes_per_token_unwindowed);
+    if (tokens > most) tokens = most;
+    if (tokens < 256)
+        return cli_fail(
+            "the KV memory is %.3g MB, %d requests need %.3g MB for their windows alone "
+            "and more for their tokens: --kv-memory, --max-num-seqs",
+            (double)budget * 1e-6, r->max_seqs, (double)window_bytes * 1e-6);
+    if (r->args->max_model_len > tokens)
+        return cli_fail("--max-model-len is %d, the KV memory holds %lld tokens: --kv-memory",
+                        r->args->max_model_len, (long long)tokens);
+    if (r->max_model_len > tokens) r->max_model_len = (int32_t)tokens;
+    *tokens_out = tokens;
+    return CLI_OK;
+}
+
+/* --- building --- */
+
+static int open_model(running *r) {
+    const serve_args *const args = r->args;
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    r->max_seqs = args->max_num_seqs > 0 ? args->max_num_seqs : DEFAULT_SEQS;
+    r->step_tokens = args->step_tokens > 0 ? args->step_tokens : DEFAULT_STEP_TOKENS;
+    if (r->step_tokens < r->max_seqs)
+        return cli_fail("--max-num-batched-tokens is %d, must be at least --max-num-seqs, %d",
+                        r->step_tokens, r->max_seqs);
+    options.max_step_seqs = r->max_seqs;
+    options.max_step_tokens = r->step_tokens;
+    int status = cli_model_open_with(&r->model, args->model, &options, args->threads, true);
+    if (status != CLI_OK) return status;
+    status = cli_scales_open(&r->scales, args->scales, &r->model);
+    r->setting = args->setting;
+    if (args->kv == NULL && r->scales.layers != NULL)
+        r->setting = (kv8_kv_setting){.name = "mix", .layers = r->scales.layers};
+    else if (status == CLI_OK && args->kv == NULL &&
+             kv8_kv_setting_parse("e4m3", &r->setting) != KV8_OK)
+        return cli_fail_kv("e4m3");
+    if (args->max_model_len > r->model.info.max_seq_len)
+        return cli_fail("--max-model-len is %d, the model's context holds %d", args->max_model_len,
+                        r->model.info.max_seq_len);
+    r->max_model_len = args->max_model_len > 0 ? args->max_model_len : r->model.info.max_seq_len;
+    return status;
+}
+
+static kv8_status make_engine(running *r, int64_t num_tokens) {
+    kv8_kv_cache_options cache = cache_options(r);
+    cache.max_seqs = r->max_seqs;
+    cache.max_seq_len = r->max_model_len;
+    cache.num_tokens = num_tokens;
+    cache.step_tokens = r->step_tokens;
+    kv8_engine_options engine = KV8_ENGINE_OPTIONS_INIT;
+    engine.max_requests = r->max_seqs;
+    engine.step_tokens = r->step_tokens;
+    engine.max_waiting = r->args->max_waiting > 0 ? r->args->max_waiting : DEFAULT_WAITING;
+    engine.share_prefixes = r->args->share_prefixes;
+    kv8_service_options service = KV8_SERVICE_OPTIONS_INIT;
+    service.on_event = server_on_event;
+    r->pool = (kv8_cache_stats)KV8_CACHE_STATS_INIT;
+    kv8_status status = kv8_kv_setting_cache_create(&r->cache, r->model.model, &r->setting, &cache);
+    if (status == KV8_OK) status = kv8_cache_get_stats(r->cache, &r->pool);
+    if (status == KV8_OK) status = kv8_engine_create(&r->engine, r->model.model, r->cache, &engine);
+    if (status == KV8_OK) status = kv8_service_start(&r->service, r->engine, &service);
+    return status;
+}
+
+/* What it will do, before the first request. */
+static int print_plan(const running *r, int64_t num_tokens) {
+    const kv8_model_info *const info = &r->model.info;
+    kv8_cache_stats bf16;
+    running other = *r;
+    if (kv8_kv_setting_parse("bf16", &other.setting) != KV8_OK) return cli_fail_kv("bf16");
+    other.scales = (cli_scales){0};
+    const kv8_status status = measure_token(&other, &bf16);
+    if (status != KV8_OK) return cli_fail_status(status);
+    const double saved = (double)bf16.bytes_per_token / (double)r->pool.bytes_per_token;
+    fprintf(stderr,
+            "model      %s (%s), %.3g GB of weights, %d layers, vocabulary %d\n"
+            "device     cpu, %s, %d threads\n"
+            "kv         %s, %llu bytes a token (bf16: %llu), scales %s\n"
+            "           %.3g GB: %lld tokens in pages, in bf16 they would take %.2f times as much\n"
+            "           %lld requests of %d tokens fit at once\n"
+            "batch      %d requests and %d tokens a step, prefixes %s\n",
+            r->args->model, info->architecture, (double)info->bytes * 1e-9, info->num_layers,
+            info->vocab_size, kv8_isa_name(r->model.isa), kv8_threads_count(r->model.threads),
+            r->setting.name, (unsigned long long)r->pool.bytes_per_token,
+            (unsigned long long)bf16.bytes_per_token,
+            r->args->scales != NULL ? r->args->scales : "1", (double)r->pool.bytes * 1e-9,
+            (long long)num_tokens, saved, (long long)(num_tokens / r->max_model_len),
+            r->max_model_len, r->max_seqs, r->step_tokens,
+            r->args->share_prefixes ? "shared" : "computed again");
+    return CLI_OK;
+}
+
+static int build(running *r) {
+    int64_t num_tokens = 0;
+    int status = open_model(r);
+    if (status == CLI_OK) status = count_tokens(r, &num_tokens);
+    if (status != CLI_OK) return status;
+    const kv8_status made = make_engine(r, num_tokens);
+    return made == KV8_OK ? print_plan(r, num_tokens) : cli_fail_status(made);
+}
+
+/* --- the life of it --- */
+
+static int start_server(running *r) {
+    const serve_args *const args = r->args;
+    const server_options options = {
+        .host = args->host,
+        .port = args->port,
+        .names = args->names,
+        .num_names = args->num_names,
+        .api_keys = args->keys,
+        .num_api_keys = args->num_keys,
+        .log = args->log[0] == 't'   ? SERVER_LOG_TEXT
+               : args->log[0] == 'j' ? SERVER_LOG_JSON
+                                     : SERVER_LOG_NONE,
+        .max_waiting_ns = (uint64_t)((double)args->max_waiting_seconds * 1e9),
+        .num_threads = args->http_threads,
+    };
+    char error[256];
+    r->server = server_start(&options, error, sizeof error);
+    return r->server == NULL ? cli_fail("%s", error) : CLI_OK;
+}
+
+static void serve(running *r) {
+    const server_model model = {.service = r->service,
+                                .tokenizer = r->model.tokenizer,
+                                .vocab_size = r->model.info.vocab_size,
+                                .max_model_len = r->max_model_len,
+                                .harmony = r->args->harmony,
+                                .current_date = r->args->date,
+                                .kv_format = r->setting.name,
+                                .kv_bytes = r->pool.bytes};
+    server_open(r->server, &model);
+    catch_signals(r->server);
+    fprintf(stderr, "serving    http://%s:%d as %s, ready in %.2f s\n", r->args->host,
+            server_port(r->server), r->args->names[0], cli_seconds() - r->started);
+    server_run(r->server);
+}
+
+int cmd_serve(int argc, char **argv) {
+    serve_args args;
+    int status = serve_args_parse(&args, argc, argv);
+    running r = {.args = &args, .started = cli_seconds()};
+    if (status < 0) status = start_server(&r);
+    if (status == CLI_OK && r.server != NULL) {
+        status = build(&r);
+        if (status == CLI_OK) serve(&r);
+    }
+    kv8_service_stop(r.service);
+    server_stop(r.server);
+    kv8_engine_destroy(r.engine);
+    kv8_cache_destroy(r.cache);
+    cli_scales_close(&r.scales);
+    cli_model_close(&r.model);
+    serve_args_free(&args);
+    return status;
+}

@@ -1,0 +1,231 @@
+/* serve_args.c - the command line of kv8 serve.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _POSIX_C_SOURCE 200809L
+#include "serve_args.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What is given as text, before it is looked at. */
+typedef struct given {
+    const char *kv_memory, *names, *key, *key_file, *parser;
+    const char *cache_dtype, *quantization, *load_format, *dtype, *tool_parser; /* vLLM's */
+    float gpu_memory;
+    int32_t tensor_parallel, pipeline_parallel;
+    bool prefix, no_prefix, eager, auto_tools, trust;
+} given;
+
+/* --- vLLM's words --- */
+
+static int refuse(const char *option, const char *value, const char *known) {
+    return cli_fail("--%s is \"%s\", %s", option, value, known);
+}
+
+static bool is_one_of(const char *value, const char *first, const char *second) {
+    return strcmp(value, first) == 0 || strcmp(value, second) == 0;
+}
+
+/* --kv-cache-dtype says --kv in vLLM's words: auto is the model's own 16 bits. */
+static int take_cache_dtype(serve_args *args, const char *dtype) {
+    static const char *const words[][2] = {{"auto", "bf16"},
+                                           {"bfloat16", "bf16"},
+                                           {"fp8", "e4m3"},
+                                           {"fp8_e4m3", "e4m3"},
+                                           {"fp8_e5m2", "e5m2"}};
+    if (dtype == NULL) return -1;
+    if (args->kv != NULL) return cli_fail("--kv and --kv-cache-dtype say the same, one is enough");
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        if (strcmp(dtype, words[i][0]) == 0) args->kv = words[i][1];
+    }
+    if (args->kv != NULL) return -1;
+    return refuse("kv-cache-dtype", dtype,
+                  "must be auto, bfloat16, fp8, fp8_e4m3 or fp8_e5m2; --kv takes more");
+}
+
+static int take_vllm_words(serve_args *args, const given *g) {
+    if (g->prefix && g->no_prefix)
+        return cli_fail("--enable-prefix-caching and --no-enable-prefix-caching contradict");
+    args->share_prefixes = !g->no_prefix;
+    if (g->quantization != NULL && strcmp(g->quantization, "mxfp4") != 0)
+        return refuse("quantization", g->quantization, "checkpoints are mxfp4");
+    if (g->load_format != NULL && !is_one_of(g->load_format, "auto", "safetensors"))
+        return refuse("load-format", g->load_format, "must be auto or safetensors");
+    if (g->dtype != NULL && !is_one_of(g->dtype, "auto", "bfloat16"))
+        return refuse("dtype", g->dtype, "must be auto or bfloat16, the checkpoint's");
+    if (g->tool_parser != NULL && !is_one_of(g->tool_parser, "openai", "harmony"))
+        return refuse("tool-call-parser", g->tool_parser, "must be openai");
+    if (g->tensor_parallel != 1)
+        return cli_fail("--tensor-parallel-size is %d, one device serves", g->tensor_parallel);
+    if (g->pipeline_parallel != 1)
+        return cli_fail("--pipeline-parallel-size is %d, one device serves", g->pipeline_parallel);
+    if (g->gpu_memory > 0)
+        return cli_fail(
+            "--gpu-memory-utilization is about a GPU, this serves on the CPU; "
+            "--kv-memory says how much of its memory the KV cache takes");
+    return take_cache_dtype(args, g->cache_dtype);
+}
+
+/* --- kv8's own --- */
+
+/* "8GiB", "500MB", "0.25". */
+static int take_kv_memory(serve_args *args, const char *text) {
+    static const struct {
+        const char *suffix;
+        double factor;
+    } units[] = {{"", 1},      {"kB", 1e3},   {"MB", 1e6},      {"GB", 1e9},
+                 {"TB", 1e12}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824.0}};
+    args->kv_fraction = 0.25;
+    if (text == NULL) return -1;
+    char *end;
+    const double number = strtod(text, &end);
+    if (end != text && *end == '\0' && number > 0 && number <= 1) {
+        args->kv_fraction = number;
+        return -1;
+    }
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (end == text || strcmp(end, units[i].suffix) != 0) continue;
+        if (!(number * units[i].factor >= 65536 && number * units[i].factor < 1e15)) break;
+        args->kv_bytes = (uint64_t)(number * units[i].factor);
+        return -1;
+    }
+    return cli_fail(
+        "--kv-memory is \"%s\", must be a size (8GiB, 500MB) or a fraction of the "
+        "memory (0.25)",
+        text);
+}
+
+/* Items between any of `separators`; `text` is cut up. */
+static int take_list(char *text, const char *separators, const char *what, const char **items,
+                     size_t capacity, size_t *num_out) {
+    char *rest = NULL;
+    for (char *item = strtok_r(text, separators, &rest); item != NULL;
+         item = strtok_r(NULL, separators, &rest)) {
+        if (*num_out == capacity) return cli_fail("%s has more than %zu entries", what, capacity);
+        items[(*num_out)++] = item;
+    }
+    return *num_out > 0 ? -1 : cli_fail("%s is empty", what);
+}
+
+static int take_keys(serve_args *args, const given *g) {
+    size_t size = 0;
+    if (g->key != NULL && g->key_file != NULL)
+        return cli_fail("--api-key and --api-key-file: one of them");
+    if (g->key == NULL && g->key_file == NULL) return -1;
+    if (g->key_file != NULL) {
+        const int status = cli_read_file(g->key_file, &args->keys_text, &size);
+        if (status != CLI_OK) return status;
+    } else if ((args->keys_text = strdup(g->key)) == NULL) {
+        return cli_fail("no memory for a key");
+    }
+    return take_list(args->keys_text, "\r\n", g->key != NULL ? "--api-key" : g->key_file,
+                     args->keys, SERVE_MAX_KEYS, &args->num_keys);
+}
+
+/* The names given, or the directory's own. */
+static int take_names(serve_args *args, const char *names) {
+    args->names_text = strdup(names != NULL ? names : args->model);
+    if (args->names_text == NULL) return cli_fail("no memory for names");
+    if (names != NULL)
+        return take_list(args->names_text, ",", "--served-model-name", args->names, SERVE_MAX_NAMES,
+                         &args->num_names);
+    char *name = args->names_text;
+    for (size_t length = strlen(name); length > 1 && name[length - 1] == '/'; length--)
+        name[length - 1] = '\0';
+    char *const slash = strrchr(name, '/');
+    args->names[0] = slash != NULL && slash[1] != '\0' ? slash + 1 : name;
+    args->num_names = 1;
+    return -1;
+}
+
+static int check(serve_args *args, const given *g) {
+    int status = take_vllm_words(args, g);
+    if (status < 0) status = take_kv_memory(args, g->kv_memory);
+    if (status < 0) status = take_names(args, g->names);
+    if (status < 0) status = take_keys(args, g);
+    if (status >= 0) return status;
+    if (args->kv == NULL && args->scales == NULL) args->kv = "e4m3";
+    if (args->kv != NULL && kv8_kv_setting_parse(args->kv, &args->setting) != KV8_OK)
+        return cli_fail_kv(args->kv);
+    if (!is_one_of(g->parser, "harmony", "none"))
+        return refuse("reasoning-parser", g->parser, "must be harmony or none");
+    args->harmony = strcmp(g->parser, "harmony") == 0;
+    if (strcmp(args->device, "cpu") != 0)
+        return refuse("device", args->device, "the engine runs on cpu");
+    if (!is_one_of(args->log, "text", "json") && strcmp(args->log, "none") != 0)
+        return refuse("log", args->log, "must be text, json or none");
+    return -1;
+}
+
+int serve_args_parse(serve_args *args, int argc, char **argv) {
+    given g = {.parser = "harmony", .tensor_parallel = 1, .pipeline_parallel = 1};
+    *args = (serve_args){.host = "127.0.0.1", .port = 8000, .device = "cpu", .log = "text"};
+    const cli_option options[] = {
+        {"device", "DEVICE", "cpu (cpu)", CLI_TEXT, &args->device},
+        {"kv", "SETTING", "how the KV cache is stored, see kv8 compare --help (e4m3)", CLI_TEXT,
+         &args->kv},
+        {"scales", "FILE",
+         "scales of the FP8 formats, see kv8 calibrate; without --kv the\n"
+         "mix of formats in it is how the cache is stored",
+         CLI_TEXT, &args->scales},
+        {"kv-memory", "SIZE", "of the KV cache: 8GiB, or a fraction of the memory (0.25)", CLI_TEXT,
+         &g.kv_memory},
+        {"host", "HOST", "address to listen at (127.0.0.1)", CLI_TEXT, &args->host},
+        {"port", "N", "port to listen at; 0 = any free one (8000)", CLI_INT, &args->port, 0, 65535},
+        {"max-model-len", "N", "longest prompt and answer together (the model's)", CLI_INT,
+         &args->max_model_len, 1, INT32_MAX},
+        {"max-num-seqs", "N", "most requests in a step (64)", CLI_INT, &args->max_num_seqs, 1,
+         4096},
+        {"max-num-batched-tokens", "N", "most tokens of a step (512)", CLI_INT, &args->step_tokens,
+         1, 65536},
+        {"max-waiting", "N", "most requests that wait for their turn (4096)", CLI_INT,
+         &args->max_waiting, 0, 1 << 20},
+        {"max-waiting-seconds", "S", "longest that one waits; 0 = as long as it takes (0)",
+         CLI_FLOAT, &args->max_waiting_seconds, 0, 1e6},
+        {"served-model-name", "NAMES", "what requests call the model, with commas (its directory)",
+         CLI_TEXT, &g.names},
+        {"api-key", "KEY", "ask for this key; other users of the machine see it here", CLI_TEXT,
+         &g.key},
+        {"api-key-file", "FILE", "ask for one of the keys in the file, one a line", CLI_TEXT,
+         &g.key_file},
+        {"reasoning-parser", "NAME", "harmony, or none: channels stay text (harmony)", CLI_TEXT,
+         &g.parser},
+        {"date", "DATE", "the current date in a chat's system message (none)", CLI_TEXT,
+         &args->date},
+        {"log", "FORM", "one line a request on stderr: text, json or none (text)", CLI_TEXT,
+         &args->log},
+        {"threads", "N", "threads of the model (all processors)", CLI_INT, &args->threads, 1,
+         CLI_MAX_THREADS},
+        {"http-threads", "N", "threads of HTTP (2)", CLI_INT, &args->http_threads, 1, 64},
+        {"kv-cache-dtype", "DTYPE", "as vLLM: auto = bf16, fp8 = e4m3", CLI_TEXT, &g.cache_dtype},
+        {"enable-prefix-caching", NULL, "as vLLM; so it is anyway", CLI_FLAG, &g.prefix},
+        {"no-enable-prefix-caching", NULL, "every prompt is computed whole", CLI_FLAG,
+         &g.no_prefix},
+        {"gpu-memory-utilization", "F", "as vLLM; for a GPU alone", CLI_FLOAT, &g.gpu_memory, 0, 1},
+        {"enforce-eager", NULL, "as vLLM; without a GPU nothing changes", CLI_FLAG, &g.eager},
+        {"quantization", "NAME", "as vLLM: mxfp4", CLI_TEXT, &g.quantization},
+        {"load-format", "NAME", "as vLLM: auto or safetensors", CLI_TEXT, &g.load_format},
+        {"dtype", "NAME", "as vLLM: auto or bfloat16", CLI_TEXT, &g.dtype},
+        {"tensor-parallel-size", "N", "as vLLM: 1", CLI_INT, &g.tensor_parallel, 1, 1024},
+        {"pipeline-parallel-size", "N", "as vLLM: 1", CLI_INT, &g.pipeline_parallel, 1, 1024},
+        {"enable-auto-tool-choice", NULL, "as vLLM; so it is anyway", CLI_FLAG, &g.auto_tools},
+        {"tool-call-parser", "NAME", "as vLLM: openai", CLI_TEXT, &g.tool_parser},
+        {"trust-remote-code", NULL, "as vLLM; no code comes with a model here", CLI_FLAG, &g.trust},
+    };
+    const cli_command command = {
+        .usage = "kv8 serve MODEL [options]",
+        .about =
+            "Serves the model to the clients of OpenAI's API: chat completions, completions,\n"
+            "responses, models; /health, /metrics, and a page to talk to it at /. Ends when the\n"
+            "requests under way have ended after SIGTERM or Ctrl-C, at once after a second one.",
+        .options = options,
+        .num_options = sizeof options / sizeof options[0],
+    };
+    const int status = cli_parse(&command, argc, argv, &args->model);
+    return status >= 0 ? status : check(args, &g);
+}
+
+void serve_args_free(serve_args *args) {
+    free(args->names_text);
+    free(args->keys_text);
+}

@@ -1,0 +1,199 @@
+/* http_connection.c - one HTTP request from its headers to its end: what may be ambiguous about its
+ * length is refused, the body is collected, then its route answers.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* getrandom */
+#include "http_connection.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/random.h>
+
+/* --- headers --- */
+
+/* What says how long the body is. Two parties that read it differently would see two different
+ * requests in the same bytes. */
+typedef struct framing {
+    int num_lengths, num_encodings;
+    const char *length, *encoding;
+    bool expects;
+    bool malformed; /* a name that is no token: others may read "Content-Length :" as a length */
+} framing;
+
+static enum MHD_Result look_at_header(void *cookie, enum MHD_ValueKind kind, const char *name,
+                                      const char *value) {
+    framing *const f = cookie;
+    (void)kind;
+    f->malformed |= name[0] == '\0' || name[strcspn(name, " \t\v\f\r\n:")] != '\0';
+    if (strcasecmp(name, "Content-Length") == 0) {
+        f->num_lengths++;
+        f->length = value == NULL ? "" : value;
+    } else if (strcasecmp(name, "Transfer-Encoding") == 0) {
+        f->num_encodings++;
+        f->encoding = value == NULL ? "" : value;
+    } else if (strcasecmp(name, "Expect") == 0) {
+        f->expects = true;
+    }
+    return MHD_YES;
+}
+
+static bool is_number(const char *text) {
+    for (const char *c = text; *c != '\0'; c++) {
+        if (!isdigit((unsigned char)*c)) return false;
+    }
+    return text[0] != '\0' && strlen(text) <= 18;
+}
+
+/* Returns true when the answer must come before the body, and the connection end with it. */
+static bool check_framing(exchange *x, const framing *f) {
+    if (f->malformed)
+        api_fail(&x->error, 400, "invalid_header", NULL, "a header's name holds white space");
+    else if (f->num_lengths + f->num_encodings > 1)
+        api_fail(&x->error, 400, "ambiguous_length", NULL,
+                 "the length of the body is given more than once");
+    else if (f->length != NULL && !is_number(f->length))
+        api_fail(&x->error, 400, "ambiguous_length", NULL,
+                 "Content-Length is \"%.32s\", must be a whole number", f->length);
+    else if (f->encoding != NULL && strcasecmp(f->encoding, "chunked") != 0)
+        api_fail(&x->error, 400, "ambiguous_length", NULL,
+                 "Transfer-Encoding is \"%.32s\", must be chunked", f->encoding);
+    if (x->error.status != 0) return true;
+    const size_t limit = x->server->options.max_body_bytes;
+    if (f->length != NULL && (size_t)strtoll(f->length, NULL, 10) > limit)
+        return !api_fail(&x->error, 413, "body_too_large", NULL,
+                         "the body has %s bytes, at most %zu are taken", f->length, limit);
+    return false;
+}
+
+/* The client's id where it is a plain one, else 32 random digits. */
+static void choose_request_id(exchange *x) {
+    const char *const given =
+        MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "X-Request-Id");
+    size_t length = 0;
+    while (given != NULL && given[length] > 0x20 && given[length] < 0x7f && length <= 128) length++;
+    if (length > 0 && length <= 128 && given[length] == '\0') {
+        memcpy(x->request_id, given, length + 1);
+        return;
+    }
+    uint64_t random[2] = {0};
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) random[0] = monotonic_ns();
+    snprintf(x->request_id, sizeof x->request_id, "%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+}
+
+/* Standing behind the headers, "Connection: close" makes libmicrohttpd close after the answer. */
+static enum MHD_Result refuse_now(exchange *x) {
+    byte_buffer text = {0};
+    answer_add_json(&text, api_error_json(&x->error));
+    struct MHD_Response *const response =
+        text.failed
+            ? NULL
+            : MHD_create_response_from_buffer(text.length, text.data, MHD_RESPMEM_MUST_COPY);
+    byte_buffer_free(&text);
+    if (response != NULL) {
+        (void)MHD_add_response_header(response, "Connection", "close");
+        (void)MHD_add_response_header(response, "Content-Type", "application/json");
+    }
+    reply_with(x, x->error.status, response);
+    return x->status == 0 ? MHD_NO : MHD_YES;
+}
+
+static exchange *begin(server *s, struct MHD_Connection *connection, const char *method) {
+    exchange *const x = calloc(1, sizeof *x);
+    if (x == NULL) return NULL;
+    x->server = s;
+    x->connection = connection;
+    x->method = method;
+    x->arrived_ns = monotonic_ns();
+    choose_request_id(x);
+    return x;
+}
+
+/* --- the body --- */
+
+static void take_body(exchange *x, const char *bytes, size_t length) {
+    const size_t limit = x->server->options.max_body_bytes;
+    if (x->error.status != 0) return;
+    if (x->body.length + length > limit) { /* chunked: nobody said so before */
+        api_fail(&x->error, 413, "body_too_large", NULL, "the body has more than %zu bytes", limit);
+        byte_buffer_free(&x->body);
+        return;
+    }
+    byte_buffer_add(&x->body, bytes, length);
+    if (x->body.failed) api_fail_memory(&x->error);
+}
+
+static json_t *parse_body(exchange *x) {
+    json_error_t why;
+    json_t *const body =
+        json_loadb(x->body.data == NULL ? "" : x->body.data, x->body.length, JSON_ALLOW_NUL, &why);
+    byte_buffer_free(&x->body);
+    if (body == NULL)
+        api_fail(&x->error, 400, "invalid_json", NULL,
+                 "the body is no JSON: line %d, column %d: %s", why.line, why.column, why.text);
+    else if (!json_is_object(body))
+        api_fail(&x->error, 400, "invalid_json", NULL, "the body must be a JSON object");
+    if (x->error.status == 0) return body;
+    json_decref(body);
+    return NULL;
+}
+
+/* --- the answer --- */
+
+static enum MHD_Result handle(exchange *x) {
+    const bool posts = x->route != NULL && strcmp(x->route->method, "POST") == 0;
+    x->handled = true;
+    json_t *const body =
+        x->error.status == 0 && posts && x->route->handle != handle_health ? parse_body(x) : NULL;
+    if (x->error.status != 0)
+        reply_error(x, &x->error);
+    else if (x->route == NULL)
+        reply_empty(x, 204); /* OPTIONS */
+    else
+        x->route->handle(x, body);
+    if (x->status == 0 && x->generation != NULL) return continue_generation(x);
+    return x->status == 0 ? MHD_NO : MHD_YES;
+}
+
+enum MHD_Result http_answer(void *cookie, struct MHD_Connection *connection, const char *url,
+                            const char *method, const char *version, const char *upload,
+                            size_t *upload_size, void **state) {
+    exchange *x = *state;
+    (void)version;
+    if (x == NULL) {
+        framing f = {0};
+        x = begin(cookie, connection, method);
+        if (x == NULL) return MHD_NO;
+        *state = x;
+        MHD_get_connection_values(connection, MHD_HEADER_KIND, look_at_header, &f);
+        if (check_framing(x, &f)) return refuse_now(x);
+        find_route(x, url);
+        if (x->error.status != 0 && f.expects) return refuse_now(x);
+        return MHD_YES;
+    }
+    if (*upload_size > 0) {
+        take_body(x, upload, *upload_size);
+        *upload_size = 0;
+        return MHD_YES;
+    }
+    return x->handled ? continue_generation(x) : handle(x);
+}
+
+void http_completed(void *cookie, struct MHD_Connection *connection, void **state,
+                    enum MHD_RequestTerminationCode why) {
+    exchange *const x = *state;
+    (void)cookie;
+    (void)connection;
+    (void)why;
+    if (x == NULL) return;
+    log_request(x);
+    if (x->generation != NULL) end_generation(x);
+    byte_buffer_free(&x->body);
+    byte_buffer_free(&x->out);
+    free(x->path);
+    free(x);
+    *state = NULL;
+}

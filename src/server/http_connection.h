@@ -1,0 +1,15 @@
+/* http_connection.h - libmicrohttpd's callbacks: a request's headers, body and end.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_SERVER_HTTP_CONNECTION_H
+#define KV8_SERVER_HTTP_CONNECTION_H
+
+#include "server_state.h"
+
+enum MHD_Result http_answer(void *cookie, struct MHD_Connection *connection, const char *url,
+                            const char *method, const char *version, const char *upload,
+                            size_t *upload_size, void **state);
+void http_completed(void *cookie, struct MHD_Connection *connection, void **state,
+                    enum MHD_RequestTerminationCode why);
+
+#endif

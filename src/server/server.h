@@ -1,0 +1,60 @@
+/* server.h - the server as the program sees it: a listening socket that answers /health from the
+ * first moment, and the whole of the API once a model is there.
+ *
+ * HTTP is libmicrohttpd's: a few threads, each with its epoll set, serve all connections. A
+ * connection that waits for the engine is suspended, and woken by the engine's events; nothing here
+ * runs on the engine's thread but the copy of an event.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_SERVER_H
+#define KV8_SERVER_H
+
+#include <stdbool.h>
+
+#include <kv8/engine.h>
+#include <kv8/tokenizer.h>
+
+typedef struct server server;
+
+typedef enum server_log { SERVER_LOG_TEXT, SERVER_LOG_JSON, SERVER_LOG_NONE } server_log;
+
+typedef struct server_options {
+    const char *host;            /* an address or name to listen at */
+    int port;                    /* 0 = any free one */
+    const char *const *names;    /* that requests may call the model; the first is the answers' */
+    size_t num_names;            /* at least one */
+    const char *const *api_keys; /* one of them is asked for; num_api_keys 0 = none is */
+    size_t num_api_keys;
+    server_log log;          /* one line a request, on stderr */
+    size_t max_body_bytes;   /* of a request; 0 = 32 MiB */
+    uint64_t max_waiting_ns; /* a request that has not begun by then is refused; 0 = it waits */
+    int num_threads;         /* of HTTP; 0 = 2 */
+} server_options;
+
+/* Borrows the strings. On failure NULL, and `error` says why in one line. */
+server *server_start(const server_options *options, char *error, size_t error_size);
+int server_port(const server *s);
+
+/* What is served. All borrowed; the service's on_event is server_on_event. */
+typedef struct server_model {
+    kv8_service *service;
+    const kv8_tokenizer *tokenizer;
+    int32_t vocab_size, max_model_len;
+    bool harmony;             /* chat output is parsed by channel */
+    const char *current_date; /* in a chat's system message; NULL = none */
+    const char *kv_format;    /* as /metrics calls it */
+    uint64_t kv_bytes;
+} server_model;
+void server_on_event(void *cookie, const kv8_event *event);
+/* From now on requests are taken. */
+void server_open(server *s, const server_model *model);
+
+/* Waits for server_request_stop(); then takes no connection and no request any more, and returns
+ * when the answers under way are sent. */
+void server_run(server *s);
+/* From any thread, and from a signal handler. */
+void server_request_stop(server *s);
+/* After the service has stopped. NULL is fine. */
+void server_stop(server *s);
+
+#endif

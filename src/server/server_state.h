@@ -1,0 +1,118 @@
+/* server_state.h - what the files of the server share: the server, and one HTTP request of it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_SERVER_STATE_H
+#define KV8_SERVER_STATE_H
+
+#include <microhttpd.h>
+#include <stdatomic.h>
+
+#include "answer.h"
+#include "server.h"
+
+typedef enum server_phase { SERVER_LOADING, SERVER_OPEN, SERVER_DRAINING } server_phase;
+
+typedef struct exchange exchange;
+
+struct server {
+    server_options options;
+    server_model model_given; /* from SERVER_OPEN on */
+    api_model model;
+    _Atomic int phase; /* server_phase */
+    metrics metrics;
+    int64_t started; /* Unix time */
+
+    struct MHD_Daemon *daemon;
+    int listen_fd;
+    int stop_fd;  /* eventfd: stop was asked for, or the last answer is sent */
+    int watch_fd; /* epoll set: sockets of suspended connections, and stop_fd */
+
+    pthread_mutex_t lock; /* of the list */
+    exchange *first;      /* requests with a generation */
+    uint64_t last_watch_id;
+};
+
+/* A path and a method. */
+typedef struct route {
+    const char *method, *path;
+    bool versioned;                            /* reached as /v1/path too */
+    bool open;                                 /* without a key, and while the model loads */
+    bool is_prefix;                            /* what follows the path is the handler's */
+    void (*handle)(exchange *x, json_t *body); /* takes the body: an object, or NULL for GET */
+    const answer_kind *kind;                   /* of generating routes */
+} route;
+
+/* One HTTP request, from its headers to its last byte. */
+struct exchange {
+    server *server;
+    struct MHD_Connection *connection;
+    const route *route;
+    const char *method;
+    char *path; /* without /v1 */
+    char request_id[132];
+    uint64_t arrived_ns;
+    byte_buffer body;
+    api_error error;   /* of the headers; told when the body has passed */
+    const char *allow; /* methods, for 405 and OPTIONS */
+    bool handled;
+    int status; /* of the answer; 0 = none yet */
+
+    /* What is generated for it. */
+    generation *generation; /* NULL = nothing */
+    answer answer;
+    bool stream_ended;
+    byte_buffer out; /* events of the stream */
+    size_t out_at;
+    uint64_t watch_id;
+    exchange *next, *previous; /* in server.first */
+};
+
+/* --- http_reply.c --- */
+
+/* Each answers the request. */
+void reply_json(exchange *x, int status, json_t *value); /* takes it */
+void reply_text(exchange *x, int status, const char *type, const byte_buffer *text);
+void reply_error(exchange *x, const api_error *error);
+void reply_empty(exchange *x, int status);
+/* Adds what every answer has, queues and releases the response; NULL = no memory. */
+void reply_with(exchange *x, int status, struct MHD_Response *response);
+
+/* --- http_routes.c --- */
+
+/* Finds the route and checks the key; else sets x->error. */
+void find_route(exchange *x, const char *url);
+
+/* --- http_generate.c --- */
+
+void handle_generate(exchange *x, json_t *body);
+/* Goes on with a generation: after its events, or at first. */
+enum MHD_Result continue_generation(exchange *x);
+/* The connection is done with it. */
+void end_generation(exchange *x);
+
+/* --- http_pages.c: routes answered at once --- */
+
+void handle_health(exchange *x, json_t *body);
+void handle_version(exchange *x, json_t *body);
+void handle_models(exchange *x, json_t *body);
+void handle_model(exchange *x, json_t *body);
+void handle_metrics(exchange *x, json_t *body);
+void handle_stats(exchange *x, json_t *body);
+void handle_tokenize(exchange *x, json_t *body);
+void handle_detokenize(exchange *x, json_t *body);
+void handle_page(exchange *x, json_t *body);
+
+/* --- watch.c: clients that go while they wait --- */
+
+bool watch_begin(server *s);
+void watch_add(exchange *x);
+void watch_remove(exchange *x);
+/* Waits until stop was asked for; then until no generation is left. */
+void watch_run(server *s);
+void watch_end(server *s);
+
+/* --- request_log.c --- */
+
+void log_request(const exchange *x);
+
+#endif

@@ -1,0 +1,367 @@
+"""test_http - HTTP as clients and proxies send it, on raw sockets where a library would be too well
+behaved; errors, keys, ids, and clients that go.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+import json
+import signal
+import socket
+import tempfile
+import threading
+import time
+import unittest
+
+from serving import Server, ServerTest, read_http
+
+SHORT = {"prompt": "x", "max_tokens": 2, "temperature": 0}
+LONG = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
+
+
+def raw_post(path, body, *headers):
+    head = [f"POST {path} HTTP/1.1", "Host: a", *headers]
+    return ("\r\n".join(head) + "\r\n\r\n").encode() + body
+
+
+def sized(body):
+    return f"Content-Length: {len(body)}"
+
+
+def wait_until(check, seconds=20):
+    end = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > end:
+            raise AssertionError("did not come true in time")
+        time.sleep(0.02)
+
+
+class Http(ServerTest):
+    def exchange(self, data):
+        with self.server.connect() as connection:
+            connection.sendall(data)
+            return read_http(connection)
+
+    def test_plain_routes(self):
+        for path in ("/health", "/ping"):
+            status, headers, body = self.server.request("GET", path)
+            self.assertEqual((status, body), (200, b""))
+        status, _, body = self.server.request("GET", "/version")
+        self.assertRegex(json.loads(body)["version"], r"^\d+\.\d+\.\d+$")
+        for path in ("/v1/models", "/models"):
+            models = json.loads(self.server.request("GET", path)[2])
+            self.assertEqual(models["object"], "list")
+            self.assertEqual(models["data"][0]["id"], "tiny-gpt-oss")
+            for key in ("object", "created", "owned_by", "root", "parent", "max_model_len"):
+                self.assertIn(key, models["data"][0])
+        one = json.loads(self.server.request("GET", "/v1/models/tiny-gpt-oss")[2])
+        self.assertEqual(one, models["data"][0])
+        status, _, body = self.server.request("GET", "/v1/models/other")
+        self.assertEqual((status, json.loads(body)["error"]["code"]), (404, "model_not_found"))
+        self.assertEqual(self.server.request("GET", "/")[1]["Content-Type"],
+                         "text/html; charset=utf-8")
+
+    def test_tokens(self):
+        answer = self.server.ask("/tokenize", prompt="def f():", add_special_tokens=True,
+                                 return_token_strs=True)
+        self.assertEqual(answer["count"], len(answer["tokens"]))
+        self.assertEqual("".join(answer["token_strs"]), "def f():")
+        self.assertEqual(answer["max_model_len"], 8192)
+        self.assertEqual(self.server.ask("/detokenize", tokens=answer["tokens"]),
+                         {"prompt": "def f():"})
+        self.assertEqual(self.server.ask("/tokenize", prompt="")["tokens"], [])
+        self.assertEqual(self.server.ask("/detokenize", tokens=[])["prompt"], "")
+        self.refused("/tokenize", 400, "prompt", prompt=5)
+        self.refused("/detokenize", 400, "tokens", tokens="x")
+        self.refused("/detokenize", 400, "tokens", tokens=[123456])
+
+    def test_methods(self):
+        for method, path in (("GET", "/v1/completions"), ("DELETE", "/v1/models"),
+                             ("PUT", "/health"), ("POST", "/metrics")):
+            status, headers, body = self.server.request(method, path, "" if method != "GET" else None)
+            self.assertEqual(status, 405, (method, path))
+            self.assertIn("OPTIONS", headers["Allow"])
+            self.assertEqual(json.loads(body)["error"]["code"], "method_not_allowed")
+        for path in ("/nothing", "/v1/health", "/v1", "/v1/models/", "/v1/completions/x"):
+            self.assertEqual(self.server.request("GET", path)[0], 404, path)
+
+    def test_head_has_no_body(self):
+        with self.server.connect() as connection:
+            connection.sendall(b"HEAD /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+                               b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+            data = b""
+            while data.count(b"HTTP/1.1 200") < 2:
+                data += connection.recv(65536)
+        self.assertNotIn(b"tiny-gpt-oss", data)
+        self.assertIn(b"Content-Type: application/json", data)
+
+    def test_cross_origin(self):
+        status, headers, body = self.server.request(
+            "OPTIONS", "/v1/chat/completions", None,
+            {"Origin": "http://a", "Access-Control-Request-Method": "POST",
+             "Access-Control-Request-Headers": "authorization,x-stainless-os"})
+        self.assertEqual((status, body), (204, b""))
+        self.assertIn("POST", headers["Access-Control-Allow-Methods"])
+        self.assertEqual(headers["Access-Control-Allow-Headers"], "authorization,x-stainless-os")
+        for path in ("/v1/models", "/nothing"):
+            headers = self.server.request("GET", path, None, {"Origin": "http://a"})[1]
+            self.assertEqual(headers["Access-Control-Allow-Origin"], "*")
+
+    def test_request_ids(self):
+        headers = self.server.request("GET", "/ping", None, {"X-Request-Id": "mine-17"})[1]
+        self.assertEqual(headers["X-Request-Id"], "mine-17")
+        ids = {self.server.request("GET", "/ping", None, given)[1]["X-Request-Id"]
+               for given in ({}, {}, {"X-Request-Id": "x" * 200}, {"X-Request-Id": "a b"})}
+        self.assertEqual({len(i) for i in ids}, {32})
+        self.assertEqual(len(ids), 4)
+
+    def test_expect_continue(self):
+        body = json.dumps(SHORT).encode()
+        with self.server.connect() as connection:
+            connection.sendall(raw_post("/v1/completions", b"", sized(body), "Expect: 100-continue"))
+            self.assertEqual(connection.recv(25), b"HTTP/1.1 100 Continue\r\n\r\n")
+            connection.sendall(body)
+            self.assertIn("200", read_http(connection)[0])
+        # Refused before the body is sent.
+        line, _, _ = self.exchange(raw_post("/v1/nothing", b"", sized(body), "Expect: 100-continue"))
+        self.assertIn("404", line)
+        line, _, _ = self.exchange(raw_post("/v1/completions", b"", "Content-Length: 99999999999",
+                                            "Expect: 100-continue"))
+        self.assertIn("413", line)
+
+    def test_chunked_bodies(self):
+        body = json.dumps(SHORT).encode()
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(c), c)
+                          for c in (body[:1], body[1:9], body[9:])) + b"0\r\n\r\n"
+        line, _, answer = self.exchange(
+            raw_post("/v1/completions", chunks, "Transfer-Encoding: chunked"))
+        self.assertIn("200", line)
+        self.assertEqual(json.loads(answer)["object"], "text_completion")
+
+    def test_bodies_in_pieces(self):
+        body = json.dumps(SHORT).encode()
+        with self.server.connect() as connection:
+            for byte in raw_post("/v1/completions", body, sized(body)):
+                connection.sendall(bytes([byte]))
+            self.assertIn("200", read_http(connection)[0])
+
+    def test_pipelining(self):
+        body = json.dumps(SHORT).encode()
+        stream = json.dumps(dict(SHORT, stream=True)).encode()
+        with self.server.connect() as connection:
+            connection.sendall(raw_post("/v1/completions", body, sized(body)) +
+                               b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n" +
+                               raw_post("/v1/completions", stream, sized(stream)) +
+                               b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+            data = b""
+            while b'"version"' not in data:
+                data += connection.recv(65536)
+        self.assertEqual(data.count(b"HTTP/1.1 200 OK"), 4)
+        order = [data.index(part) for part in (b"text_completion", b'"list"', b"[DONE]",
+                                               b'"version"')]
+        self.assertEqual(order, sorted(order))
+
+    def test_ambiguous_lengths(self):
+        """No two readings of one request: what follows it is not taken for another."""
+        hidden = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+        for headers in (["Content-Length: 5", "Content-Length: 6"],
+                        ["Content-Length: 5", "Content-Length: 5"],
+                        ["Content-Length: 5", "Transfer-Encoding: chunked"],
+                        ["Transfer-Encoding: chunked", "Content-Length: 5"],
+                        ["Transfer-Encoding: chunked", "Transfer-Encoding: identity"],
+                        ["Transfer-Encoding: identity"], ["Transfer-Encoding: xchunked"],
+                        ["Transfer-Encoding: chunked, identity"], ["Transfer-Encoding: gzip, chunked"],
+                        ["Content-Length: +5"], ["Content-Length: 0x5"], ["Content-Length: 5, 5"],
+                        ["Content-Length: -1"], ["Content-Length: "],
+                        ["Content-Length: 99999999999999999999999"],
+                        ["Content-Length : 5"], ["Transfer-Encoding : chunked"]):
+            with self.server.connect() as connection:
+                connection.sendall(raw_post("/v1/completions", b"0\r\n\r\n" + hidden, *headers))
+                data = b""
+                try:
+                    while True:
+                        more = connection.recv(65536)
+                        if not more:
+                            break
+                        data += more
+                except ConnectionResetError:
+                    pass
+            self.assertRegex(data, rb"^HTTP/1.1 4(00|13) ", headers)
+            self.assertNotIn(b" 200 ", data, headers)
+            self.assertNotIn(b'"list"', data, headers)
+
+    def test_bodies_too_large(self):
+        line, headers, _ = self.exchange(
+            raw_post("/v1/completions", b"", "Content-Length: 100000000"))
+        self.assertIn("413", line)
+        self.assertEqual(headers["connection"].lower(), "close")
+        chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
+        line, _, answer = self.exchange(raw_post(
+            "/v1/completions", chunk * 520 + b"0\r\n\r\n", "Transfer-Encoding: chunked"))
+        self.assertIn("413", line)
+        self.assertEqual(json.loads(answer)["error"]["code"], "body_too_large")
+
+    def test_http_1_0(self):
+        body = json.dumps(dict(SHORT, stream=True)).encode()
+        with self.server.connect() as connection:
+            connection.sendall(f"POST /v1/completions HTTP/1.0\r\n{sized(body)}\r\n\r\n".encode() +
+                               body)
+            data = b""
+            while more := connection.recv(65536):
+                data += more
+        self.assertNotIn(b"chunked", data)
+        self.assertTrue(data.endswith(b"data: [DONE]\n\n"))
+
+    def test_a_chunk_is_an_event(self):
+        body = json.dumps(dict(SHORT, max_tokens=20, stream=True, ignore_eos=True)).encode()
+        with self.server.connect() as connection:
+            connection.sendall(raw_post("/v1/completions", body, sized(body)))
+            data = b""
+            while not data.endswith(b"0\r\n\r\n"):
+                data += connection.recv(65536)
+        at, chunks = data.index(b"\r\n\r\n") + 4, []
+        while True:
+            end = data.index(b"\r\n", at)
+            size = int(data[at:end], 16)
+            if size == 0:
+                break
+            chunks.append(data[end + 2:end + 2 + size])
+            at = end + 4 + size
+        self.assertEqual(len(chunks), 21)
+        for chunk in chunks:
+            self.assertTrue(chunk.startswith(b"data: ") and chunk.endswith(b"\n\n"))
+            self.assertEqual(chunk.count(b"\n\n"), 1)
+
+    def test_clients_that_go_leave_nothing(self):
+        """Before the first token, within a stream, while waiting for a whole answer."""
+        for stream in (False, True):
+            body = json.dumps(dict(LONG, stream=stream)).encode()
+            connections = [self.server.connect() for _ in range(6)]
+            for connection in connections:
+                connection.sendall(raw_post("/v1/completions", body, sized(body)))
+            wait_until(lambda: self.server.metric("vllm:num_requests_running") == 6)
+            if stream:
+                self.assertIn(b"200 OK", connections[0].recv(100))
+            for connection in connections:
+                connection.close()
+            wait_until(lambda: self.server.metric("vllm:num_requests_running") == 0, 5)
+            self.assertEqual(self.server.metric("vllm:kv_cache_usage_perc"), 0)
+
+    def test_readers_that_do_not_read(self):
+        body = json.dumps(dict(LONG, max_tokens=2000, stream=True)).encode()
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", self.server.port))
+            slow.sendall(raw_post("/v1/completions", body, sized(body)))
+            self.assertEqual(self.server.post("/v1/completions", SHORT)[0], 200)
+            data = b""
+            while b"[DONE]" not in data:
+                data = data[-100:] + slow.recv(65536)
+
+    def test_abuse_beside_work(self):
+        wanted = self.server.ask("/v1/completions", **SHORT)["choices"][0]["text"]
+        stop = threading.Event()
+
+        def abuse(seed):
+            bodies = [b"{", b"\xff" * 500, b"GARBAGE\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n",
+                      raw_post("/v1/completions", b"{}", "Content-Length: 2"),
+                      raw_post("/v1/completions", b"{", "Content-Length: 9999"),
+                      raw_post("/v1/completions", b"zz\r\n", "Transfer-Encoding: chunked"),
+                      b"GET /" + b"x" * 40000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+                      b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 9000 + b"\r\n"]
+            i = seed
+            while not stop.is_set():
+                try:
+                    with self.server.connect() as connection:
+                        connection.settimeout(0.1)
+                        connection.sendall(bodies[i % len(bodies)])
+                        if i % 3 == 0:
+                            connection.recv(1000)
+                except OSError:
+                    pass
+                i += 1
+
+        threads = [threading.Thread(target=abuse, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            answer = self.server.ask("/v1/completions", **SHORT)
+            self.assertEqual(answer["choices"][0]["text"], wanted)
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+class Keys(unittest.TestCase):
+    def test_keys(self):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write("first-key\nsecond-key\n")
+            file.flush()
+            server = Server("--api-key-file", file.name)
+        for key, wanted in ((None, 401), ("Bearer first-key", 200), ("bearer second-key", 200),
+                            ("Bearer first-keyx", 401), ("Bearer first-ke", 401), ("Bearer ", 401),
+                            ("first-key", 401), ("Basic first-key", 401)):
+            headers = {"Authorization": key} if key else {}
+            for method, path, body in (("GET", "/v1/models", None), ("GET", "/models", None),
+                                       ("POST", "/v1/completions", SHORT),
+                                       ("POST", "/tokenize", {"prompt": "x"})):
+                status, got, data = server.request(method, path, body, headers)
+                self.assertEqual(status, wanted, (key, path))
+                if wanted == 401:
+                    self.assertEqual(json.loads(data)["error"]["code"], "invalid_api_key")
+                    self.assertEqual(got["WWW-Authenticate"], "Bearer")
+        for path in ("/health", "/version", "/metrics", "/"):
+            self.assertEqual(server.request("GET", path)[0], 200)
+        self.assertEqual(server.request("OPTIONS", "/v1/models")[0], 204)
+        self.assertEqual(server.stop(), 0)
+
+
+class Ends(unittest.TestCase):
+    def test_drain(self):
+        """SIGTERM: what runs ends as it would have, nothing new is taken."""
+        server = Server("--log", "json")
+        body = json.dumps(dict(LONG, max_tokens=400, stream=True)).encode()
+        connection = server.connect()
+        connection.sendall(raw_post("/v1/completions", body, sized(body)))
+        idle = server.connect()
+        idle.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+        self.assertIn("200", read_http(idle)[0])
+        data = connection.recv(100)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        short = json.dumps(SHORT).encode()
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        self.assertIn("503", read_http(idle)[0])
+        idle.sendall(raw_post("/v1/completions", short, sized(short)))
+        self.assertIn("503", read_http(idle)[0])
+        with self.assertRaises(OSError):
+            server.connect()
+        while more := connection.recv(65536):
+            data += more
+            if data.endswith(b"0\r\n\r\n"):
+                break
+        self.assertIn(b"data: [DONE]", data)
+        self.assertEqual(data.count(b"data: {"), 400)
+        connection.close()
+        idle.close()
+        self.assertEqual(server.process.wait(20), 0)
+        self.assertEqual(server.stop(signal.SIGTERM), 0)
+        lines = [json.loads(line) for line in server.lines if line.startswith("{")]
+        self.assertEqual([line["path"] for line in lines],
+                         ["/ping", "/health", "/completions", "/completions"])
+        self.assertEqual(lines[-1]["completion_tokens"], 400)
+        self.assertEqual(lines[-1]["finish"], "length")
+
+    def test_second_signal(self):
+        server = Server()
+        body = json.dumps(dict(LONG, stream=True)).encode()
+        with server.connect() as connection:
+            connection.sendall(raw_post("/v1/completions", body, sized(body)))
+            connection.recv(100)
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+            began = time.monotonic()
+            self.assertEqual(server.stop(signal.SIGINT), 130)
+            self.assertLess(time.monotonic() - began, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
