@@ -69,22 +69,61 @@ static kv8_status try_submit(hall *h, kv8_request request, ticket *t) {
     return kv8_service_submit(h->service, &request, &t->id);
 }
 
+/* --- models that compute nothing --- */
+
+/* What the quick model answers to a token at a position. */
+static int32_t next_of(int32_t token, int32_t position) {
+    return (int32_t)(((uint32_t)token * 2654435761u ^ (uint32_t)position * 40503u) % 3000);
+}
+
+static kv8_status answer_at_once(kv8_model *m, kv8_cache *cache, const kv8_step *step) {
+    (void)cache;
+    for (int32_t i = 0; i < step->num_logit_rows; i++) {
+        const int32_t row = step->logit_rows[i];
+        float *const logits = step->logits_out + (size_t)i * (size_t)info.vocab_size;
+        memset(logits, 0, (size_t)info.vocab_size * sizeof *logits);
+        logits[next_of(step->token_ids[row], m->positions[row])] = 1;
+    }
+    return KV8_OK;
+}
+
+static kv8_status refuse(kv8_model *m, kv8_cache *cache, const kv8_step *step) {
+    (void)m, (void)cache, (void)step;
+    return kv8_fail(KV8_ERR_DEVICE, "the model refuses");
+}
+
+static const kv8_architecture *sound;
+static kv8_architecture stub;
+
+/* The model's steps are `compute` until the test ends. */
+static void set_stub(kv8_status (*compute)(kv8_model *, kv8_cache *, const kv8_step *)) {
+    sound = model->architecture;
+    stub = *sound;
+    stub.compute = compute;
+    model->architecture = &stub;
+}
+static int drop_stub(void **state) {
+    (void)state;
+    if (model->architecture == &stub) model->architecture = sound;
+    return 0;
+}
+
 /* --- tests --- */
 
 static void many_at_once_equal_each_alone(void **state) {
     (void)state;
-    enum { NUM = 64, ANSWER = 10 };
+    enum { NUM = 64, ANSWER = 6 };
     static ticket tickets[NUM];
     hall h = open_hall(40, 16);
     for (int i = 0; i < NUM; i++)
-        assert_ok(try_submit(&h, request_of(ids + 10 * i, 20 + i % 7, ANSWER), &tickets[i]));
+        assert_ok(try_submit(&h, request_of(ids + 10 * i, 17 + i % 7, ANSWER), &tickets[i]));
     kv8_service_drain(h.service);
     ticket late;
     assert_refused(try_submit(&h, request_of(ids, 5, 5), &late), KV8_ERR_CANCELLED, "no more");
     close_hall(&h);
     for (int i = 0; i < NUM; i++) {
         int32_t alone[ANSWER];
-        continue_by_hand(ids + 10 * i, 20 + i % 7, alone, ANSWER);
+        continue_by_hand(ids + 10 * i, 17 + i % 7, alone, ANSWER);
         assert_int_equal(tickets[i].num_ends, 1);
         assert_int_equal(tickets[i].finish, KV8_FINISH_LENGTH);
         assert_int_equal(tickets[i].num_tokens, ANSWER);
@@ -93,13 +132,22 @@ static void many_at_once_equal_each_alone(void **state) {
 }
 
 /* Callers that submit, cancel and look, more than the queue and the pool hold. */
-enum { CALLERS = 8, EACH = 30 };
+enum { CALLERS = 8, EACH = 150 };
 typedef struct caller {
     hall *h;
     uint64_t seed;
     ticket tickets[EACH];
-    int32_t num_refused;
+    int32_t num_prompt[EACH], last[EACH]; /* how many tokens the prompts have, and the last */
 } caller;
+
+/* The tokens that a request got are the quick model's. */
+static void check_tokens(const caller *c, int32_t i) {
+    int32_t token = c->last[i];
+    for (int32_t t = 0; t < c->tickets[i].num_tokens; t++) {
+        token = next_of(token, c->num_prompt[i] + t - 1);
+        assert_int_equal(c->tickets[i].tokens[t], token);
+    }
+}
 
 static void *call(void *opaque) {
     caller *const c = opaque;
@@ -110,10 +158,11 @@ static void *call(void *opaque) {
             request_of(ids + rng_range(&rng, 0, 3), rng_range(&rng, 1, 60), rng_range(&rng, 0, 30));
         request.priority = rng_range(&rng, -1, 1);
         request.cache_salt = (uint64_t)rng_range(&rng, 0, 1);
-        request.deadline_ns = rng_range(&rng, 0, 5) == 0 ? 20000000 : 0;
+        request.deadline_ns = rng_range(&rng, 0, 5) == 0 ? 1000000 : 0;
+        c->num_prompt[i] = request.num_tokens;
+        c->last[i] = request.token_ids[request.num_tokens - 1];
         const kv8_status status = try_submit(c->h, request, t);
         if (status != KV8_OK) {
-            c->num_refused++;
             t->num_ends = status == KV8_ERR_FULL;
             continue;
         }
@@ -131,6 +180,7 @@ static void callers_at_random_get_one_end_each(void **state) {
     (void)state;
     static caller callers[CALLERS];
     pthread_t threads[CALLERS];
+    set_stub(answer_at_once);
     hall h = open_hall(14, 6);
     for (int i = 0; i < CALLERS; i++) {
         callers[i] = (caller){.h = &h, .seed = (uint64_t)i};
@@ -143,6 +193,7 @@ static void callers_at_random_get_one_end_each(void **state) {
         for (int k = 0; k < EACH; k++) {
             assert_int_equal(callers[i].tickets[k].num_ends, 1);
             finishes[callers[i].tickets[k].finish]++;
+            check_tokens(&callers[i], k);
         }
     }
     kv8_engine_stats stats = KV8_ENGINE_STATS_INIT;
@@ -150,7 +201,7 @@ static void callers_at_random_get_one_end_each(void **state) {
     assert_int_equal(stats.num_running + stats.num_waiting, 0);
     assert_int_equal(stats.pages_used, 0);
     assert_int_equal(finishes[KV8_FINISH_FAILED], 0);
-    assert_true(finishes[KV8_FINISH_LENGTH] > 100 && finishes[KV8_FINISH_CANCELLED] > 0);
+    assert_true(finishes[KV8_FINISH_LENGTH] > 500 && finishes[KV8_FINISH_CANCELLED] > 0);
     print_message("%d at length, %d cancelled, %d expired, %llu preempted\n",
                   finishes[KV8_FINISH_LENGTH], finishes[KV8_FINISH_CANCELLED],
                   finishes[KV8_FINISH_EXPIRED], (unsigned long long)stats.num_preemptions);
@@ -182,18 +233,10 @@ static void a_full_line_refuses_and_stop_ends_everybody(void **state) {
     close_bench(&h.b);
 }
 
-static kv8_status refuse(kv8_model *m, kv8_cache *cache, const kv8_step *step) {
-    (void)m, (void)cache, (void)step;
-    return kv8_fail(KV8_ERR_DEVICE, "the model refuses");
-}
-
 static void a_step_that_fails_ends_its_requests_by_name(void **state) {
     (void)state;
-    const kv8_architecture *const sound = model->architecture;
-    kv8_architecture broken = *sound;
-    broken.compute = refuse;
     static ticket tickets[5];
-    model->architecture = &broken;
+    set_stub(refuse);
     hall h = open_hall(64, 2);
     for (int i = 0; i < 5; i++) assert_ok(try_submit(&h, request_of(ids, 9, 3), &tickets[i]));
     for (int i = 0; i < 5; i++) {
@@ -202,7 +245,6 @@ static void a_step_that_fails_ends_its_requests_by_name(void **state) {
         assert_string_equal(tickets[i].message, "the model refuses");
     }
     close_hall(&h);
-    model->architecture = sound;
 }
 
 /* A chain: each request's end submits the next, from the service's own thread. */
@@ -237,6 +279,7 @@ static void forge(void *cookie, const kv8_event *event) {
 
 static void events_may_submit_and_look(void **state) {
     (void)state;
+    set_stub(answer_at_once);
     chain c = {.begun = PTHREAD_MUTEX_INITIALIZER, .links = 20};
     bench b = open_pool_bench(64, 2, &(kv8_engine_options)KV8_ENGINE_OPTIONS_INIT);
     const kv8_service_options options = {
@@ -296,12 +339,12 @@ static void what_a_service_does_not_take_is_refused_by_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(many_at_once_equal_each_alone),
-        cmocka_unit_test(callers_at_random_get_one_end_each),
-        cmocka_unit_test(a_full_line_refuses_and_stop_ends_everybody),
-        cmocka_unit_test(a_step_that_fails_ends_its_requests_by_name),
-        cmocka_unit_test(events_may_submit_and_look),
-        cmocka_unit_test(what_a_service_does_not_take_is_refused_by_name),
+        cmocka_unit_test_teardown(many_at_once_equal_each_alone, drop_stub),
+        cmocka_unit_test_teardown(callers_at_random_get_one_end_each, drop_stub),
+        cmocka_unit_test_teardown(a_full_line_refuses_and_stop_ends_everybody, drop_stub),
+        cmocka_unit_test_teardown(a_step_that_fails_ends_its_requests_by_name, drop_stub),
+        cmocka_unit_test_teardown(events_may_submit_and_look, drop_stub),
+        cmocka_unit_test_teardown(what_a_service_does_not_take_is_refused_by_name, drop_stub),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -1,122 +1,8 @@
-/* test_scheduler.c - the scheduler against a stub of a model, a shadow of every page's bytes and a
- * simulated clock: its order, its budget, and a million requests of which none is lost, mixed up,
- * left waiting or short of its tokens.
+/* test_scheduler.c - the scheduler's decisions one by one: its order, its budgets, who makes room,
+ * who rests and whose pages are found.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "scheduler.h"
-
-#include "testing.h"
-
-enum { PAGE = 16, WINDOW = 24, SLACK = 64, MAX_LEN = 512, GROUPS = 2 };
-
-/* --- a pool whose pages hold the tokens that were written there --- */
-
-typedef struct world {
-    kv8_pages *pages;
-    kv8_scheduler *scheduler;
-    int32_t num_pages;
-    int32_t *bytes[GROUPS];         /* [num_pages, PAGE] tokens: what K and V would be made of */
-    int32_t texts[16][MAX_LEN + 1]; /* of requests that no client keeps */
-    int32_t num_texts;
-    uint64_t random;
-} world;
-
-static kv8_status copy_page(void *cookie, int32_t group, int32_t to, int32_t from) {
-    world *const w = cookie;
-    memcpy(w->bytes[group] + to * PAGE, w->bytes[group] + from * PAGE, PAGE * sizeof(int32_t));
-    return KV8_OK;
-}
-
-static uint32_t draw(world *w, uint32_t below) {
-    w->random = w->random * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((w->random >> 33) % below);
-}
-
-static void open_world(world *w, int32_t num_pages, const kv8_scheduler_options *wanted) {
-    *w = (world){.num_pages = num_pages, .random = 7};
-    const kv8_page_group_options groups[GROUPS] = {{-1, num_pages, 0}, {WINDOW, num_pages, 1}};
-    const kv8_pages_options options = {.page_size = PAGE,
-                                       .max_seqs = wanted->max_running + 1,
-                                       .max_seq_len = MAX_LEN,
-                                       .window_slack = SLACK,
-                                       .num_groups = GROUPS,
-                                       .groups = groups,
-                                       .copy_page = copy_page,
-                                       .cookie = w};
-    assert_ok(kv8_pages_create(&w->pages, &options));
-    for (int g = 0; g < GROUPS; g++) {
-        w->bytes[g] = calloc((size_t)num_pages * PAGE, sizeof(int32_t));
-        assert_non_null(w->bytes[g]);
-    }
-    kv8_scheduler_options o = *wanted;
-    o.pages = w->pages;
-    assert_ok(kv8_scheduler_create(&w->scheduler, &o));
-}
-static void close_world(world *w) {
-    kv8_scheduler_destroy(w->scheduler);
-    for (int g = 0; g < GROUPS; g++) {
-        assert_int_equal(kv8_pages_num_free(w->pages, g), w->num_pages);
-        free(w->bytes[g]);
-    }
-    assert_int_equal(kv8_pages_num_seqs(w->pages), 0);
-    kv8_pages_destroy(w->pages);
-}
-
-/* The stub's step: writes the row's tokens where its K and V would go, in pages that nobody else
- * holds. */
-static void write_row(world *w, const kv8_scheduled_row *row) {
-    int32_t idx;
-    assert_ok(kv8_pages_find(w->pages, row->seq, &idx));
-    assert_int_equal(kv8_pages_length(w->pages, idx), row->first + row->num_tokens);
-    for (int32_t g = 0; g < GROUPS; g++) {
-        assert_ok(kv8_pages_check_writable(w->pages, idx, g, row->num_tokens));
-        const int32_t *const list = kv8_pages_list(w->pages, idx, g);
-        for (int32_t t = row->first; t < row->first + row->num_tokens; t++)
-            w->bytes[g][list[t / PAGE] * PAGE + t % PAGE] = row->token_ids[t - row->first];
-    }
-}
-/* What the row's last query sees is the request's own text. */
-static void check_seen(world *w, const kv8_scheduled_row *row, const int32_t *tokens) {
-    int32_t idx;
-    assert_ok(kv8_pages_find(w->pages, row->seq, &idx));
-    const int32_t length = row->first + row->num_tokens;
-    for (int32_t g = 0; g < GROUPS; g++) {
-        const int32_t *const list = kv8_pages_list(w->pages, idx, g);
-        const int32_t from = g == 0 || length - 1 < WINDOW ? 0 : length - 1 - WINDOW;
-        for (int32_t t = from; t < length; t++)
-            assert_int_equal(w->bytes[g][list[t / PAGE] * PAGE + t % PAGE], tokens[t]);
-    }
-}
-/* The token that the stub chooses after `length` tokens of a text. */
-static int32_t next_token(const int32_t *tokens, int32_t length) {
-    uint32_t x = 2166136261u;
-    for (int32_t t = length < 8 ? 0 : length - 8; t < length; t++)
-        x = (x ^ (uint32_t)tokens[t]) * 16777619u;
-    return (int32_t)((x ^ (uint32_t)length) % 50000);
-}
-
-/* Plans, runs and commits one step; schedule_out's rows stay readable. */
-static void step(world *w, uint64_t now, kv8_schedule *schedule_out) {
-    static int32_t chosen[4096];
-    assert_ok(kv8_scheduler_plan(w->scheduler, now, schedule_out));
-    for (int32_t i = 0; i < schedule_out->num_rows; i++) {
-        const kv8_scheduled_row *const row = &schedule_out->rows[i];
-        int32_t num = 0;
-        const int32_t *const tokens = kv8_scheduler_tokens(w->scheduler, row->request, &num);
-        write_row(w, row);
-        if (row->samples) check_seen(w, row, tokens);
-        chosen[i] = row->samples ? next_token(tokens, num) : -1;
-    }
-    assert_ok(kv8_scheduler_commit(w->scheduler, chosen));
-}
-
-/* A request's own memory of text that begins with first, first + stride, .. */
-static int32_t *text_of(world *w, int32_t first, int32_t stride, int32_t prompt_len) {
-    assert_true(w->num_texts < 16);
-    int32_t *const text = w->texts[w->num_texts++];
-    for (int32_t i = 0; i < prompt_len; i++) text[i] = first + stride * i;
-    return text;
-}
+#include "scheduler_world.h"
 
 static kv8_request_id submit(world *w, int32_t prompt_len, int32_t max_new, int32_t priority,
                              uint64_t now) {
@@ -325,161 +211,136 @@ static void the_last_of_the_order_makes_room(void **state) {
     close_world(&w);
 }
 
-/* --- a million requests --- */
+/* --- chunks, rows of logits, rest --- */
 
-typedef struct client {
+static kv8_request_id submit_arrival(world *w, const kv8_arrival *arrival) {
     kv8_request_id request;
-    bool alive, begun;
-    int32_t prompt_len, limit;
-    int32_t priority; /* -1, 0 or 1 */
-    uint64_t arrived, serial;
-    int32_t text[MAX_LEN + 1];
-} client;
-
-enum { CLIENTS = 256, TEMPLATES = 20, SYSTEM = 96 };
-
-typedef struct storm {
-    world w;
-    client clients[CLIENTS];
-    int32_t system[TEMPLATES][SYSTEM];
-    uint64_t latest_begun[3]; /* serial of the last that began, by priority + 1 */
-    uint64_t now, submitted, ended, cancelled, expired, refused, abandoned, longest_wait;
-} storm;
-
-static void arrive(storm *s) {
-    client *c = NULL;
-    for (int i = 0; i < CLIENTS && c == NULL; i++)
-        if (!s->clients[i].alive) c = &s->clients[i];
-    if (c == NULL) return;
-    world *const w = &s->w;
-    int32_t *const prompt = c->text;
-    const int32_t shared = draw(w, 3) == 0 ? 0 : (int32_t)draw(w, SYSTEM) + 1;
-    memcpy(prompt, s->system[draw(w, TEMPLATES)], (size_t)shared * sizeof prompt[0]);
-    int32_t length = shared;
-    for (int32_t own = (int32_t)draw(w, draw(w, 50) == 0 ? 300 : 24) + 1; own > 0; own--)
-        prompt[length++] = (int32_t)draw(w, 50000);
-    const int32_t priority = (int32_t)draw(w, 3) - 1;
-    const kv8_arrival arrival = {.tokens = prompt,
-                                 .prompt_len = length,
-                                 .max_new_tokens = (int32_t)draw(w, 60) + 1,
-                                 .priority = priority,
-                                 .salt = draw(w, 2),
-                                 .deadline_ns = draw(w, 8) == 0 ? s->now + draw(w, 400) : 0,
-                                 .owner = c};
-    kv8_request_id request;
-    const kv8_status status = kv8_scheduler_submit(w->scheduler, &arrival, s->now, &request);
-    s->submitted++;
-    if (status == KV8_ERR_FULL) {
-        s->refused++;
-        return;
-    }
-    assert_ok(status);
-    c->request = request;
-    c->alive = true;
-    c->begun = false;
-    c->prompt_len = length;
-    c->limit = length + arrival.max_new_tokens;
-    c->priority = priority;
-    c->arrived = s->now;
-    c->serial = s->submitted;
+    assert_ok(kv8_scheduler_check(w->scheduler, arrival));
+    assert_ok(kv8_scheduler_submit(w->scheduler, arrival, 0, &request));
+    return request;
 }
 
-/* Within a priority, requests begin in the order in which they came. */
-static void check_order(storm *s, const kv8_schedule *schedule) {
-    for (int32_t i = 0; i < schedule->num_rows; i++) {
-        client *const c = schedule->rows[i].owner;
-        if (c->begun) continue;
-        c->begun = true;
-        assert_true(c->serial > s->latest_begun[c->priority + 1]);
-        s->latest_begun[c->priority + 1] = c->serial;
-    }
-}
-
-/* Ends requests that have all their tokens, checking every one of them; drops some at random. */
-static void leave(storm *s, const kv8_schedule *schedule) {
-    world *const w = &s->w;
-    for (int32_t i = 0; i < schedule->num_expired; i++) {
-        client *const c = schedule->expired[i];
-        assert_true(c->alive);
-        c->alive = false;
-        s->expired++;
-    }
-    for (int32_t i = 0; i < schedule->num_rows; i++) {
-        if (!schedule->rows[i].samples) continue;
-        client *const c = schedule->rows[i].owner;
-        int32_t num = 0;
-        const int32_t *const tokens = kv8_scheduler_tokens(w->scheduler, c->request, &num);
-        assert_non_null(tokens);
-        assert_true(num <= c->limit);
-        if (num < c->limit) continue;
-        for (int32_t t = c->prompt_len; t < num; t++)
-            assert_int_equal(tokens[t], next_token(tokens, t));
-        if (s->now - c->arrived > s->longest_wait) s->longest_wait = s->now - c->arrived;
-        assert_ok(kv8_scheduler_end(w->scheduler, c->request));
-        c->alive = false;
-        s->ended++;
-    }
-    if (draw(w, 20) == 0) {
-        client *const c = &s->clients[draw(w, CLIENTS)];
-        if (!c->alive) return;
-        assert_ok(kv8_scheduler_end(w->scheduler, c->request));
-        c->alive = false;
-        s->cancelled++;
-    }
-}
-
-static void a_million_requests_each_end_once_with_their_own_tokens(void **state) {
+static void chunks_and_rows_of_logits_have_their_bounds(void **state) {
     (void)state;
-    const uint64_t total = getenv("KV8_TEST_SHORT") != NULL ? 20000 : 1000000;
-    const kv8_scheduler_options options = {.max_running = 32,
-                                           .max_waiting = 160,
-                                           .max_step_tokens = 256,
-                                           .max_step_logits = 256,
-                                           .share_prefixes = true,
-                                           .patience_ns = 100};
-    storm *const s = calloc(1, sizeof *s);
-    assert_non_null(s);
-    open_world(&s->w, 128, &options);
-    for (int t = 0; t < TEMPLATES; t++)
-        for (int i = 0; i < SYSTEM; i++) s->system[t][i] = 60000 + 1000 * t + i;
-    kv8_schedule schedule = {.num_rows = 0};
-    bool idle = false;
-    while (s->submitted < total || !idle) {
-        s->now++;
-        const bool burst = draw(&s->w, 40) == 0;
-        for (uint32_t n = burst ? draw(&s->w, 60) : draw(&s->w, 3); n > 0; n--)
-            if (s->submitted < total) arrive(s);
-        if (draw(&s->w, 500) == 0) { /* the model failed */
-            assert_ok(kv8_scheduler_plan(s->w.scheduler, s->now, &schedule));
-            check_order(s, &schedule);
-            schedule.num_rows = 0;
-            kv8_scheduler_abandon(s->w.scheduler);
-            s->abandoned++;
-        } else {
-            step(&s->w, s->now, &schedule);
-            check_order(s, &schedule);
-        }
-        leave(s, &schedule);
-        kv8_scheduler_stats stats;
-        kv8_scheduler_get_stats(s->w.scheduler, &stats);
-        idle = stats.num_running == 0 && stats.num_waiting == 0;
+    world w;
+    kv8_scheduler_options options = small;
+    options.max_step_logits = 4;
+    open_world(&w, 64, &options);
+    kv8_schedule schedule;
+    const kv8_request_id decoding = submit(&w, 1, 30, 0, 0);
+    step(&w, 0, &schedule);
+    const kv8_arrival seen = {.tokens = text_of(&w, 0, 1, 8), .prompt_len = 8, .all_logits = true};
+    const kv8_arrival slow = {
+        .tokens = text_of(&w, 50, 1, 6), .prompt_len = 6, .max_new_tokens = 2, .max_chunk = 3};
+    const kv8_request_id a = submit_arrival(&w, &seen), b = submit_arrival(&w, &slow);
+    /* The last token of `slow` waits for a row of logits, and is then a decode row. */
+    static const struct {
+        int32_t seen, slow, seen_logits, slow_logits;
+    } wanted[3] = {{3, 3, 3, 0}, {3, 2, 3, 0}, {2, 1, 2, 1}};
+    for (int i = 0; i < 3; i++) {
+        step(&w, 0, &schedule);
+        assert_int_equal(schedule.num_rows, 3);
+        const kv8_scheduled_row *const of_seen = &schedule.rows[i < 2 ? 1 : 2];
+        const kv8_scheduled_row *const of_slow = &schedule.rows[i < 2 ? 2 : 1];
+        assert_int_equal(schedule.rows[0].request, decoding);
+        assert_int_equal(schedule.rows[0].num_logits, 1);
+        assert_int_equal(of_seen->request, a);
+        assert_int_equal(of_slow->request, b);
+        assert_int_equal(of_seen->num_tokens, wanted[i].seen);
+        assert_int_equal(of_slow->num_tokens, wanted[i].slow);
+        assert_int_equal(of_seen->num_logits, wanted[i].seen_logits);
+        assert_int_equal(of_slow->num_logits, wanted[i].slow_logits);
+        assert_false(of_seen->samples); /* it has no new tokens */
+        assert_int_equal(of_slow->samples, i == 2);
     }
+    close_world(&w);
+}
+
+/* Of tokens that were computed before a preemption no logits are wanted again. */
+static void rows_of_logits_come_once(void **state) {
+    (void)state;
+    world w;
+    open_world(&w, 6, &small);
+    kv8_schedule schedule;
+    const kv8_request_id first = submit(&w, 16, 60, 0, 0);
+    const kv8_arrival seen = {.tokens = text_of(&w, 0, 1, 30),
+                              .prompt_len = 30,
+                              .max_new_tokens = 20,
+                              .all_logits = true};
+    const kv8_request_id a = submit_arrival(&w, &seen);
+    int32_t num_logits = 0, num = 0;
     kv8_scheduler_stats stats;
-    kv8_scheduler_get_stats(s->w.scheduler, &stats);
-    print_message(
-        "%llu requests in %llu steps: %llu ended, %llu cancelled, %llu expired, %llu "
-        "refused; %llu preemptions; longest stay %llu steps\n",
-        (unsigned long long)s->submitted, (unsigned long long)s->now, (unsigned long long)s->ended,
-        (unsigned long long)s->cancelled, (unsigned long long)s->expired,
-        (unsigned long long)s->refused, (unsigned long long)stats.num_preemptions,
-        (unsigned long long)s->longest_wait);
-    assert_int_equal(s->submitted, s->ended + s->cancelled + s->expired + s->refused);
-    /* Nothing of this was idle talk: */
-    assert_true(s->ended > total / 4 && s->cancelled > 0 && s->expired > 0 && s->refused > 0);
-    assert_true(stats.num_preemptions > total / 1000 && s->abandoned > 0);
-    assert_true(stats.prefix_hits > stats.prefix_queries / 10);
-    close_world(&s->w);
-    free(s);
+    for (int i = 0; i < 200 && num < 50; i++) {
+        step(&w, 0, &schedule);
+        for (int32_t k = 0; k < schedule.num_rows; k++)
+            if (schedule.rows[k].request == a) num_logits += schedule.rows[k].num_logits;
+        kv8_scheduler_tokens(w.scheduler, first, &num);
+        if (num == 76) assert_ok(kv8_scheduler_end(w.scheduler, first));
+        kv8_scheduler_tokens(w.scheduler, a, &num);
+    }
+    kv8_scheduler_get_stats(w.scheduler, &stats);
+    assert_true(stats.num_preemptions > 0);
+    assert_int_equal(num_logits, 49);
+    close_world(&w);
+}
+
+/* Parents are forked while they rest; what they hold is nobody's to take. */
+static void children_begin_where_their_parent_rests(void **state) {
+    (void)state;
+    world w;
+    open_world(&w, 8, &small);
+    kv8_schedule schedule;
+    kv8_arrival stem = {.tokens = text_of(&w, 0, 1, 40), .prompt_len = 40};
+    const kv8_request_id parent = submit_arrival(&w, &stem);
+    for (int i = 0; i < 2; i++) step(&w, 0, &schedule);
+    kv8_scheduler_rest(w.scheduler, parent);
+    kv8_arrival child = {
+        .tokens = text_of(&w, 0, 1, 45), .prompt_len = 45, .max_new_tokens = 3, .parent = parent};
+    const kv8_request_id a = submit_arrival(&w, &child);
+    step(&w, 0, &schedule);
+    assert_int_equal(schedule.rows[0].request, a);
+    assert_int_equal(schedule.rows[0].first, 40);
+    assert_int_equal(schedule.rows[0].num_cached, 40);
+    assert_int_equal(schedule.rows[0].num_tokens, 5);
+    assert_ok(kv8_scheduler_end(w.scheduler, a));
+    const kv8_request_id big = submit(&w, 100, 1, 0, 0); /* seven pages of eight; three are held */
+    for (int i = 0; i < 2; i++) step(&w, 0, &schedule);
+    assert_refused(kv8_scheduler_plan(w.scheduler, 0, &schedule), KV8_ERR_FULL,
+                   "1 requests, and 1 at rest: extend: 32 tokens need 2 pages");
+    assert_int_equal(schedule.num_rows, 0);
+    child.tokens = text_of(&w, 0, 1, 45);
+    const kv8_request_id orphan = submit_arrival(&w, &child);
+    assert_ok(kv8_scheduler_end(w.scheduler, parent));
+    for (int i = 0; i < 2; i++) step(&w, 0, &schedule);
+    assert_ok(kv8_scheduler_end(w.scheduler, big));
+    for (int i = 0; i < 2; i++) step(&w, 0, &schedule);
+    assert_int_equal(schedule.rows[0].request, orphan);
+    assert_int_equal(schedule.rows[0].first, 32); /* read anew, in steps of 32 */
+    close_world(&w);
+}
+
+static void pages_of_a_row_that_failed_are_not_found(void **state) {
+    (void)state;
+    world w;
+    kv8_scheduler_options options = small;
+    options.share_prefixes = true;
+    open_world(&w, 64, &options);
+    static const int32_t failed[] = {KV8_ROW_FAILED};
+    kv8_schedule schedule;
+    for (int i = 0; i < 3; i++) {
+        const kv8_arrival arrival = {
+            .tokens = text_of(&w, 0, 1, 30), .prompt_len = 30, .max_new_tokens = 2};
+        const kv8_request_id request = submit_arrival(&w, &arrival);
+        if (i == 0) {
+            assert_ok(kv8_scheduler_plan(w.scheduler, 0, &schedule));
+            assert_ok(kv8_scheduler_commit(w.scheduler, failed));
+        } else {
+            step(&w, 0, &schedule);
+        }
+        assert_int_equal(schedule.rows[0].num_cached, i == 2 ? 16 : 0);
+        assert_ok(kv8_scheduler_end(w.scheduler, request));
+    }
+    close_world(&w);
 }
 
 int main(void) {
@@ -491,7 +352,10 @@ int main(void) {
         cmocka_unit_test(a_full_queue_refuses_and_a_deadline_ends_waiting),
         cmocka_unit_test(a_step_that_was_not_computed_leaves_everything_as_it_was),
         cmocka_unit_test(the_last_of_the_order_makes_room),
-        cmocka_unit_test(a_million_requests_each_end_once_with_their_own_tokens),
+        cmocka_unit_test(chunks_and_rows_of_logits_have_their_bounds),
+        cmocka_unit_test(rows_of_logits_come_once),
+        cmocka_unit_test(children_begin_where_their_parent_rests),
+        cmocka_unit_test(pages_of_a_row_that_failed_are_not_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
