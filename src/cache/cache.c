@@ -245,6 +245,11 @@ void kv8_cache_destroy(kv8_cache *cache) {
 
 /* --- facts --- */
 
+void kv8_cache_drop_scales(kv8_cache *cache, int32_t idx) {
+    memcpy(kv8_sequence_scales(cache, idx), cache->layer_scales,
+           kv8_num_scales(cache) * sizeof(float));
+}
+
 kv8_pages *kv8_cache_pages(kv8_cache *cache) {
     return cache->pages;
 }

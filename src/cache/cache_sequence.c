@@ -11,11 +11,6 @@ kv8_status kv8_cache_find(const kv8_cache *cache, kv8_seq seq, int32_t *idx_out)
     return kv8_pages_find(cache->pages, seq, idx_out);
 }
 
-void kv8_cache_drop_scales(kv8_cache *cache, int32_t idx) {
-    memcpy(kv8_sequence_scales(cache, idx), cache->layer_scales,
-           kv8_num_scales(cache) * sizeof(float));
-}
-
 void kv8_cache_settle_scales(kv8_cache *cache, int32_t idx) {
     kv8_pages_seq_set_private(cache->pages, idx,
                               memcmp(kv8_sequence_scales(cache, idx), cache->layer_scales,
