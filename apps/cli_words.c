@@ -47,21 +47,27 @@ const char *cli_nearest(const char *word, const char *const names[], size_t num)
 
 /* --- KV settings --- */
 
-/* What stands between the signs of "k=int8,v=e4m3@full". */
-static const char *const kv_words[] = {"f32",  "bf16", "f16", "e4m3", "e4m3fnuz", "e5m2",
-                                       "int8", "full", "k",   "v",    "sliding"};
-enum { NUM_KV_WORDS = sizeof kv_words / sizeof kv_words[0] };
+/* What stands between the signs of "k=int8,v=e4m3@full": dtypes and these. */
+static const char *const kv_words[] = {"full", "k", "v", "sliding"};
+enum {
+    NUM_DTYPES = KV8_DTYPE_COUNT - 1 - KV8_DTYPE_NONE,
+    NUM_KV_WORDS = NUM_DTYPES + sizeof kv_words / sizeof kv_words[0]
+};
 
 /* The first word of a list that is none, and what it may have been meant to be; NULL = nothing. */
 static const char *nearest_kv_word(const char *text) {
     static const char signs[] = ",=@";
+    const char *known_words[NUM_KV_WORDS];
+    for (int i = 0; i < NUM_KV_WORDS; i++)
+        known_words[i] = i < NUM_DTYPES ? kv8_dtype_name((kv8_dtype)(KV8_DTYPE_NONE + 1 + i))
+                                        : kv_words[i - NUM_DTYPES];
     for (text += strspn(text, signs); *text != '\0'; text += strspn(text, signs)) {
         char word[MAX_WORD] = "";
         const size_t length = strcspn(text, signs);
         snprintf(word, sizeof word, "%.*s", (int)least((int)length, MAX_WORD), text);
         size_t known = 0;
-        while (known < NUM_KV_WORDS && strcmp(kv_words[known], word) != 0) known++;
-        if (known == NUM_KV_WORDS) return cli_nearest(word, kv_words, NUM_KV_WORDS);
+        while (known < NUM_KV_WORDS && strcmp(known_words[known], word) != 0) known++;
+        if (known == NUM_KV_WORDS) return cli_nearest(word, known_words, NUM_KV_WORDS);
         text += length;
     }
     return NULL;

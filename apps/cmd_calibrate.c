@@ -117,8 +117,8 @@ static int read_words(const calibrate_args *args, plan *out) {
                   .by_heads = parallel == 1};
     const kv8_status status = kv8_dtype_from_name(args->dtype, &out->fit.dtype);
     if (status != KV8_OK) return cli_fail_status(status);
-    if (out->fit.dtype != KV8_E4M3 && out->fit.dtype != KV8_E4M3FNUZ && out->fit.dtype != KV8_E5M2)
-        return cli_fail("--dtype is %s, must be e4m3, e4m3fnuz or e5m2", args->dtype);
+    if (kv8_dtype_size(out->fit.dtype) != 1 || out->fit.dtype == KV8_INT8)
+        return cli_fail("--dtype is %s, must be a float of 8 bits", args->dtype);
     if (args->budget != NULL && out->fit.dtype != KV8_E4M3)
         return cli_fail("--budget chooses among bf16, int8 and e4m3; --dtype is %s", args->dtype);
     out->fit.method = (kv8_fit_method)method;

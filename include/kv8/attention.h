@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-/* What the two products multiply. bf16 holds bf16, e4m3, e4m3fnuz, e5m2 and int8 exactly, so with
+/* What the two products multiply. bf16 holds bf16, int8 and floats of 8 bits exactly, so with
  * Q of bf16 or e4m3 and K and V of these only P is rounded. */
 typedef enum kv8_attention_math {
     KV8_MATH_AUTO = 0, /* bf16 where Q, K and V enter exactly and it is the faster, else f32 */
@@ -39,7 +39,7 @@ typedef struct kv8_attention_spec {
     int32_t v_head_dim;                 /* 0 = head_dim */
     kv8_dtype q_dtype;                  /* F32, BF16, F16, or E4M3 with args.q_scale */
     kv8_dtype k_dtype, v_dtype;         /* any; they choose apart */
-    kv8_dtype o_dtype;                  /* F32, BF16, F16, E4M3, E4M3FNUZ, E5M2; NONE = q_dtype, or
+    kv8_dtype o_dtype;                  /* F32, BF16, F16, a float of 8 bits; NONE = q_dtype, or
                                          * F32 for E4M3 Q */
     int32_t page_size;                  /* 0 = no pages: kv8_page_table.kv_indptr */
     int32_t causal;                     /* 0 or 1 */

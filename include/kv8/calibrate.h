@@ -126,7 +126,7 @@ typedef enum kv8_fit_method {
 
 typedef struct kv8_fit_options {
     size_t struct_size;
-    kv8_dtype dtype; /* E4M3, E4M3FNUZ or E5M2; NONE = E4M3 */
+    kv8_dtype dtype; /* a float of 8 bits; NONE = E4M3 */
     kv8_fit_method method;
     double percentile; /* of KV8_FIT_PERCENTILE: above 0, at most 100 */
     double margin;     /* factor on the fitted range, 0 = 1; at least 1 */

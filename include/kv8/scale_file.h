@@ -38,7 +38,7 @@ typedef struct kv8_scale_data {
     size_t struct_size;
     kv8_scale_format format;  /* that was read; ignored by create */
     const char *architecture; /* "GptOssForCausalLM" */
-    kv8_dtype dtype;          /* the codes are E4M3, E4M3FNUZ or E5M2; NONE = E4M3 */
+    kv8_dtype dtype;          /* of the codes, a float of 8 bits; NONE = E4M3 */
     int32_t num_layers, num_kv_heads;
     int per_tensor;
     const float *scales;               /* [num_layers, columns], finite and > 0 */

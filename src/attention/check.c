@@ -16,10 +16,6 @@ static bool is_dtype(kv8_dtype dtype) {
     return (int)dtype > KV8_DTYPE_NONE && dtype < KV8_DTYPE_COUNT;
 }
 
-static bool is_fp8(kv8_dtype dtype) {
-    return dtype == KV8_E4M3 || dtype == KV8_E4M3FNUZ || dtype == KV8_E5M2;
-}
-
 static kv8_status check_dtypes(const kv8_attention_spec *spec) {
     if (!is_dtype(spec->q_dtype) || !is_dtype(spec->k_dtype) || !is_dtype(spec->v_dtype))
         return kv8_fail(
@@ -35,8 +31,7 @@ static kv8_status check_dtypes(const kv8_attention_spec *spec) {
                         (int)KV8_DTYPE_COUNT - 1);
     if (o == KV8_INT8)
         return kv8_fail(KV8_ERR_UNSUPPORTED,
-                        "o_dtype is int8; supported: f32, bf16, f16, e4m3, "
-                        "e4m3fnuz, e5m2");
+                        "o_dtype is int8; supported: f32, bf16, f16 and the floats of 8 bits");
     return KV8_OK;
 }
 
@@ -281,7 +276,7 @@ kv8_status kv8_attention_check_data(const kv8_attention_spec *spec,
     if ((spec->q_dtype == KV8_E4M3) != (args->q_scale != NULL))
         return kv8_fail(KV8_ERR_INVALID, "q_dtype is %s and q_scale is %s; e4m3 alone has one",
                         kv8_dtype_name(spec->q_dtype), args->q_scale == NULL ? "NULL" : "set");
-    if (args->o_scale != NULL && !is_fp8(kv8_spec_o_dtype(spec)))
+    if (args->o_scale != NULL && !kv8_is_float8(kv8_spec_o_dtype(spec)))
         return kv8_fail(KV8_ERR_INVALID,
                         "o_scale is set and o_dtype %s; 8-bit floats alone have one",
                         kv8_dtype_name(kv8_spec_o_dtype(spec)));

@@ -11,6 +11,9 @@
 #define WIDE       (BIT(KV8_BF16) | BIT(KV8_F16))
 #define FLOATS     (BIT(KV8_F32) | WIDE)
 #define CODES      (BIT(KV8_E4M3) | BIT(KV8_E4M3FNUZ) | BIT(KV8_E5M2) | BIT(KV8_INT8))
+/* What the generic kernel takes: all of float8.h. */
+#define FLOAT8_BIT(words, rule, name, dtype, mantissa, bias, max) | BIT(dtype)
+#define FLOAT8S                                                   (0 KV8_FLOAT8_FORMATS(FLOAT8_BIT))
 /* f16 holds 8-bit codes, and bf16 Q as f16 times a power of two; bf16 pages want bf16 Q. */
 #define QUERIES(code) ((code) == KV8_BF16 ? BIT(KV8_BF16) : WIDE)
 
@@ -110,9 +113,9 @@ static const kv8_variant variants[] = {
     {.name = "kv8_attention_any_any_dany_generic__sm80",
      .way = KV8_WAY_GENERIC,
      .q = FLOATS | BIT(KV8_E4M3),
-     .k = FLOATS | CODES,
-     .v = FLOATS | CODES,
-     .o = FLOATS | BIT(KV8_E4M3) | BIT(KV8_E4M3FNUZ) | BIT(KV8_E5M2),
+     .k = FLOATS | FLOAT8S | BIT(KV8_INT8),
+     .v = FLOATS | FLOAT8S | BIT(KV8_INT8),
+     .o = FLOATS | FLOAT8S,
      .takes = KV8_NEEDS_ALL,
      .head_dim = KV8_MAX_HEAD_DIM,
      .dim_step = 1,

@@ -52,13 +52,12 @@ static row_total total_of(const kv8_attention_partials *partials, int32_t num, f
 
 static void store(kv8_dtype dtype, float scale, void *out, int64_t at, const float *values,
                   int32_t n) {
+    if (kv8_is_float8(dtype)) {
+        KV8_MUST(
+            kv8_narrow(KV8_ISA_BEST, dtype, values, (size_t)n, scale, (uint8_t *)out + at, NULL));
+        return;
+    }
     switch (dtype) {
-        case KV8_E4M3:
-        case KV8_E4M3FNUZ:
-        case KV8_E5M2:
-            KV8_MUST(kv8_narrow(KV8_ISA_BEST, dtype, values, (size_t)n, scale, (uint8_t *)out + at,
-                                NULL));
-            break;
         case KV8_BF16: kv8_bf16_from_f32_row(values, (size_t)n, (kv8_bf16 *)out + at); break;
         case KV8_F16:
             for (int32_t d = 0; d < n; d++) ((kv8_f16 *)out)[at + d] = kv8_f16_from_f32(values[d]);

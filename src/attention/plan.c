@@ -14,8 +14,7 @@ static const kv8_attention_choice choices[] = {
 
 /* bf16 holds every code of the dtype exactly (int8's row scale is multiplied in elsewhere). */
 static bool fits_bf16(kv8_dtype dtype) {
-    return dtype == KV8_BF16 || dtype == KV8_E4M3 || dtype == KV8_E4M3FNUZ || dtype == KV8_E5M2 ||
-           dtype == KV8_INT8;
+    return dtype == KV8_BF16 || kv8_is_float8(dtype) || dtype == KV8_INT8;
 }
 
 /* int8 in whole tiles of codes. */

@@ -16,9 +16,10 @@ static double element(kv8_dtype dtype, const void *data, int64_t index) {
         case KV8_F32: return (double)((const float *)data)[index];
         case KV8_BF16: return (double)kv8_bf16_to_f32(((const kv8_bf16 *)data)[index]);
         case KV8_F16: return (double)kv8_f16_to_f32(((const kv8_f16 *)data)[index]);
-        case KV8_E4M3: return (double)kv8_e4m3_to_f32(((const kv8_e4m3 *)data)[index]);
-        case KV8_E4M3FNUZ: return (double)kv8_e4m3fnuz_to_f32(((const kv8_e4m3fnuz *)data)[index]);
-        case KV8_E5M2: return (double)kv8_e5m2_to_f32(((const kv8_e5m2 *)data)[index]);
+#define FLOAT8(words, rule, name, which, mantissa, bias, max) \
+    case which: return (double)kv8_##name##_to_f32(((const kv8_##name *)data)[index]);
+            KV8_FLOAT8_FORMATS(FLOAT8)
+#undef FLOAT8
         case KV8_INT8: return (double)((const int8_t *)data)[index];
         default: return (double)NAN;
     }

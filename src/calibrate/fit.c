@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base_impl.h"
+#include "formats_impl.h"
 
 #include <kv8/calibrate.h>
 
@@ -166,8 +166,8 @@ static float scale_for(float range, double margin, bool power_of_two, kv8_dtype 
 }
 
 static kv8_status check_fit(const kv8_fit_options *options, kv8_dtype dtype) {
-    if (dtype != KV8_E4M3 && dtype != KV8_E4M3FNUZ && dtype != KV8_E5M2)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "fit: dtype is %s, must be e4m3, e4m3fnuz or e5m2",
+    if (!kv8_is_float8(dtype))
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "fit: dtype is %s, must be a float of 8 bits",
                         kv8_dtype_name(dtype));
     if (options->method < KV8_FIT_ABSMAX || options->method > KV8_FIT_SQUARED_ERROR)
         return kv8_fail(KV8_ERR_INVALID, "fit: no method %d", (int)options->method);

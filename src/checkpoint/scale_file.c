@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "formats_impl.h"
 #include "scale_rows.h"
 
 /* --- checks --- */
@@ -14,9 +15,8 @@ static kv8_status check_shape(const kv8_scale_data *data) {
         data->num_kv_heads > 1 << 16)
         return kv8_fail(KV8_ERR_INVALID, "scales of %d layers of %d heads: both must be 1 to %d",
                         data->num_layers, data->num_kv_heads, 1 << 16);
-    if (data->dtype != KV8_DTYPE_NONE && data->dtype != KV8_E4M3 && data->dtype != KV8_E4M3FNUZ &&
-        data->dtype != KV8_E5M2)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "scales of %s, must be of e4m3, e4m3fnuz or e5m2",
+    if (data->dtype != KV8_DTYPE_NONE && !kv8_is_float8(data->dtype))
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "scales of %s, must be of a float of 8 bits",
                         kv8_dtype_name(data->dtype));
     if (data->scales == NULL) return kv8_fail(KV8_ERR_INVALID, "scales is NULL");
     return KV8_OK;

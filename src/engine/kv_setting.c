@@ -6,6 +6,7 @@
 
 #include <kv8/engine.h>
 
+#include "formats_impl.h"
 #include "model_impl.h"
 
 /* --- words --- */
@@ -93,18 +94,18 @@ kv8_status kv8_kv_setting_parse_list(const char *text, kv8_kv_setting *settings_
 
 enum { PAGE_SIZE = 16 }; /* tokens; small enough that a window of 128 frees its pages promptly */
 
-/* Factor on a scale of `scales` for codes of `dtype`, 0 for dtypes that take none: the same code
- * means half as much in e4m3fnuz as in e4m3, so absmax / 448 becomes absmax / 224, within its 240;
- * e5m2 reaches far beyond e4m3. The other way around values would clip. */
+/* Factor on a scale of `scales` for codes of `dtype`, 0 for dtypes that take none: the smallest
+ * power of two under which e4m3's largest value does not clip. In e4m3fnuz absmax / 448 becomes
+ * absmax / 224, within its 240; e5m2 reaches far beyond e4m3. */
 static kv8_status scale_factor(kv8_dtype dtype, kv8_dtype scales, int32_t layer,
                                float *factor_out) {
-    const bool takes_scale = dtype == KV8_E4M3 || dtype == KV8_E4M3FNUZ || dtype == KV8_E5M2;
+    const bool takes_scale = kv8_is_float8(dtype);
     *factor_out = takes_scale ? 1 : 0;
     if (!takes_scale || dtype == scales) return KV8_OK;
     if (scales != KV8_DTYPE_NONE && scales != KV8_E4M3)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "layer %d stores %s, the scales are for %s", layer,
                         kv8_dtype_name(dtype), kv8_dtype_name(scales));
-    if (dtype == KV8_E4M3FNUZ) *factor_out = 2;
+    while (kv8_dtype_max(KV8_E4M3) / *factor_out > kv8_dtype_max(dtype)) *factor_out *= 2;
     return KV8_OK;
 }
 

@@ -27,9 +27,10 @@ static void widen_f32(const void *codes, size_t n, float *values_out) {
 }
 WIDEN(bf16, uint16_t, kv8_bf16_decode)
 WIDEN(f16, uint16_t, kv8_f16_decode)
-WIDEN(e4m3, uint8_t, kv8_e4m3_decode)
-WIDEN(e4m3fnuz, uint8_t, kv8_e4m3fnuz_decode)
-WIDEN(e5m2, uint8_t, kv8_e5m2_decode)
+#define FLOAT8(words, rule, name, dtype, mantissa, bias, max) \
+    WIDEN(name, uint8_t, kv8_##name##_decode)
+KV8_FLOAT8_FORMATS(FLOAT8)
+#undef FLOAT8
 WIDEN(int8, int8_t, int8_decode)
 
 #define NARROW(name, dtype, type, encode)                                                  \
@@ -64,9 +65,10 @@ static int8_t int8_encode(float value) {
 NARROW(f32, KV8_F32, uint32_t, f32_encode_saturating)
 NARROW(bf16, KV8_BF16, uint16_t, bf16_encode_saturating)
 NARROW(f16, KV8_F16, uint16_t, f16_encode_saturating)
-NARROW(e4m3, KV8_E4M3, uint8_t, kv8_e4m3_encode)
-NARROW(e4m3fnuz, KV8_E4M3FNUZ, uint8_t, kv8_e4m3fnuz_encode)
-NARROW(e5m2, KV8_E5M2, uint8_t, kv8_e5m2_encode)
+#define FLOAT8(words, rule, name, dtype, mantissa, bias, max) \
+    NARROW(name, dtype, uint8_t, kv8_##name##_encode)
+KV8_FLOAT8_FORMATS(FLOAT8)
+#undef FLOAT8
 NARROW(int8, KV8_INT8, int8_t, int8_encode)
 
 static void row_range(const float *values, size_t n, kv8_row_range *range_out) {
@@ -97,21 +99,17 @@ static void mxfp4_widen(const uint8_t *blocks, const kv8_e8m0 *scales, size_t nu
     }
 }
 
+#define FLOAT8_WIDEN(words, rule, name, dtype, mantissa, bias, max)  [dtype] = widen_##name,
+#define FLOAT8_NARROW(words, rule, name, dtype, mantissa, bias, max) [dtype] = narrow_##name,
 const kv8_formats_kernels kv8_formats_kernels_scalar = {
     .widen = {[KV8_F32] = widen_f32,
               [KV8_BF16] = widen_bf16,
               [KV8_F16] = widen_f16,
-              [KV8_E4M3] = widen_e4m3,
-              [KV8_E4M3FNUZ] = widen_e4m3fnuz,
-              [KV8_E5M2] = widen_e5m2,
-              [KV8_INT8] = widen_int8},
+              KV8_FLOAT8_FORMATS(FLOAT8_WIDEN)[KV8_INT8] = widen_int8},
     .narrow = {[KV8_F32] = narrow_f32,
                [KV8_BF16] = narrow_bf16,
                [KV8_F16] = narrow_f16,
-               [KV8_E4M3] = narrow_e4m3,
-               [KV8_E4M3FNUZ] = narrow_e4m3fnuz,
-               [KV8_E5M2] = narrow_e5m2,
-               [KV8_INT8] = narrow_int8},
+               KV8_FLOAT8_FORMATS(FLOAT8_NARROW)[KV8_INT8] = narrow_int8},
     .row_range = row_range,
     .mxfp4_widen = mxfp4_widen,
 };

@@ -12,15 +12,14 @@ typedef struct dtype_facts {
     float max;
 } dtype_facts;
 
-static const dtype_facts facts[KV8_DTYPE_COUNT] = {
-    [KV8_DTYPE_NONE] = {"none", 0, 0},
-    [KV8_F32] = {"f32", 4, FLT_MAX},
-    [KV8_BF16] = {"bf16", 2, 255 * 0x1p120f},
-    [KV8_F16] = {"f16", 2, 65504},
-    [KV8_E4M3] = {"e4m3", 1, 448},
-    [KV8_E4M3FNUZ] = {"e4m3fnuz", 1, 240},
-    [KV8_E5M2] = {"e5m2", 1, 57344},
-    [KV8_INT8] = {"int8", 1, 127},
+static const dtype_facts facts[KV8_DTYPE_COUNT] = {[KV8_DTYPE_NONE] = {"none", 0, 0},
+                                                   [KV8_F32] = {"f32", 4, FLT_MAX},
+                                                   [KV8_BF16] = {"bf16", 2, 255 * 0x1p120f},
+                                                   [KV8_F16] = {"f16", 2, 65504},
+                                                   [KV8_INT8] = {"int8", 1, 127},
+#define FLOAT8(words, rule, name, dtype, mantissa, bias, max) [dtype] = {#name, 1, max},
+                                                   KV8_FLOAT8_FORMATS(FLOAT8)
+#undef FLOAT8
 };
 
 static const dtype_facts *facts_of(kv8_dtype dtype) {
@@ -47,6 +46,10 @@ kv8_status kv8_dtype_from_name(const char *name, kv8_dtype *dtype_out) {
         *dtype_out = (kv8_dtype)dtype;
         return KV8_OK;
     }
-    return kv8_fail(KV8_ERR_INVALID,
-                    "dtype is \"%s\", must be f32, bf16, f16, e4m3, e4m3fnuz, e5m2 or int8", name);
+    char names[16 * KV8_DTYPE_COUNT] = ""; /* a name and what stands before it are shorter */
+    for (int dtype = KV8_DTYPE_NONE + 1; dtype < KV8_DTYPE_COUNT; dtype++) {
+        if (dtype > KV8_DTYPE_NONE + 1) strcat(names, dtype == KV8_DTYPE_COUNT - 1 ? " or " : ", ");
+        strcat(names, facts[dtype].name);
+    }
+    return kv8_fail(KV8_ERR_INVALID, "dtype is \"%s\", must be %s", name, names);
 }

@@ -7,15 +7,15 @@
 
 #include "formats_impl.h"
 
-float kv8_e4m3_to_f32(kv8_e4m3 code) {
-    return kv8_e4m3_decode(code.bits);
-}
-float kv8_e4m3fnuz_to_f32(kv8_e4m3fnuz code) {
-    return kv8_e4m3fnuz_decode(code.bits);
-}
-float kv8_e5m2_to_f32(kv8_e5m2 code) {
-    return kv8_e5m2_decode(code.bits);
-}
+#define FLOAT8(words, rule, name, dtype, mantissa, bias, max) \
+    float kv8_##name##_to_f32(kv8_##name code) {              \
+        return kv8_##name##_decode(code.bits);                \
+    }                                                         \
+    kv8_##name kv8_##name##_from_f32(float value) {           \
+        return (kv8_##name){kv8_##name##_encode(value)};      \
+    }
+KV8_FLOAT8_FORMATS(FLOAT8)
+
 float kv8_e8m0_to_f32(kv8_e8m0 code) {
     return kv8_e8m0_decode(code.bits);
 }
@@ -29,15 +29,6 @@ float kv8_f16_to_f32(kv8_f16 code) {
     return kv8_f16_decode(code.bits);
 }
 
-kv8_e4m3 kv8_e4m3_from_f32(float value) {
-    return (kv8_e4m3){kv8_e4m3_encode(value)};
-}
-kv8_e4m3fnuz kv8_e4m3fnuz_from_f32(float value) {
-    return (kv8_e4m3fnuz){kv8_e4m3fnuz_encode(value)};
-}
-kv8_e5m2 kv8_e5m2_from_f32(float value) {
-    return (kv8_e5m2){kv8_e5m2_encode(value)};
-}
 kv8_e2m1 kv8_e2m1_from_f32(float value) {
     return (kv8_e2m1){kv8_e2m1_encode(value)};
 }

@@ -10,7 +10,7 @@
 #include "simd/unroll.h"
 
 /* 64 codes of a row; false: the template's way is as good. */
-#define T_WIDEN_64(D)                                                    \
+#define T_WIDEN_64_LOOKUP(D)                                             \
     V_INLINE bool t_widen64_##D(const uint8_t *row, float *out) {        \
         v_f32 wide[4];                                                   \
         v_widen64_f32_##D(row, wide);                                    \
@@ -18,19 +18,19 @@
         for (int i = 0; i < 4; i++) v_store(out + i * V_LANES, wide[i]); \
         return true;                                                     \
     }
-T_WIDEN_64(e4m3)
-T_WIDEN_64(e4m3fnuz)
-#define T_NO_WIDEN_64(D)                                          \
+#define T_WIDEN_64_VECTOR(D)                                      \
     V_INLINE bool t_widen64_##D(const uint8_t *row, float *out) { \
         (void)row;                                                \
         (void)out;                                                \
         return false;                                             \
     }
-T_NO_WIDEN_64(f32)
-T_NO_WIDEN_64(f16)
-T_NO_WIDEN_64(bf16)
-T_NO_WIDEN_64(e5m2)
-T_NO_WIDEN_64(int8)
+#define T_WIDEN_64_CODE                                         T_WIDEN_64_VECTOR
+#define T_FLOAT8(words, rule, name, dtype, mantissa, bias, max) T_WIDEN_64_##words(name)
+KV8_FLOAT8_FORMATS(T_FLOAT8)
+T_WIDEN_64_VECTOR(f32)
+T_WIDEN_64_VECTOR(f16)
+T_WIDEN_64_VECTOR(bf16)
+T_WIDEN_64_VECTOR(int8)
 #define T_LOAD_64(D, row, dim, out, d)                                                \
     for (; (d) + 64 <= (dim) && t_widen64_##D((row) + (d), (out) + (d)); (d) += 64) { \
     }

@@ -168,7 +168,7 @@ static void t_load_v_rows(const kv8_attention_job *job, const t_rows *rows) {
                          .ahead_bytes = T_AHEAD_BYTES(job, rows),
                          .queue = rows->queue};
 #define T_CALL(D) t_load_k_##D(&load)
-    T_BY_DTYPE(job->spec->v_dtype, T_CALL)
+    T_BY_DTYPE(job->spec->v_dtype)
 #undef T_CALL
 }
 

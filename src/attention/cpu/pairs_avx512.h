@@ -69,9 +69,9 @@ static inline v_f32 t_zip_hi(v_f32 a, v_f32 b) {
         for (int i = 0; i < 4; i++) v_store(out + i * V_LANES, _mm512_castsi512_ps(pairs[i])); \
         return true;                                                                           \
     }
-T_WIDEN_64(e4m3)
-T_WIDEN_64(e4m3fnuz)
-T_WIDEN_64(e5m2)
+#define T_FLOAT8(words, rule, name, dtype, mantissa, bias, max) T_WIDEN_64(name)
+KV8_FLOAT8_FORMATS(T_FLOAT8)
+#undef T_FLOAT8
 T_WIDEN_64(int8)
 #undef T_WIDEN_64
 V_INLINE bool t_widen64_bf16(const uint8_t *row, float *out) {

@@ -12,19 +12,20 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 
-#define T_DTYPE_bf16     KV8_BF16
-#define T_DTYPE_e4m3     KV8_E4M3
-#define T_DTYPE_e4m3fnuz KV8_E4M3FNUZ
-#define T_DTYPE_e5m2     KV8_E5M2
-#define T_DTYPE_int8     KV8_INT8
+static const kv8_dtype T_DTYPE_bf16 = KV8_BF16, T_DTYPE_int8 = KV8_INT8;
+#define T_FLOAT8(words, rule, name, dtype, mantissa, bias, max) \
+    static const kv8_dtype T_DTYPE_##name = dtype;
+KV8_FLOAT8_FORMATS(T_FLOAT8)
+#undef T_FLOAT8
 
 /* 64 codes to 32 units in quarters. */
 V_INLINE void t_widen_vector(const kv8_dtype dtype, __m512i codes, float *out) {
     __m512i pairs[2];
     switch (dtype) {
-        case KV8_E4M3: kv8_bf16x64_e4m3(codes, pairs); break;
-        case KV8_E4M3FNUZ: kv8_bf16x64_e4m3fnuz(codes, pairs); break;
-        case KV8_E5M2: kv8_bf16x64_e5m2(codes, pairs); break;
+#define T_FLOAT8(words, rule, name, which, mantissa, bias, max) \
+    case which: kv8_bf16x64_##name(codes, pairs); break;
+        KV8_FLOAT8_FORMATS(T_FLOAT8)
+#undef T_FLOAT8
         default: kv8_bf16x64_int8(codes, pairs); break;
     }
     v_store(out, _mm512_castsi512_ps(pairs[0]));

@@ -223,28 +223,30 @@ typedef struct t_load {
 #if !T_PAIRS /* plan.c sends no f32 and no f16 to bf16 math, which would round them */
 T_LOADERS(f32, 4)
 T_LOADERS(f16, 2)
-#define T_CASES_F32(call)           \
-    case KV8_F32: call(f32); break; \
-    case KV8_F16:                   \
-        call(f16);                  \
+#define T_CASES_F32                   \
+    case KV8_F32: T_CALL(f32); break; \
+    case KV8_F16:                     \
+        T_CALL(f16);                  \
         break;
 #else
-#define T_CASES_F32(call)
+#define T_CASES_F32
 #endif
 T_LOADERS(bf16, 2)
-T_LOADERS(e4m3, 1)
-T_LOADERS(e4m3fnuz, 1)
-T_LOADERS(e5m2, 1)
+#define T_FLOAT8_LOADERS(words, rule, name, which, mantissa, bias, max) T_LOADERS(name, 1)
+KV8_FLOAT8_FORMATS(T_FLOAT8_LOADERS)
 T_LOADERS(int8, 1)
-#define T_BY_DTYPE(dtype, call)                   \
-    switch (dtype) {                              \
-        T_CASES_F32(call)                         \
-        case KV8_BF16: call(bf16); break;         \
-        case KV8_E4M3: call(e4m3); break;         \
-        case KV8_E4M3FNUZ: call(e4m3fnuz); break; \
-        case KV8_E5M2: call(e5m2); break;         \
-        case KV8_INT8: call(int8); break;         \
-        default: break;                           \
+#define T_FLOAT8_CASE(words, rule, name, which, mantissa, bias, max) \
+    case which: T_CALL(name); break;
+/* T_CALL(D) for the dtype's D. */
+#define T_BY_DTYPE(dtype)                     \
+    switch (dtype) {                          \
+        T_CASES_F32                           \
+        case KV8_BF16:                        \
+            T_CALL(bf16);                     \
+            break;                            \
+            KV8_FLOAT8_FORMATS(T_FLOAT8_CASE) \
+        case KV8_INT8: T_CALL(int8); break;   \
+        default: break;                       \
     }
 
 /* The head's rows of K, of which there are `padded`. */
@@ -259,7 +261,7 @@ static void t_load_k(const kv8_attention_job *job, const t_rows *rows, int32_t p
                          .ahead_bytes = T_AHEAD_BYTES(job, rows),
                          .queue = rows->queue};
 #define T_CALL(D) t_load_k_##D(&load)
-    T_BY_DTYPE(job->spec->k_dtype, T_CALL)
+    T_BY_DTYPE(job->spec->k_dtype)
 #undef T_CALL
 }
 /* The same of V. order[u]: the first key of unit u, the second is `fold` further: softmax leaves
@@ -278,14 +280,14 @@ static void t_load_v(const kv8_attention_job *job, const t_rows *rows, int32_t p
                          .ahead_bytes = T_AHEAD_BYTES(job, rows),
                          .queue = rows->queue};
 #define T_CALL(D) t_load_v_##D(&load)
-    T_BY_DTYPE(job->spec->v_dtype, T_CALL)
+    T_BY_DTYPE(job->spec->v_dtype)
 #undef T_CALL
 }
 /* job->value = one V row as f32, codes times their own scale. */
 static void t_value_row(const kv8_attention_job *job, const uint8_t *row, float scale) {
     const int32_t dim = kv8_spec_v_head_dim(job->spec);
 #define T_CALL(D) t_value_row_##D(row, dim, job->value)
-    T_BY_DTYPE(job->spec->v_dtype, T_CALL)
+    T_BY_DTYPE(job->spec->v_dtype)
 #undef T_CALL
     if (job->spec->v_dtype != KV8_INT8) return;
     for (int32_t d = 0; d < dim; d++) job->value[d] *= scale;

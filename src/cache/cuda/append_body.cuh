@@ -238,15 +238,16 @@ static __device__ __forceinline__ void append_ones(const kv8_append_kernel_args 
         return store_int8_ones<SOURCE, ROTATION>(a, p, it, row, scale, lane, lanes);
     if (!it.there) return;
 #define KV8_STORE(DTYPE) \
-    case DTYPE: return store_ones<DTYPE, SOURCE, ROTATION>(a, p, it, row, scale, lane, lanes);
+    case DTYPE:          \
+        return store_ones<DTYPE, SOURCE, ROTATION>(a, p, it, row, scale, lane, lanes);
+#define KV8_STORE_FLOAT8(words, rule, name, dtype, mantissa, bias, max) KV8_STORE(dtype)
     switch (p.dtype) {
         KV8_STORE(KV8_F32)
         KV8_STORE(KV8_BF16)
         KV8_STORE(KV8_F16)
-        KV8_STORE(KV8_E4M3)
-        KV8_STORE(KV8_E4M3FNUZ)
-        KV8_STORE(KV8_E5M2)
+        KV8_FLOAT8_FORMATS(KV8_STORE_FLOAT8)
     }
+#undef KV8_STORE_FLOAT8
 #undef KV8_STORE
 }
 
@@ -397,15 +398,15 @@ static __device__ __forceinline__ void append_eights(const kv8_append_kernel_arg
     case DTYPE:                                                                                  \
         slow = append_dtype<DTYPE, SOURCE, ROTATION>(a, p, places, num_rows, at, source, first); \
         break;
+#define KV8_APPEND_FLOAT8(words, rule, name, dtype, mantissa, bias, max) KV8_APPEND(dtype)
     switch (p.dtype) {
         KV8_APPEND(KV8_F32)
         KV8_APPEND(KV8_BF16)
         KV8_APPEND(KV8_F16)
-        KV8_APPEND(KV8_E4M3)
-        KV8_APPEND(KV8_E4M3FNUZ)
-        KV8_APPEND(KV8_E5M2)
+        KV8_FLOAT8_FORMATS(KV8_APPEND_FLOAT8)
         KV8_APPEND(KV8_INT8)
     }
+#undef KV8_APPEND_FLOAT8
 #undef KV8_APPEND
     for (; slow != 0; slow &= slow - 1)
         append_ones<SOURCE, ROTATION>(

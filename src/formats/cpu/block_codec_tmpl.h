@@ -34,9 +34,9 @@
 WIDEN(f32, 4)
 WIDEN(bf16, 2)
 WIDEN(f16, 2)
-WIDEN(e4m3, 1)
-WIDEN(e4m3fnuz, 1)
-WIDEN(e5m2, 1)
+#define FLOAT8_WIDEN(words, rule, name, dtype, mantissa, bias, max) WIDEN(name, 1)
+KV8_FLOAT8_FORMATS(FLOAT8_WIDEN)
+#undef FLOAT8_WIDEN
 WIDEN(int8, 1)
 
 static void mxfp4_widen(const uint8_t *blocks, const kv8_e8m0 *scales, size_t num_blocks,
@@ -83,31 +83,29 @@ static inline quotient quotient_split(v_f32 value, uint32_t max, kv8_narrow_coun
         const v_i32 smallest_normal = i_set1((rebias + 1u) << 23);                             \
         return i_select(i_gt(smallest_normal, magnitude), count, normal);                      \
     }
-MAGNITUDE_ENCODE(e4m3, 3, 7)
-MAGNITUDE_ENCODE(e4m3fnuz, 3, 8)
-MAGNITUDE_ENCODE(e5m2, 2, 15)
 
-enum { MAX_448 = 0x43e00000, MAX_240 = 0x43700000, MAX_57344 = 0x47600000, MAX_65504 = 0x477fe000 };
+#define ENCODE_SIGNED(name, max)                                                                   \
+    static inline v_i32 encode_##name(v_f32 value, kv8_narrow_counts *counts) {                    \
+        const quotient q = quotient_split(value, kv8_f32_bits(max), counts);                       \
+        const v_i32 code = i_select(q.is_nan, i_set1(0x7f), magnitude_encode_##name(q.magnitude)); \
+        return i_or(code, i_and(i_srl(q.bits, 24), i_set1(0x80)));                                 \
+    }
+#define ENCODE_UNSIGNED(name, max)                                                              \
+    static inline v_i32 encode_##name(v_f32 value, kv8_narrow_counts *counts) {                 \
+        const quotient q = quotient_split(value, kv8_f32_bits(max), counts);                    \
+        const v_i32 magnitude = magnitude_encode_##name(q.magnitude);                           \
+        const v_i32 code = i_or(magnitude, i_and(i_srl(q.bits, 24), i_set1(0x80)));             \
+        const v_i32 number = i_select(i_gt(magnitude, i_set1(0)), code, i_set1(0)); /* no -0 */ \
+        return i_select(q.is_nan, i_set1(0x80), number);                                        \
+    }
+#define FLOAT8(words, rule, name, dtype, mantissa, bias, max) \
+    MAGNITUDE_ENCODE(name, mantissa, bias)                    \
+    ENCODE_##rule(name, max)
+KV8_FLOAT8_FORMATS(FLOAT8)
+#undef FLOAT8
 
-static inline v_i32 encode_e4m3(v_f32 value, kv8_narrow_counts *counts) {
-    const quotient q = quotient_split(value, MAX_448, counts);
-    const v_i32 code = i_select(q.is_nan, i_set1(0x7f), magnitude_encode_e4m3(q.magnitude));
-    return i_or(code, i_and(i_srl(q.bits, 24), i_set1(0x80)));
-}
-static inline v_i32 encode_e4m3fnuz(v_f32 value, kv8_narrow_counts *counts) {
-    const quotient q = quotient_split(value, MAX_240, counts);
-    const v_i32 magnitude = magnitude_encode_e4m3fnuz(q.magnitude);
-    const v_i32 code = i_or(magnitude, i_and(i_srl(q.bits, 24), i_set1(0x80)));
-    const v_i32 number = i_select(i_gt(magnitude, i_set1(0)), code, i_set1(0)); /* no -0 */
-    return i_select(q.is_nan, i_set1(0x80), number);
-}
-static inline v_i32 encode_e5m2(v_f32 value, kv8_narrow_counts *counts) {
-    const quotient q = quotient_split(value, MAX_57344, counts);
-    const v_i32 code = i_select(q.is_nan, i_set1(0x7f), magnitude_encode_e5m2(q.magnitude));
-    return i_or(code, i_and(i_srl(q.bits, 24), i_set1(0x80)));
-}
 static inline v_i32 encode_f16(v_f32 value, kv8_narrow_counts *counts) {
-    const quotient q = quotient_split(value, MAX_65504, counts);
+    const quotient q = quotient_split(value, kv8_f32_bits(65504), counts);
     const v_i32 sign = i_and(q.bits, i_set1(~KV8_F32_ABS));
     return i_f16(i_float(i_select(q.is_nan, q.bits, i_or(q.magnitude, sign))));
 }
@@ -147,9 +145,9 @@ static inline v_i32 encode_int8(v_f32 value, kv8_narrow_counts *counts) {
 NARROW(f32, 4, i_store_u32)
 NARROW(bf16, 2, i_store_u16)
 NARROW(f16, 2, i_store_u16)
-NARROW(e4m3, 1, i_store_u8)
-NARROW(e4m3fnuz, 1, i_store_u8)
-NARROW(e5m2, 1, i_store_u8)
+#define FLOAT8_NARROW(words, rule, name, dtype, mantissa, bias, max) NARROW(name, 1, i_store_u8)
+KV8_FLOAT8_FORMATS(FLOAT8_NARROW)
+#undef FLOAT8_NARROW
 NARROW(int8, 1, i_store_u8)
 
 /* --- the range of an int8 row --- */
@@ -177,22 +175,18 @@ static void row_range(const float *values, size_t n, kv8_row_range *range_out) {
     *range_out = range;
 }
 
-#define KV8_FORMATS_KERNELS_TABLE(rung)                      \
-    const kv8_formats_kernels kv8_formats_kernels_##rung = { \
-        .widen = {[KV8_F32] = widen_f32,                     \
-                  [KV8_BF16] = widen_bf16,                   \
-                  [KV8_F16] = widen_f16,                     \
-                  [KV8_E4M3] = widen_e4m3,                   \
-                  [KV8_E4M3FNUZ] = widen_e4m3fnuz,           \
-                  [KV8_E5M2] = widen_e5m2,                   \
-                  [KV8_INT8] = widen_int8},                  \
-        .narrow = {[KV8_F32] = narrow_f32,                   \
-                   [KV8_BF16] = narrow_bf16,                 \
-                   [KV8_F16] = narrow_f16,                   \
-                   [KV8_E4M3] = narrow_e4m3,                 \
-                   [KV8_E4M3FNUZ] = narrow_e4m3fnuz,         \
-                   [KV8_E5M2] = narrow_e5m2,                 \
-                   [KV8_INT8] = narrow_int8},                \
-        .row_range = row_range,                              \
-        .mxfp4_widen = mxfp4_widen,                          \
+#define FLOAT8_WIDEN(words, rule, name, dtype, mantissa, bias, max)  [dtype] = widen_##name,
+#define FLOAT8_NARROW(words, rule, name, dtype, mantissa, bias, max) [dtype] = narrow_##name,
+#define KV8_FORMATS_KERNELS_TABLE(rung)                                        \
+    const kv8_formats_kernels kv8_formats_kernels_##rung = {                   \
+        .widen = {[KV8_F32] = widen_f32,                                       \
+                  [KV8_BF16] = widen_bf16,                                     \
+                  [KV8_F16] = widen_f16,                                       \
+                  KV8_FLOAT8_FORMATS(FLOAT8_WIDEN)[KV8_INT8] = widen_int8},    \
+        .narrow = {[KV8_F32] = narrow_f32,                                     \
+                   [KV8_BF16] = narrow_bf16,                                   \
+                   [KV8_F16] = narrow_f16,                                     \
+                   KV8_FLOAT8_FORMATS(FLOAT8_NARROW)[KV8_INT8] = narrow_int8}, \
+        .row_range = row_range,                                                \
+        .mxfp4_widen = mxfp4_widen,                                            \
     }

@@ -12,6 +12,7 @@
 
 #include <kv8/formats.h>
 
+#include "../float8.h"
 #include "../scalar_codec.h"
 
 namespace kv8 {

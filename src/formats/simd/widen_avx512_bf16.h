@@ -85,13 +85,16 @@ static inline __m512i kv8_bf16x32_from_e4m3fnuz(__m256i codes) {
     const __mmask32 is_nan = _mm256_cmpeq_epi8_mask(codes, _mm256_set1_epi8((char)0x80));
     return _mm512_mask_mov_epi16(bf16, is_nan, _mm512_set1_epi16((short)0xffc0));
 }
-/* Through f32, whose upper half is the bf16: eight bits leave the lower half zero. */
-static inline __m512i kv8_bf16x32_from_int8(__m256i codes) {
-    const __m512 first = kv8_f32x16_from_int8(_mm256_castsi256_si128(codes));
-    const __m512 second = kv8_f32x16_from_int8(_mm256_extracti128_si256(codes, 1));
+/* 16 and 16 f32 to bf16 where their lower halves are zero. */
+static inline __m512i kv8_upper_halves(v_f32 first, v_f32 second) {
     const __m256i low = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(first), 16));
     const __m256i high = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(second), 16));
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+static inline __m512i kv8_bf16x32_from_int8(__m256i codes) {
+    const v_f32 first = kv8_f32x16_from_int8(_mm256_castsi256_si128(codes));
+    const v_f32 second = kv8_f32x16_from_int8(_mm256_extracti128_si256(codes, 1));
+    return kv8_upper_halves(first, second);
 }
 
 #define KV8_WIDEN32(name)                                                       \
@@ -172,6 +175,10 @@ static inline void kv8_bf16x64_e4m3(__m512i codes, __m512i out[2]) {
 /* So that out[0] is the first 32 of 64 codes in order: eight bytes of each half to a lane. */
 static inline __m512i kv8_halves_to_lanes(__m512i codes) {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes);
+}
+/* And back: the first eight bytes of every lane, then the others. */
+static inline __m512i kv8_halves_of_lanes(__m512i codes) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), codes);
 }
 /* Pairs (even_i, odd_i) of codes first..first+31, placed so that out[0] and out[1] of the lookup
  * are 16 pairs each, in order. */
@@ -256,11 +263,30 @@ static inline void kv8_bf16x64_int8(__m512i codes, __m512i out[2]) {
     out[0] = _mm512_unpacklo_epi8(low, high);
     out[1] = _mm512_unpackhi_epi8(low, high);
 }
-KV8_WIDEN64(e4m3)
-KV8_WIDEN64(e4m3fnuz)
-KV8_WIDEN64(e5m2)
+
+/* The words of a format without its own. */
+#define KV8_BF16_WORDS_CODE(name)                                                   \
+    static inline __m512i v_widen32_bf16_##name(const void *codes) {                \
+        return kv8_upper_halves(v_widen_##name(codes),                              \
+                                v_widen_##name((const uint8_t *)codes + V_LANES));  \
+    }                                                                               \
+    static inline __m512i v_widen32_bf16_##name##_n(const void *codes, int n) {     \
+        uint8_t lanes[32];                                                          \
+        _mm256_storeu_si256((__m256i *)lanes, kv8_load32_u8_n(codes, n));           \
+        return v_widen32_bf16_##name(lanes);                                        \
+    }                                                                               \
+    static inline void kv8_bf16x64_##name(__m512i codes, __m512i out[2]) {          \
+        uint8_t lanes[64];                                                          \
+        _mm512_storeu_si512(lanes, kv8_halves_of_lanes(codes));                     \
+        for (int i = 0; i < 2; i++) out[i] = v_widen32_bf16_##name(lanes + 32 * i); \
+    }
+#define KV8_BF16_WORDS_VECTOR(name)
+#define KV8_BF16_WORDS_LOOKUP(name)
+#define KV8_FLOAT8(words, rule, name, dtype, mantissa, bias, max) \
+    KV8_BF16_WORDS_##words(name) KV8_WIDEN64(name)
+KV8_FLOAT8_FORMATS(KV8_FLOAT8)
+#undef KV8_FLOAT8
 KV8_WIDEN64(int8)
-#undef KV8_WIDEN64
 
 static inline __m512i v_widen32_bf16_bf16(const void *codes) {
     return _mm512_loadu_si512(codes);

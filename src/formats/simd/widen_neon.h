@@ -103,11 +103,10 @@ static inline uint16x8_t kv8_upper_halves(v_f32 first, v_f32 second) {
         memcpy(lanes, codes, (size_t)n);                                          \
         return v_widen8_bf16_##name(lanes);                                       \
     }
-KV8_WIDEN8(e4m3)
-KV8_WIDEN8(e4m3fnuz)
-KV8_WIDEN8(e5m2)
+#define KV8_FLOAT8(words, rule, name, dtype, mantissa, bias, max) KV8_WIDEN8(name)
+KV8_FLOAT8_FORMATS(KV8_FLOAT8)
+#undef KV8_FLOAT8
 KV8_WIDEN8(int8)
-#undef KV8_WIDEN8
 
 static inline uint16x8_t v_widen8_bf16_bf16(const void *codes) {
     return vreinterpretq_u16_u8(vld1q_u8(codes));

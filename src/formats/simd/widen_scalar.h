@@ -4,8 +4,6 @@
 #ifndef KV8_WIDEN_SCALAR_H
 #define KV8_WIDEN_SCALAR_H
 
-#include "../scalar_codec.h"
-
 static inline float kv8_f32_decode(uint32_t code) {
     return kv8_f32_from_bits(code);
 }
@@ -25,9 +23,9 @@ static inline float kv8_int8_decode(int8_t code) {
 KV8_WIDEN(f32, uint32_t)
 KV8_WIDEN(bf16, uint16_t)
 KV8_WIDEN(f16, uint16_t)
-KV8_WIDEN(e4m3, uint8_t)
-KV8_WIDEN(e4m3fnuz, uint8_t)
-KV8_WIDEN(e5m2, uint8_t)
+#define KV8_FLOAT8(words, rule, name, dtype, mantissa, bias, max) KV8_WIDEN(name, uint8_t)
+KV8_FLOAT8_FORMATS(KV8_FLOAT8)
+#undef KV8_FLOAT8
 KV8_WIDEN(int8, int8_t)
 #undef KV8_WIDEN
 

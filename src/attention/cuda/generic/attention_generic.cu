@@ -24,9 +24,10 @@ __device__ inline float widen(int dtype, const uint8_t *codes, int64_t at) {
         case KV8_F32: return reinterpret_cast<const float *>(codes)[at];
         case KV8_BF16: return kv8_bf16_decode(reinterpret_cast<const uint16_t *>(codes)[at]);
         case KV8_F16: return kv8_f16_decode(reinterpret_cast<const uint16_t *>(codes)[at]);
-        case KV8_E4M3: return kv8_e4m3_decode(codes[at]);
-        case KV8_E4M3FNUZ: return kv8_e4m3fnuz_decode(codes[at]);
-        case KV8_E5M2: return kv8_e5m2_decode(codes[at]);
+#define DECODE(words, rule, name, dtype, mantissa, bias, max) \
+    case dtype: return kv8_##name##_decode(codes[at]);
+            KV8_FLOAT8_FORMATS(DECODE)
+#undef DECODE
         default: return static_cast<float>(reinterpret_cast<const int8_t *>(codes)[at]);
     }
 }
@@ -147,9 +148,10 @@ __device__ inline void store(const kv8_kernel_args &a, int64_t at, float value) 
             static_cast<uint16_t *>(a.o)[at] = kv8_bf16_encode(value, KV8_F32_INF);
             break;
         case KV8_F16: static_cast<uint16_t *>(a.o)[at] = kv8_f16_encode(value, 65536.0f); break;
-        case KV8_E4M3: *codes = kv8_e4m3_encode(value); break;
-        case KV8_E4M3FNUZ: *codes = kv8_e4m3fnuz_encode(value); break;
-        default: *codes = kv8_e5m2_encode(value);
+#define ENCODE(words, rule, name, dtype, mantissa, bias, max) \
+    case dtype: *codes = kv8_##name##_encode(value); break;
+            KV8_FLOAT8_FORMATS(ENCODE)
+#undef ENCODE
     }
 }
 
