@@ -55,7 +55,7 @@ wheel:
 
 check-torch:
 	@scripts/setup check
-	@python=$$(scripts/python_env $(TORCH_VENV) torch transformers) && \
+	@python=$$(scripts/python_env $(TORCH_VENV) torch transformers accelerate) && \
 	    cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON -DKV8_PYTHON=ON -DPython_EXECUTABLE=$$python
 	@cmake --build $(BUILD) --target kv8_python --target kv8
 	@scripts/run_tests $(BUILD) -R test_python

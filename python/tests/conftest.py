@@ -7,6 +7,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+try:
+    import torch
+
+    torch.set_num_threads(1)  # its threads spin, and kv8's wait for the processors
+except ImportError:
+    pass
+
 
 @pytest.fixture
 def rng():
