@@ -2,6 +2,8 @@
  * there is no third. And what must hold bit by bit: batch invariance, equal scores.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
 #include "attention_options.h"
 
 /* A refused spec must be refused by the oracle too, and for a stated reason. */
@@ -17,14 +19,15 @@ static void refused_everywhere(const attention_inputs *in, kv8_dtype q_dtype) {
 
 static void every_combination_is_right_or_refused(void **state) {
     (void)state;
+    const unsigned step = getenv("KV8_TEST_SHORT") != NULL ? 3 : 1; /* another third each time */
     uint64_t n = 0;
     for (int pair = 0; pair < OPTION_PAIRS; pair++) {
         for (int q = KV8_F32; q < KV8_DTYPE_COUNT; q++) {
-            for (unsigned bits = 0; bits < OPTION_BITS; bits++) {
+            for (unsigned bits = (unsigned)(n % step); bits < OPTION_BITS; bits += step) {
                 const attention_case c = option_case(++n, pair, q, bits);
                 if (option_q_is_supported(q)) {
                     case_check(&c, NULL);
-                } else if (bits % 16 == 0) {
+                } else if (bits / step % 16 == 0) {
                     static attention_inputs in;
                     case_make(&in, &c);
                     refused_everywhere(&in, (kv8_dtype)q);

@@ -6,6 +6,8 @@
  * distinct pages of the tables.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
 #include "attention_case.h"
 #include "plan.h"
 
@@ -209,8 +211,9 @@ static void drawn_forks_stay_within_the_bounds(void **state) {
     static const kv8_dtype kv[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_E5M2, KV8_F16, KV8_F32};
     static const int32_t groups[] = {1, 2, 3, 8}, dims[] = {64, 45, 64, 128, 16};
     static const int32_t page_sizes[] = {1, 2, 7, 16, 64};
-    int32_t taken = 0;
-    for (uint64_t n = 0; n < 120; n++) {
+    const uint64_t total = getenv("KV8_TEST_SHORT") != NULL ? 40 : 120;
+    uint64_t taken = 0;
+    for (uint64_t n = 0; n < total; n++) {
         test_rng rng = {4242 + n};
         attention_case c = decode_case(rng_range(&rng, 2, 12));
         c.seed = 20000 + n;
@@ -245,7 +248,7 @@ static void drawn_forks_stay_within_the_bounds(void **state) {
         case_check(&c, threads);
         taken += walk_case(&c, threads).num_prefixes > 0;
     }
-    assert_in_range(taken, 75, 115);
+    assert_in_range(taken, total * 5 / 8, total - 1); /* most, not all */
 }
 
 /* --- not taken --- */
