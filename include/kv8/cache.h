@@ -78,6 +78,9 @@ typedef struct kv8_cache_options {
      * it. No call of the cache may be made while the stream is captured. Both borrowed. */
     kv8_device *device;
     kv8_stream *stream;
+    /* Where pages in host memory come from, a block for each layer: a mapped file, the memory of
+     * one socket, huge pages. NULL = `allocator`. Must outlive the cache. */
+    const kv8_allocator *page_allocator;
 } kv8_cache_options;
 #define KV8_CACHE_OPTIONS_INIT KV8_SIZED(kv8_cache_options)
 

@@ -9,6 +9,7 @@
 typedef struct host_store {
     kv8_store base;
     kv8_cache *cache;
+    const kv8_allocator *page_allocator;
     uint64_t *counters; /* [num_layers, 2, num_kv_heads, 2 (clips, NaN)] */
 } host_store;
 
@@ -143,7 +144,7 @@ static void destroy(kv8_store *store) {
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         kv8_layer *const layer = &cache->layers[i];
         if (layer->data != NULL)
-            kv8_release(cache->allocator, layer->data, num_pages_of(cache, layer),
+            kv8_release(host(store)->page_allocator, layer->data, num_pages_of(cache, layer),
                         layer->page_bytes);
         layer->data = NULL;
     }
@@ -163,19 +164,18 @@ static const kv8_store_ops host_ops = {
 };
 
 kv8_status kv8_host_store_create(kv8_store **out, kv8_cache *cache, const void *where) {
-    (void)where;
     *out = NULL;
     void *memory = NULL;
     KV8_TRY(kv8_alloc(cache->allocator, 1, sizeof(host_store), "cache store", &memory));
     host_store *const store = memory;
-    *store = (host_store){.base = {&host_ops}, .cache = cache};
+    *store = (host_store){.base = {&host_ops}, .cache = cache, .page_allocator = where};
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(kv8_alloc(cache->allocator, num_counters(cache), sizeof(uint64_t),
                            "cache counters", &memory));
     store->counters = memory;
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         kv8_layer *const layer = &cache->layers[i];
-        KV8_TRY_GOTO(kv8_alloc(cache->allocator, num_pages_of(cache, layer), layer->page_bytes,
+        KV8_TRY_GOTO(kv8_alloc(store->page_allocator, num_pages_of(cache, layer), layer->page_bytes,
                                "cache pages of one layer", &memory));
         layer->data = memory;
     }

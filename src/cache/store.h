@@ -43,7 +43,7 @@ struct kv8_store {
  * failure. The cache's allocator gives what the store needs of host memory. */
 typedef kv8_status kv8_store_maker(kv8_store **out, kv8_cache *cache, const void *where);
 
-kv8_store_maker kv8_host_store_create;   /* where: NULL */
+kv8_store_maker kv8_host_store_create;   /* where: the pages' kv8_allocator, or NULL = the heap */
 kv8_store_maker kv8_device_store_create; /* where: a kv8_device_place */
 typedef struct kv8_device_place {
     kv8_device *device;
