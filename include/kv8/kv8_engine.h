@@ -10,6 +10,7 @@
 #include <kv8/kv8.h>
 #include <kv8/model.h>
 #include <kv8/scale_file.h>
+#include <kv8/simulate.h>
 #include <kv8/tokenizer.h>
 
 #endif

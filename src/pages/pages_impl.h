@@ -32,8 +32,8 @@ typedef struct kv8_pages_options {
 } kv8_pages_options;
 
 /* The options are checked by the caller. *out is NULL on failure. */
-kv8_status kv8_pages_create(kv8_pages **out, const kv8_pages_options *options);
-void kv8_pages_destroy(kv8_pages *pages);
+KV8_SHARED kv8_status kv8_pages_create(kv8_pages **out, const kv8_pages_options *options);
+KV8_SHARED void kv8_pages_destroy(kv8_pages *pages);
 
 /* --- facts --- */
 
