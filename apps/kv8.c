@@ -13,6 +13,7 @@ static const struct verb {
     {"generate", "continue a prompt or answer a chat", cmd_generate},
     {"score", "loss of a model on given tokens", cmd_score},
     {"serve", "the model to clients of OpenAI's API", cmd_serve},
+    {"simulate", "what a server would do under load", cmd_simulate},
     {"calibrate", "scales fitted to a text, and the cheapest KV formats", cmd_calibrate},
     {"bench", "kernels and models beside this machine's limits", cmd_bench},
     {"info", "this machine, and the facts of a model", cmd_info},

@@ -22,6 +22,7 @@ typedef struct model_args {
 typedef struct test_row {
     const kv8_kv_setting *setting;
     int32_t num_prompt, num_gen, depth; /* one of the first two is 0 */
+    uint64_t bytes_per_token;           /* of KV, in the layers that keep every token */
     double ns[MAX_REPETITIONS];
     int32_t num;
 } test_row;
@@ -153,9 +154,12 @@ static kv8_status run_depth(bench_session *s, const model_args *args, const kv8_
     if (status == KV8_OK) status = fill_depth(s, depth, &filled);
     for (int test = 0; status == KV8_OK && test < 2 && cli_interrupted() == 0; test++) {
         test_row row = {.setting = setting, .depth = depth};
+        kv8_cache_stats cache = KV8_CACHE_STATS_INIT;
+        status = kv8_cache_get_stats(s->cache, &cache);
+        row.bytes_per_token = cache.bytes_per_token_unwindowed;
         *(test == 0 ? &row.num_prompt : &row.num_gen) =
             test == 0 ? args->num_prompt : args->num_gen;
-        if (tokens_of(&row) == 0) continue;
+        if (tokens_of(&row) == 0 || status != KV8_OK) continue;
         status = run_test(s, filled, args->repetitions, &row);
         rows[(*num_rows)++] = row;
     }
@@ -206,7 +210,8 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
     const time_t now = time(NULL);
     strftime(test_time, sizeof test_time, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     return json_pack(
-        "{s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:i, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:I, s:I,"
+        "{s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:i, s:i, s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:s, "
+        "s:I, s:I,"
         " s:f, s:f, s:o, s:o}",
         "version", kv8_version(), "backends", kv8_isa_name(s->model.isa), "model_filename",
         cli_json_text(args->model), "model_type", s->model.info.architecture, "model_size",
@@ -214,10 +219,11 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
         "n_batch", (int)STEP, "n_ubatch", (int)STEP, "n_threads",
         (int)kv8_threads_count(s->model.threads), "kv", row->setting->name, "type_k",
         kv8_dtype_name(row->setting->full_k), "type_v", kv8_dtype_name(row->setting->full_v),
-        "n_prompt", (int)row->num_prompt, "n_gen", (int)row->num_gen, "n_depth", (int)row->depth,
-        "test_time", test_time, "avg_ns", (json_int_t)ns.mean, "stddev_ns",
-        (json_int_t)ns.deviation, "avg_ts", speed.mean, "stddev_ts", speed.deviation, "samples_ns",
-        samples_json(row, false), "samples_ts", samples_json(row, true));
+        "kv_bytes_per_token", (json_int_t)row->bytes_per_token, "n_prompt", (int)row->num_prompt,
+        "n_gen", (int)row->num_gen, "n_depth", (int)row->depth, "test_time", test_time, "avg_ns",
+        (json_int_t)ns.mean, "stddev_ns", (json_int_t)ns.deviation, "avg_ts", speed.mean,
+        "stddev_ts", speed.deviation, "samples_ns", samples_json(row, false), "samples_ts",
+        samples_json(row, true));
 }
 
 static int print_json(const bench_session *s, const model_args *args, const test_row *rows,
