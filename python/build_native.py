@@ -38,31 +38,15 @@ def initialisers(include: Path) -> list[str]:
     return sorted({name.lower() for name in names})
 
 
-def without_undefined(declarations: str, nm: str, libraries: list[Path]) -> str:
-    """The declarations but for functions that no library defines: those are announced, not there,
-    and an extension that names one cannot be loaded."""
-    command = [nm, "-D", "--defined-only", *map(str, libraries)]
-    symbols = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    defined = set(re.findall(r" T (kv8_\w+)", symbols))
-
-    def keep(match: re.Match[str]) -> str:
-        return match[0] if match[1] in defined else ""
-
-    return re.sub(r"[\w\s*]+?\b(kv8_\w+)\([^;{}]*\);", keep, declarations)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compiler", required=True)
     parser.add_argument("--include", type=Path, required=True)
-    parser.add_argument("--nm", required=True)
-    parser.add_argument("--library", type=Path, action="append", required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
 
     header = arguments.include / "kv8" / "kv8_engine.h"
     declarations = preprocess(arguments.compiler, arguments.include, header)
-    declarations = without_undefined(declarations, arguments.nm, arguments.library)
     source = ["#include <kv8/kv8_engine.h>", (HERE / "native_extra.h").read_text()]
     for name in initialisers(arguments.include):
         function = f"void kv8_py_init_{name}({name} *value)"

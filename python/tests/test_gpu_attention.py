@@ -1,0 +1,158 @@
+"""The GPU from torch: attention, stores and the cache on the caller's stream, under compile and in a
+captured graph, against float64. Skipped without torch, a GPU, or kernels for it in the build.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+import time  # noqa: E402
+
+import kv8  # noqa: E402
+import kv8.flashinfer as fi  # noqa: E402
+import kv8.torch_ops  # noqa: E402, F401
+from arrays import back, of  # noqa: E402
+from kv8 import flash_attn as fa  # noqa: E402
+from reference import attention, close, close_lse, random  # noqa: E402
+
+if kv8.images_note().startswith("none"):
+    pytest.skip("no CUDA kernels in this build", allow_module_level=True)
+
+ROW, LSE = 8e-3, 2e-3
+
+
+def pool(rng, lens, page, heads, dim, dtype):
+    """K and V pages on the GPU, a block table, and each request's rows."""
+    width = max(-(-n // page) for n in lens)
+    table = rng.permutation(len(lens) * width).reshape(len(lens), width).astype(np.int32)
+    tensors, rows = [], []
+    for _ in range(2):
+        pages = np.zeros((len(lens) * width, page, heads, dim), random(rng, (1,), dtype).dtype)
+        own = [random(rng, (n, heads, dim), dtype) for n in lens]
+        for b, part in enumerate(own):
+            for i, row in enumerate(part):
+                pages[table[b, i // page], i % page] = row
+        tensors.append(of("torch", pages, "cuda"))
+        rows.append(own)
+    return tensors, of("torch", table, "cuda"), rows
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "e4m3", "e5m2"])
+@pytest.mark.parametrize("rows", [1, 3, 130])
+@pytest.mark.parametrize("window", [(-1, -1), (127, 0)])
+def test_varlen(rng, kv_dtype, rows, window):
+    lens = [200, 1025]
+    (k, v), table, (k_rows, v_rows) = pool(rng, lens, 16, 8, 64, kv_dtype)
+    cu = np.arange(3, dtype=np.int32) * rows
+    q = random(rng, (2 * rows, 64, 64), "bf16")
+    sinks = rng.standard_normal(64).astype(np.float32)
+    k_scale, v_scale = np.linspace(0.3, 0.6, 8, dtype=np.float32), np.linspace(2, 1, 8, dtype=np.float32)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        o, lse = fa.flash_attn_varlen_func(
+            of("torch", q, "cuda"), k, v, rows, of("torch", cu, "cuda"), 1025,
+            seqused_k=torch.tensor(lens, dtype=torch.int32, device="cuda"), causal=True,
+            window_size=window, block_table=table, s_aux=of("torch", sinks, "cuda"),
+            k_descale=of("torch", k_scale, "cuda").expand(2, 8),
+            v_descale=of("torch", v_scale, "cuda").expand(2, 8), return_softmax_lse=True)
+        torch.cuda.current_stream().synchronize()
+    for b in range(2):
+        at = slice(cu[b], cu[b + 1])
+        wanted, wanted_lse = attention(q[at], k_rows[b], v_rows[b], sinks=sinks, k_scale=k_scale,
+                                       v_scale=v_scale, window_left=window[0])
+        close(back(o)[at], wanted, ROW)
+        close_lse(back(lse).T[at], np.logaddexp(wanted_lse, sinks), LSE)
+
+
+def test_flashinfer_decode(rng):
+    lens = [97, 512]
+    (k, v), table, (k_rows, v_rows) = pool(rng, lens, 16, 8, 64, "e4m3")
+    counts = [-(-n // 16) for n in lens]
+    indices = torch.cat([table[b, :c] for b, c in enumerate(counts)])
+    indptr = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32, device="cuda")
+    last = torch.tensor([(n - 1) % 16 + 1 for n in lens], dtype=torch.int32, device="cuda")
+    wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, dtype=torch.uint8, device="cuda"))
+    wrapper.plan(indptr, indices, last, 64, 8, 64, 16, q_data_type=torch.bfloat16,
+                 kv_data_type=torch.float8_e4m3fn, use_sinks=True)
+    q, sinks = random(rng, (2, 64, 64), "bf16"), rng.standard_normal(64).astype(np.float32)
+    o = wrapper.run(of("torch", q, "cuda"), (k, v), sinks=of("torch", sinks, "cuda"), k_scale=0.5,
+                    v_scale=2.0)
+    assert "decode" in wrapper.describe() and "k e4m3, v e4m3, sinks" in wrapper.describe()
+    for b in range(2):
+        wanted, _ = attention(q[b: b + 1], k_rows[b], v_rows[b], sinks=sinks, k_scale=0.5, v_scale=2.0)
+        close(back(o)[b: b + 1], wanted, ROW)
+
+
+def test_store_and_cache(rng):
+    rows = torch.randn(2, 40, 8, 64, dtype=torch.bfloat16, device="cuda")
+    caches = torch.zeros(2, 4, 16, 8, 64, dtype=torch.uint8, device="cuda")
+    slots = torch.randperm(64, device="cuda")[:40]
+    scale = torch.tensor([0.5], device="cuda")
+    fa.reshape_and_cache_flash(*rows, caches[0], caches[1], slots, "fp8_e4m3", scale, scale)
+    wanted = kv8.narrow(rows.float().cpu().numpy(), "e4m3", 0.5).codes.view(np.uint8)
+    assert (caches.view(2, 64, 8, 64)[:, slots].cpu().numpy() == wanted).all()
+    stream = kv8.Stream(kv8.Device(0), torch.cuda.current_stream().cuda_stream)
+    cache = kv8.Cache([kv8.CacheLayer("e4m3", "e4m3", k_scale=0.5, v_scale=0.5)], num_kv_heads=8,
+                      head_dim=64, num_pages=8, max_seq_len=64, stream=stream)
+    seq = cache.sequence()
+    seq.extend(40)
+    cache.append(0, seq, rows[0], rows[1])
+    k, v = seq.read(0)
+    torch.testing.assert_close(
+        torch.from_numpy(k), caches[0].view(64, 8, 64)[slots].view(torch.float8_e4m3fn).float().cpu() * 0.5)
+    pages = cache.layer_kv(0)[0]
+    assert torch.from_dlpack(pages).is_cuda and torch.from_dlpack(pages).shape == (8, 16, 8, 64)
+    with pytest.raises(kv8.TypeMismatchError, match="must be on CUDA device 0"):
+        cache.append(0, seq, rows[0].cpu(), rows[1].cpu())
+
+
+def test_compiled_and_captured_have_the_bits_of_eager_calls(rng):
+    (k, v), table, _ = pool(rng, [300, 70], 16, 8, 64, "e4m3")
+    q = of("torch", random(rng, (2, 64, 64), "bf16"), "cuda")
+    lens = torch.tensor([300, 70], dtype=torch.int32, device="cuda")
+    cu = torch.arange(3, dtype=torch.int32, device="cuda")
+    sinks = torch.zeros(64, device="cuda")
+
+    def call():
+        return torch.ops.kv8.attend(q, k, v, None, None, table, lens, cu, sinks=sinks)[0]
+
+    eager = call()
+    assert torch.equal(torch.compile(call, fullgraph=True)(), eager)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, eager)
+    lens.copy_(torch.tensor([123, 9]))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, call())
+
+
+def test_a_call_costs_little(rng):
+    """Planning included, when shapes repeat: host time of a decode launch beside the C calls'."""
+    (k, v), table, _ = pool(rng, [64] * 4, 16, 8, 64, "e4m3")
+    q = of("torch", random(rng, (4, 64, 64), "bf16"), "cuda")
+    lens = torch.full((4,), 64, dtype=torch.int32, device="cuda")
+    cu = torch.arange(5, dtype=torch.int32, device="cuda")
+    pages = kv8.PageTable.dense(table, lens)
+
+    def measure(call, n=500):
+        for _ in range(50):
+            call()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(n):
+            call()
+        spent = time.perf_counter() - begin
+        torch.cuda.synchronize()
+        return spent / n * 1e6
+
+    whole = measure(lambda: kv8.attend(q, k, v, pages, cu))
+    print(f"attend: {whole:.1f} us of host time a call")
+    assert whole < 500
