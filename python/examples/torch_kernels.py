@@ -3,6 +3,7 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import kv8.torch_ops  # noqa: F401  (registers torch.ops.kv8)
 import torch
 from kv8.flash_attn import flash_attn_varlen_func, reshape_and_cache_flash
 
