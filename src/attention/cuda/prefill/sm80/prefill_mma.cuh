@@ -12,6 +12,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "prefill/prefill_reference.cuh"
 #include "prefill_mma_tile.cuh"
 
 namespace kv8 {
@@ -26,14 +27,12 @@ struct MmaBlock {
         PIECES = SHAPE::ROWS / 64  // of a slot: the places of partial results
     };
     static constexpr bool IS_BF16 = SHAPE::IS_BF16;
-    // Scores beyond this, in log2 units, are so far apart that their differences must be exact.
-    static constexpr float LARGE_SCORE = 0x1p24f;
     const kv8_kernel_args &a;
     const uint32_t shared;
     TileLoader<SHAPE> loader;
     const int warp, lane;
     // In shared memory, behind the tiles. flag_at: a word of join().
-    uint32_t rows_at, scales_at, flag_at, item_at;
+    uint32_t rows_at, scales_at, flag_at;
     uint32_t q_lane, k_lane, v_lane;  // this lane's addresses of its fragments
     int full_from, full_to;           // keys that every row of the warp may see
     int warp_from, warp_to;           // keys that some row may
@@ -42,8 +41,8 @@ struct MmaBlock {
     bool odd;                         // S is never ready as it comes
     // Of rows lane / 4 (slot 0) and lane / 4 + 8 (slot 1) of each tile of 16.
     float factor[ROW_TILES][2];                   // from S to log2 units
-    float max_[ROW_TILES][2], sum[ROW_TILES][2];  // max_ as S has it, in log2 units at the end;
-                                                  // P is relative to it
+    float max_[ROW_TILES][2], sum[ROW_TILES][2];  // max_ in log2 units, or NO_MAXIMUM; P and sum
+                                                  // are relative to it
     float o[ROW_TILES][DIM_TILES][4];
 
     __device__ MmaBlock(const kv8_kernel_args &args, uint32_t base)
@@ -51,8 +50,8 @@ struct MmaBlock {
         rows_at = base + SHAPE::NEXT_AT +
                   KV8_PREFILL_MMA_NEXT(D, SHAPE::KEYS, is_wide(a.k_dtype), is_wide(a.v_dtype));
         scales_at = rows_at + SHAPE::ROWS * SHAPE::ROW_BYTES;
-        item_at = scales_at + SHAPE::SCALE_BYTES;
-        flag_at = item_at + KV8_PREFILL_ITEM_BYTES;
+        loader.item_at = scales_at + SHAPE::SCALE_BYTES;
+        flag_at = loader.item_at + KV8_PREFILL_ITEM_BYTES;
         odd = a.soft_cap > 0 || a.mask_bits != nullptr || a.k_dtype == INT8;
         q_lane = base + SHAPE::Q_AT + SHAPE::at(warp * SHAPE::WARP_ROWS + lane % 16, lane / 16);
         k_lane = base + SHAPE::K_AT + SHAPE::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -66,7 +65,7 @@ struct MmaBlock {
     __device__ __forceinline__ int row_of(int tile, int slot) const {
         return warp * SHAPE::WARP_ROWS + 16 * tile + 8 * slot + lane / 4;
     }
-    // Of a row: factor, query, first key, end of keys.
+    // Of a row: factor, its maximum as S has it, first key, end of keys.
     __device__ __forceinline__ uint32_t row_address(int row) const {
         return rows_at + SHAPE::ROW_BYTES * row;
     }
@@ -126,8 +125,8 @@ struct MmaBlock {
         }
         if (part == 0) {
             const float f = !isfinite(scale) ? NAN : sign == 0 ? 1.0f : fabsf(scale) / power;
-            store_chunk(row_address(row), __float_as_uint(f), query, row_begin(a, v, query),
-                        row_end(a, v, query));
+            store_chunk(row_address(row), __float_as_uint(f), __float_as_uint(-INFINITY),
+                        row_begin(a, v, query), row_end(a, v, query));
         }
         power *= sign;
 #pragma unroll
@@ -153,7 +152,7 @@ struct MmaBlock {
                 // the cap leaves log2 units
                 factor[t][slot] =
                     a.soft_cap > 0 ? 1.0f : __int_as_float(row_word(row_of(t, slot), 0));
-                max_[t][slot] = -INFINITY;
+                max_[t][slot] = NO_MAXIMUM;
                 sum[t][slot] = 0;
             }
 #pragma unroll
@@ -264,7 +263,9 @@ struct MmaBlock {
     __device__ __forceinline__ void hide_by_mask(float (&s)[KEY_TILES][4], int t, int tile) const {
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
-            const int64_t row_bits = (int64_t)row_word(row_of(t, slot), 1) * loader.keys.kv_len;
+            const int row = min(row_of(t, slot), loader.view.num_rows - 1);
+            const int query = query_of(a, loader.view.row_begin + row);
+            const int64_t row_bits = (int64_t)query * loader.keys.kv_len;
             const int64_t bit = row_bits + tile * SHAPE::KEYS + lane % 4 * 16;
             uint32_t mine = 0;
 #pragma unroll
@@ -281,6 +282,14 @@ struct MmaBlock {
                         s[i + j / 2][2 * slot + j % 2] = -INFINITY;
             }
         }
+    }
+    __device__ __forceinline__ float load_top(int t, int slot) const {
+        return __int_as_float(row_word(row_of(t, slot), 1));
+    }
+    __device__ __forceinline__ void set_top(int t, int slot, float top) {
+        __syncwarp();  // the row's other lanes have read the last one
+        store_shared(row_address(row_of(t, slot)) + 4, __float_as_uint(top));
+        max_[t][slot] = maximum_of(top, factor[t][slot]);
     }
     static __device__ __forceinline__ float row_maximum(const float (&s)[KEY_TILES][4], int slot) {
         float top = s[0][2 * slot];
@@ -305,9 +314,10 @@ struct MmaBlock {
             if (!fresh) continue;
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
-                const float top = row_maximum(s[t], slot);
-                if (max_[t][slot] == -INFINITY) max_[t][slot] = top;
-                open = open || max_[t][slot] == -INFINITY;
+                const float before = load_top(t, slot), found = row_maximum(s[t], slot);
+                const float top = before == -INFINITY ? found : before;
+                set_top(t, slot, top);
+                open = open || top == -INFINITY;
             }
         }
         if (fresh) fresh = __any_sync(~0u, open);
@@ -317,11 +327,9 @@ struct MmaBlock {
         float keep[2];
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
-            const float now = max_nan(row_maximum(s, slot), max_[t][slot]);
-            keep[slot] = max_[t][slot] == -INFINITY
-                             ? 0.0f
-                             : exp2_fast((max_[t][slot] - now) * factor[t][slot]);
-            max_[t][slot] = now;
+            const float before = load_top(t, slot), top = max_nan(row_maximum(s, slot), before);
+            keep[slot] = rescaling(before, top, factor[t][slot]);
+            set_top(t, slot, top);
             sum[t][slot] *= keep[slot];
         }
 #pragma unroll
@@ -329,53 +337,41 @@ struct MmaBlock {
 #pragma unroll
             for (int j = 0; j < 4; j++) o[t][i][j] *= keep[j / 2];
     }
-    // Where a product of S and factor is rounded by more than P bears: S relative to the maxima.
-    __device__ __forceinline__ void subtract_maxima(float (&s)[KEY_TILES][4], float (&offset)[2],
-                                                    int t) const {
-        const bool large = fabsf(offset[0]) >= LARGE_SCORE || fabsf(offset[1]) >= LARGE_SCORE;
-        if (!__any_sync(~0u, large)) return;
+    // P in 16 bits, relative to `to`; a lane's sums of it.
+    __device__ __forceinline__ void exponentials(const float (&s)[KEY_TILES][4],
+                                                 uint32_t (&p)[KEY_TILES / 2][4], int t,
+                                                 const Reference (&to)[2], float (&add)[2]) const {
+        float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
-        for (int i = 0; i < KEY_TILES; i++)
+        for (int i = 0; i < KEY_TILES; i++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                s[i][j] -= max_[t][j / 2] == -INFINITY ? 0.0f : max_[t][j / 2];
-        offset[0] = offset[1] = 0;
-    }
-    // S to P in 16 bits. A row's maximum is found in the first tile it sees and then only where a
-    // lane's sum of a tile reaches 2^15, near f16's end: P may be as large, the final division
-    // takes it back. NaN, whose row is NaN, is no reason to find it anew.
-    __device__ __forceinline__ void softmax(float (&s)[KEY_TILES][4],
-                                            uint32_t (&p)[KEY_TILES / 2][4], int t) {
-        for (bool raised = false;; raised = true) {
-            float part[2][2] = {{0, 0}, {0, 0}};
-            float offset[2];
-#pragma unroll
-            for (int slot = 0; slot < 2; slot++)
-                offset[slot] = max_[t][slot] == -INFINITY ? 0.0f : max_[t][slot] * factor[t][slot];
-            const bool unfit = fabsf(offset[0]) >= LARGE_SCORE || fabsf(offset[1]) >= LARGE_SCORE;
-            if (raised) subtract_maxima(s, offset, t);
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; i++) {
-#pragma unroll
-                for (int slot = 0; slot < 2; slot++) {
-                    const float low =
-                        exp2_fast(fmaf(s[i][2 * slot], factor[t][slot], -offset[slot]));
-                    const float high =
-                        exp2_fast(fmaf(s[i][2 * slot + 1], factor[t][slot], -offset[slot]));
-                    part[slot][0] += low;
-                    part[slot][1] += high;
-                    p[i / 2][i % 2 * 2 + slot] = pack<IS_BF16>(low, high);
-                }
+            for (int slot = 0; slot < 2; slot++) {
+                const float low = weight_of(s[i][2 * slot], factor[t][slot], to[slot]);
+                const float high = weight_of(s[i][2 * slot + 1], factor[t][slot], to[slot]);
+                part[slot][0] += low;
+                part[slot][1] += high;
+                p[i / 2][i % 2 * 2 + slot] = pack<IS_BF16>(low, high);
             }
-            const float add[2] = {part[0][0] + part[0][1], part[1][0] + part[1][1]};
-            const bool again = unfit || add[0] >= 32768.0f || add[1] >= 32768.0f;
-            if (raised || !__any_sync(~0u, again)) {
-                sum[t][0] += add[0];
-                sum[t][1] += add[1];
-                return;
-            }
-            raise_maxima(s, t);
         }
+        add[0] = part[0][0] + part[0][1];
+        add[1] = part[1][0] + part[1][1];
+    }
+    // S to P. A row's maximum is found in the first tile it sees and then only where a lane's sum
+    // of a tile reaches 2^15, near f16's end: P may be as large, the final division takes it back.
+    // NaN, whose row is NaN, is no reason to find it anew.
+    __device__ __forceinline__ void softmax(const float (&s)[KEY_TILES][4],
+                                            uint32_t (&p)[KEY_TILES / 2][4], int t) {
+        const Reference as_is[2] = {{max_[t][0], 0.0f}, {max_[t][1], 0.0f}};
+        float add[2];
+        exponentials(s, p, t, as_is, add);
+        if (__any_sync(~0u, add[0] >= 32768.0f || add[1] >= 32768.0f)) {
+            raise_maxima(s, t);
+            const Reference to[2] = {reference_of(load_top(t, 0), factor[t][0]),
+                                     reference_of(load_top(t, 1), factor[t][1])};
+            exponentials(s, p, t, to, add);
+        }
+        sum[t][0] += add[0];
+        sum[t][1] += add[1];
     }
     // int8: V of a warp's keys whose scales are large is 2^-7 as large as it is, and O from the
     // first such keys of an item on. P of all other keys follows.
@@ -436,11 +432,11 @@ struct MmaBlock {
         for (int buffer = 0; tile < end; tile++, buffer ^= in_place) {
             const uint32_t v_at = shared + SHAPE::V_AT + buffer * 2 * SHAPE::TILE_BYTES;
             copy_wait<0>();
-            if (in_place) loader.clear_values(tile, v_at, item_at, cleared_at());
+            if (in_place) loader.clear_values(tile, v_at, cleared_at());
             __syncthreads();  // all copies are here, and the other buffer has been read
             if (!in_place) {
                 loader.widen(scales_at, small_at());
-                loader.clear_values(tile, v_at, item_at, cleared_at());
+                loader.clear_values(tile, v_at, cleared_at());
                 __syncthreads();
             }
             compute(tile, buffer, tile + 1 < end ? tile + 1 : -1, buffer ^ in_place);
@@ -528,7 +524,7 @@ struct MmaBlock {
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
                 sum[t][slot] = quad_sum(sum[t][slot]);
-                max_[t][slot] *= factor[t][slot];
+                max_[t][slot] = load_top(t, slot) * factor[t][slot];
             }
         }
         bool cleared = load_shared<4>(cleared_at()).w[0] != 0;
@@ -624,12 +620,13 @@ __device__ __forceinline__ void prefill_mma(const kv8_kernel_args &a) {
             for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
                 uint4 words = make_uint4(~0u, 0, 0, 0);  // request -1: no more
                 if (more) words = ((const uint4 *)(a.prefill.items + next))[i];
-                store_chunk(block.item_at + 16 * i, words.x, words.y, words.z, words.w);
+                store_chunk(block.loader.item_at + 16 * i, words.x, words.y, words.z, words.w);
             }
             store_shared(block.cleared_at(), 0);
         }
         __syncthreads();
-        const kv8_prefill_item &item = *(const kv8_prefill_item *)(memory + (block.item_at - base));
+        const kv8_prefill_item &item =
+            *(const kv8_prefill_item *)(memory + (block.loader.item_at - base));
         if (item.request < 0) break;
         if (threadIdx.x == 0) next = atomicAdd(&a.prefill.queue->next, 1);
         block.run(item);

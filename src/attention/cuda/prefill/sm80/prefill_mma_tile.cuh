@@ -35,7 +35,7 @@ struct MmaShape {
     // The next tile: 16 bits as K and V, 8 as codes.
     static constexpr int NEXT_AT = V_AT + TILE_BYTES;
     // Behind what the host adds for the next tile.
-    static constexpr int ROW_BYTES = 16;  // factor, query, first key, end of keys
+    static constexpr int ROW_BYTES = 16;  // factor, maximum, first key, end of keys
     static constexpr int SCALE_BYTES = KEYS * 2;
     static_assert(KEYS % 16 == 0 && KV8_PREFILL_TILE_KEYS % KEYS == 0, "whole steps");
     static_assert(WARP_KEYS <= 32 && WARP_KEYS * WARPS == KEYS, "a lane owns a key");
@@ -117,12 +117,13 @@ struct TileLoader {
     int warp, lane;
     RequestKeys keys;
     ItemView view;
-    int seen_from, seen_to;   // keys that some row of the item may see
-    int page, slot;           // of this lane's key of the next tile; page -1 where nobody looks
-    __half k_scale, v_scale;  // int8: of this lane's key of the tile under way
-    bool in_place;            // both formats of 16 bits
-    bool together;            // K and V alike but for where they begin
-    bool scaled;              // int8 among them
+    int plain_from, plain_to;  // tiles of which every row sees every key
+    uint32_t item_at;          // in shared memory
+    int page, slot;            // of this lane's key of the next tile; page -1 where nobody looks
+    __half k_scale, v_scale;   // int8: of this lane's key of the tile under way
+    bool in_place;             // both formats of 16 bits
+    bool together;             // K and V alike but for where they begin
+    bool scaled;               // int8 among them
     bool both_e4m3;
 
     __device__ TileLoader(const kv8_kernel_args &args, uint32_t base)
@@ -142,8 +143,16 @@ struct TileLoader {
     __device__ __forceinline__ void open(const kv8_prefill_item &item, const ItemView &v) {
         keys = RequestKeys(a, item);
         view = v;
-        seen_from = item.seen_from;
-        seen_to = item.seen_to;
+        plain_from = (item.shared_from + SHAPE::KEYS - 1) / SHAPE::KEYS;
+        plain_to = keys.mask != nullptr ? 0 : item.shared_to / SHAPE::KEYS;
+    }
+    __device__ __forceinline__ bool is_plain(int tile) const {
+        return tile >= plain_from && tile < plain_to;
+    }
+    // A range of keys that the item holds.
+    __device__ __forceinline__ KeyRange item_keys(uint32_t offset) const {
+        const Words<8> keys = load_shared<8>(item_at + offset);
+        return {(int)keys.w[0], (int)keys.w[1]};
     }
     // With a mask a key may be no row's, and its page any number.
     __device__ __forceinline__ bool some_row_sees(int key) const {
@@ -158,8 +167,12 @@ struct TileLoader {
     __device__ __forceinline__ void look_up(int tile) {
         const int key = tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS + lane % SHAPE::WARP_KEYS;
         const int nth = divide(key, a.by_page);
-        bool seen = key >= seen_from && key < seen_to;
-        if (keys.mask != nullptr) seen = seen && some_row_sees(key);
+        bool seen = true;
+        if (!is_plain(tile)) {
+            const KeyRange by_some = item_keys(offsetof(kv8_prefill_item, seen_from));
+            seen = key >= by_some.begin && key < by_some.end;
+            if (keys.mask != nullptr) seen = seen && some_row_sees(key);
+        }
         slot = key - nth * a.page_size;
         page = seen ? keys.pages[nth] : -1;
     }
@@ -349,15 +362,16 @@ struct TileLoader {
         }
     }
     // Clears what is not finite in the warp's rows of V, of keys that only some rows see; says so
-    // at `cleared`. item: in shared memory.
-    __device__ __forceinline__ void clear_values(int tile, uint32_t v, uint32_t item,
-                                                 uint32_t cleared) const {
+    // at `cleared`.
+    __device__ __forceinline__ void clear_values(int tile, uint32_t v, uint32_t cleared) const {
         constexpr uint32_t ALL = (uint32_t)((UINT64_C(1) << SHAPE::WARP_KEYS) - 1);
-        const Words<8> all_see = load_shared<8>(item + offsetof(kv8_prefill_item, shared_from));
+        if (is_plain(tile)) return;
         uint32_t rows = ALL;
-        if (keys.mask == nullptr)
-            rows &= ~keys_within(tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS, all_see.w[0],
-                                 all_see.w[1]);
+        if (keys.mask == nullptr) {
+            const KeyRange by_all = item_keys(offsetof(kv8_prefill_item, shared_from));
+            rows &= ~keys_within(tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS, by_all.begin,
+                                 by_all.end);
+        }
         if (rows == 0) return;
         __syncwarp();  // rows that other lanes stored
         if (clear_nonfinite < SHAPE::IS_BF16 ? BF16 : F16,

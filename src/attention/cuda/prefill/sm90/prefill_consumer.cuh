@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "prefill/prefill_reference.cuh"
 #include "prefill_queue.cuh"
 #include "prefill_row_state.cuh"
 
@@ -12,16 +13,14 @@ namespace kv8 {
 template <class SHAPE>
 struct Consumer : RowState<SHAPE> {
     using rows = RowState<SHAPE>;
-    using rows::a, rows::shared, rows::index, rows::thread, rows::lane, rows::D, rows::NUM_O;
+    using rows::a, rows::shared, rows::index, rows::D, rows::NUM_O, rows::lane;
     using rows::factor, rows::max_, rows::o, rows::sum;
-    using rows::row_address, rows::row_of, rows::pass_turn, rows::wait_turn;
-    // Scores beyond this, in log2 units, are so far apart that their differences must be exact.
-    static constexpr float LARGE_SCORE = 0x1p24f;
+    using rows::row_address, rows::row_of, rows::pass_turn, rows::wait_turn, rows::turn;
+    using rows::thread_of_block;
     static constexpr bool IS_BF16 = SHAPE::CODE == BF16;
     Ring<SHAPE::NUM_STAGES> tiles;  // of K; V's are one behind while S(t + 1) is computed
     ItemRing items;
     int tile, special;  // of the item: S is this tile's, and the next one that prepare() sees
-    float top[2];       // the rows' maxima as S has them; P and sum are relative to them
     bool small;         // int8: O is 2^-7 as large
 
     __device__ Consumer(const kv8_kernel_args &args, uint32_t base) : rows(args, base) {}
@@ -35,19 +34,13 @@ struct Consumer : RowState<SHAPE> {
 
     // --- Q ---
 
-    // For addresses that are to be made anew for each item: registers are scarce.
-    __device__ __forceinline__ int thread_anew() const {
-        int i = threadIdx.x;
-        asm volatile("" : "+r"(i));
-        return i;
-    }
     // Two threads a row of the block's; rows that are not there are the last one again.
     __device__ __forceinline__ int packed_row(const ItemView &v, int of_thread) const {
         return v.row_begin + min(of_thread / 2, v.num_rows - 1);
     }
     // This thread's half of its row, as it lies in memory.
     __device__ __forceinline__ void fetch_q(const ItemView &v, uint4 (&raw)[D / 16]) const {
-        const int i = thread_anew(), packed = packed_row(v, i), query = query_of(a, packed);
+        const int i = thread_of_block(), packed = packed_row(v, i), query = query_of(a, packed);
         const int head = v.kv_head * a.group_size + packed - query * a.group_size;
         const uint16_t *const q = (const uint16_t *)a.q +
                                   (int64_t)(v.q_begin + query) * a.q_stride_row +
@@ -83,7 +76,7 @@ struct Consumer : RowState<SHAPE> {
     // Q into shared memory, with the row's record. A negative or zero factor from S to log2 units
     // goes into Q, so that maxima stay maxima.
     __device__ __forceinline__ void store_q(const ItemView &v, const uint4 (&raw)[D / 16]) const {
-        const int i = thread_anew(), row = i % 128 / 2, half = i % 2;
+        const int i = thread_of_block(), row = i % 128 / 2, half = i % 2;
         const bool q_bf16 = a.q_dtype == BF16;
         const float scale = a.score_scale * k_scale_of(a, v);
         const float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
@@ -137,7 +130,8 @@ struct Consumer : RowState<SHAPE> {
                          : "=f"(factor[slot])
                          : "r"(row_address(row_of(slot))));
             if (a.soft_cap > 0) factor[slot] = 1.0f;  // the cap leaves log2 units
-            top[slot] = -INFINITY;
+            max_[slot] = NO_MAXIMUM;
+            store_top(slot, -INFINITY);
             sum[slot] = 0;
         }
         small = false;
@@ -169,15 +163,15 @@ struct Consumer : RowState<SHAPE> {
                                  TILE_BYTES);
     }
     __device__ __forceinline__ void release_k(uint32_t stage) {
-        if (SHAPE::K_ARRIVALS == 32 || lane == 0) barrier_arrive(barrier(1, stage));
+        if (SHAPE::K_ARRIVALS == 32 || elected()) barrier_arrive(barrier(1, stage));
     }
     __device__ __forceinline__ void release_v(uint32_t stage) {
-        if (lane == 0) barrier_arrive(barrier(3, stage));
+        if (elected()) barrier_arrive(barrier(3, stage));
     }
 
     // int8: a key's scale is its column's.
     __device__ __forceinline__ void scale_scores(float (&s)[64], uint32_t stage) const {
-        const uint32_t at = shared + SHAPE::K_SCALES_AT + stage * TILE_KEYS * 2 + lane % 4 * 4;
+        const uint32_t at = shared + SHAPE::K_SCALES_AT + stage * TILE_KEYS * 2 + lane() % 4 * 4;
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             uint32_t pair;
@@ -189,6 +183,16 @@ struct Consumer : RowState<SHAPE> {
             s[4 * i + 3] *= scale.y;
         }
     }
+    // A row's maximum as S has it, in its record: few tiles ask.
+    __device__ __forceinline__ uint32_t top_address(int slot) const {
+        return row_address(row_of(slot)) + 4;
+    }
+    __device__ __forceinline__ float load_top(int slot) const {
+        return __uint_as_float(load_word(top_address(slot)));
+    }
+    __device__ __forceinline__ void store_top(int slot, float top) const {
+        store_shared(top_address(slot), __float_as_uint(top));
+    }
     // The rows' maxima over this tile too; O and the sums follow. NaN stays, and an infinity, whose
     // row is NaN, becomes it.
     __device__ __forceinline__ void raise_maxima(const float (&s)[64]) {
@@ -197,57 +201,50 @@ struct Consumer : RowState<SHAPE> {
         for (int i = 0; i < 64; i++) found[i / 2 % 2] = max_nan(found[i / 2 % 2], s[i]);
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
-            found[slot] = max_nan(quad_max_nan(found[slot]), top[slot]);
-            if (found[slot] == INFINITY) found[slot] = NAN;
-            alpha[slot] =
-                top[slot] == -INFINITY ? 0.0f : exp2_fast((top[slot] - found[slot]) * factor[slot]);
-            top[slot] = found[slot];
+            const float before = load_top(slot);
+            float top = max_nan(quad_max_nan(found[slot]), before);
+            if (top == INFINITY) top = NAN;
+            alpha[slot] = rescaling(before, top, factor[slot]);
+            __syncwarp();
+            store_top(slot, top);
+            max_[slot] = maximum_of(top, factor[slot]);
             sum[slot] *= alpha[slot];
         }
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) o[i] *= alpha[i / 2 % 2];
     }
-    // Where a product of S and factor is rounded by more than P bears: S relative to the maxima.
-    __device__ __forceinline__ void subtract_maxima(float (&s)[64], float (&offset)[2]) const {
-        const bool large = fabsf(offset[0]) >= LARGE_SCORE || fabsf(offset[1]) >= LARGE_SCORE;
-        if (!__any_sync(~0u, large)) return;
+    // P in 16 bits, relative to `to`; a lane's sums of it.
+    __device__ __forceinline__ void exponentials(const float (&s)[64], uint32_t (&p)[32],
+                                                 const Reference (&to)[2], float (&add)[2]) const {
+        float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
-        for (int i = 0; i < 64; i++) s[i] -= top[i / 2 % 2] == -INFINITY ? 0.0f : top[i / 2 % 2];
-        offset[0] = offset[1] = 0;
-    }
-    // S to P in 16 bits. A row's maximum is found in the first tile it sees (`raised`: just now)
-    // and then only where a lane's sum of a tile reaches 2^15, near f16's end: P may be as large,
-    // the final division takes it back, and the tiles between cost no comparisons, shuffles or
-    // rescaling. NaN, whose row is NaN, is no reason to find it anew.
-    __device__ __forceinline__ void softmax(float (&s)[64], uint32_t (&p)[32], bool raised) {
-        for (;; raised = true) {
-            float offset[2] = {top[0] * factor[0], top[1] * factor[1]};
-            const bool unfit = fabsf(offset[0]) >= LARGE_SCORE || fabsf(offset[1]) >= LARGE_SCORE;
-#pragma unroll
-            for (int slot = 0; slot < 2; slot++)
-                if (offset[slot] == -INFINITY) offset[slot] = 0;
-            if (raised) subtract_maxima(s, offset);
-            float part[2][2] = {{0, 0}, {0, 0}};
-#pragma unroll
-            for (int i = 0; i < 32; i++) {
-                const int slot = i % 2;
-                const float x = fmaf(s[2 * i], factor[slot], -offset[slot]);
-                const float y = fmaf(s[2 * i + 1], factor[slot], -offset[slot]);
-                const float low = exp2_fast(x);
-                const float high = exp2_fast(y);
-                part[slot][0] += low;
-                part[slot][1] += high;
-                p[i] = pack<IS_BF16>(low, high);
-            }
-            const float add[2] = {part[0][0] + part[0][1], part[1][0] + part[1][1]};
-            const bool again = unfit || add[0] >= 32768.0f || add[1] >= 32768.0f;
-            if (raised || !__any_sync(~0u, again)) {
-                sum[0] += add[0];
-                sum[1] += add[1];
-                break;
-            }
-            raise_maxima(s);
+        for (int i = 0; i < 32; i++) {
+            const int slot = i % 2;
+            const float low = weight_of(s[2 * i], factor[slot], to[slot]);
+            const float high = weight_of(s[2 * i + 1], factor[slot], to[slot]);
+            part[slot][0] += low;
+            part[slot][1] += high;
+            p[i] = pack<IS_BF16>(low, high);
         }
+        add[0] = part[0][0] + part[0][1];
+        add[1] = part[1][0] + part[1][1];
+    }
+    // S to P. A row's maximum is found in the first tile it sees and then only where a lane's sum
+    // of a tile reaches 2^15, near f16's end: P may be as large, the final division takes it back,
+    // and the tiles between cost no comparisons, shuffles or rescaling. NaN, whose row is NaN, is
+    // no reason to find it anew.
+    __device__ __forceinline__ void softmax(float (&s)[64], uint32_t (&p)[32]) {
+        const Reference as_is[2] = {{max_[0], 0.0f}, {max_[1], 0.0f}};
+        float add[2];
+        exponentials(s, p, as_is, add);
+        if (__any_sync(~0u, add[0] >= 32768.0f || add[1] >= 32768.0f)) {
+            raise_maxima(s);
+            const Reference to[2] = {reference_of(load_top(0), factor[0]),
+                                     reference_of(load_top(1), factor[1])};
+            exponentials(s, p, to, add);
+        }
+        sum[0] += add[0];
+        sum[1] += add[1];
     }
     // int8: V of 32 keys whose scales are large is 2^-7 as large as it is, and O from the first
     // such keys of an item on. P of all other keys follows.
@@ -287,7 +284,7 @@ struct Consumer : RowState<SHAPE> {
     // What finish() wants: maxima in log2 units, O as large as it is.
     __device__ __forceinline__ uint32_t finish_item(const kv8_prefill_item &item) {
 #pragma unroll
-        for (int slot = 0; slot < 2; slot++) max_[slot] = top[slot] * factor[slot];
+        for (int slot = 0; slot < 2; slot++) max_[slot] = load_top(slot) * factor[slot];
         if (SHAPE::CODE == INT8 && small) {
 #pragma unroll
             for (int i = 0; i < NUM_O; i++) o[i] *= 0x1p7f;
@@ -297,13 +294,13 @@ struct Consumer : RowState<SHAPE> {
     // Rows to be resolved, of the item that ends: not here, where the next item's S is under way,
     // but when there is no more to do. A list for each warp, which begins in shared memory.
     __device__ __forceinline__ uint32_t list_address() const {
-        return shared + SHAPE::BROKEN_AT + 4 * (threadIdx.x / 32);
+        return shared + SHAPE::BROKEN_AT + 4 * (thread_of_block() / 32);
     }
     __device__ __forceinline__ void note_broken(uint32_t rows) const {
-        if (rows == 0 || lane != 0) return;
+        if (rows == 0 || lane() != 0) return;
         const uint32_t n = item_number<SHAPE>(shared, items.stage());
         kv8_prefill_broken *const entry =
-            a.prefill.broken + (int64_t)n * (4 * SHAPE::NUM_CONSUMERS) + threadIdx.x / 32;
+            a.prefill.broken + (int64_t)n * (4 * SHAPE::NUM_CONSUMERS) + thread_of_block() / 32;
         entry->rows = rows;
         entry->next = load_word(list_address());
         store_shared(list_address(), n + 1);
@@ -311,8 +308,9 @@ struct Consumer : RowState<SHAPE> {
     __device__ __forceinline__ void resolve_all() const {
         __syncwarp();
         for (uint32_t n = load_word(list_address()); n != 0;) {
-            const kv8_prefill_broken *const entry =
-                a.prefill.broken + (int64_t)(n - 1) * (4 * SHAPE::NUM_CONSUMERS) + threadIdx.x / 32;
+            const kv8_prefill_broken *const entry = a.prefill.broken +
+                                                    (int64_t)(n - 1) * (4 * SHAPE::NUM_CONSUMERS) +
+                                                    thread_of_block() / 32;
             this->resolve(a.prefill.items[n - 1], __ldcg(&entry->rows));
             n = __ldcg(&entry->next);
         }
@@ -357,11 +355,11 @@ struct Consumer : RowState<SHAPE> {
             store_q(view_item(a, item_at(0)), raw);
         }
         barrier_wait(barrier(0, tiles.stage()), tiles.parity());
-        wait_turn();
+        wait_turn(turn());
         registers_pin(s);
         wgmma_fence();
         start_scores(s, q, k_descriptor(tiles.stage()));
-        pass_turn();
+        pass_turn(turn());
         start_rows(item_at(0));
         bool end = false;
         wgmma_wait<0>();
@@ -374,21 +372,22 @@ struct Consumer : RowState<SHAPE> {
             const bool v_here = barrier_test(barrier(2, v_tiles.stage()), v_tiles.parity());
             const bool k_here = barrier_test(barrier(0, tiles.stage()), tiles.parity());
             const int kind = tile == special ? prepare(s) : 0;
-            softmax(s, p, (kind & FIRST) != 0);
+            softmax(s, p);
+            const int mine = turn();
             const uint32_t v = v_descriptor(v_tiles.stage());
             const uint32_t k = k_descriptor(tiles.stage());
             if (!v_here) barrier_wait(barrier(2, v_tiles.stage()), v_tiles.parity());
             if (!k_here && (kind & (LAST | NEXT)) != LAST)
                 barrier_wait(barrier(0, tiles.stage()), tiles.parity());
             if (SHAPE::CODE == INT8) shrink_weights(p, v_tiles.stage());
-            wait_turn();
+            wait_turn(mine);
             registers_pin(s);
             registers_pin(o);
             registers_pin(p);
             wgmma_fence();
             start_output(p, v);
             start_scores(s, q, k);
-            pass_turn();
+            pass_turn(mine);
             wgmma_wait<1>();
             registers_pin(o);
             registers_pin(p);
@@ -406,7 +405,7 @@ struct Consumer : RowState<SHAPE> {
         }
     }
     __device__ __forceinline__ void run() {
-        if (index == SHAPE::NUM_CONSUMERS - 1) pass_turn();
+        if (index == SHAPE::NUM_CONSUMERS - 1) pass_turn(turn());
         for (;;) {
             const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
             if (item == nullptr) break;

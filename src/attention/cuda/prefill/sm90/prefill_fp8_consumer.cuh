@@ -32,7 +32,7 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 template <class SHAPE>
 struct Fp8Consumer : RowState<SHAPE> {
     using rows = RowState<SHAPE>;
-    using rows::a, rows::shared, rows::index, rows::thread, rows::lane, rows::D, rows::NUM_O;
+    using rows::a, rows::shared, rows::index, rows::D, rows::NUM_O, rows::thread;
     using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of;
     static constexpr bool IS_E5M2 = SHAPE::CODE == E5M2;
@@ -100,18 +100,18 @@ struct Fp8Consumer : RowState<SHAPE> {
         barrier_wait(v_barrier<SHAPE>(shared, 0, v_tiles.stage), v_tiles.parity);
     }
     __device__ __forceinline__ void release_k() {
-        if (lane == 0) barrier_arrive(k_barrier<SHAPE>(shared, 1, k_tiles.stage));
+        if (elected()) barrier_arrive(k_barrier<SHAPE>(shared, 1, k_tiles.stage));
         k_tiles.next();
     }
     __device__ __forceinline__ void release_v() {
-        if (lane == 0) barrier_arrive(v_barrier<SHAPE>(shared, 1, v_tiles.stage));
+        if (elected()) barrier_arrive(v_barrier<SHAPE>(shared, 1, v_tiles.stage));
         v_tiles.next();
     }
 
     // --- the second level ---
 
     __device__ __forceinline__ uint32_t sums_address() const {
-        return shared + SHAPE::SUMS_AT + index * SHAPE::SUMS_BYTES + 16 * thread;
+        return shared + SHAPE::SUMS_AT + index * SHAPE::SUMS_BYTES + 16 * thread();
     }
     __device__ __forceinline__ void flush() {
         const uint32_t at = sums_address();

@@ -49,15 +49,16 @@ struct Fp8Producer : KeyLoader {
     template <bool K, bool V>
     __device__ __forceinline__ void fetch_rows_of(const uint8_t *mine, uint32_t k, uint32_t v,
                                                   uint32_t seen) const {
-        const int thread = lane_anew(), chunk = thread % CHUNKS;
+        const int thread = lane_anew(), chunk = thread % CHUNKS, row = thread / CHUNKS;
+        const uint32_t mine_seen = seen >> row;
+        const int even = row * D + 16 * SHAPE::swizzled(chunk, row);  // keys ROWS * i + row
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
-            const int key = ROWS * i + thread / CHUNKS;
-            const uint8_t *const from = pointer_of(mine, key) + 16 * chunk;
-            const uint32_t size = (seen >> key & 1) * 16;
-            const int place = key * D + 16 * SHAPE::swizzled(chunk, key);
+            const uint8_t *const from = pointer_of(mine, ROWS * i + row) + 16 * chunk;
+            const uint32_t size = (mine_seen >> ROWS * i & 1) * 16;
+            const int place = (even ^ 16 * SHAPE::swizzled(0, ROWS * i)) + ROWS * i * D;
             if (K) copy_async(k + place, from, size);
-            if (V) copy_async(v + place, from + (a.v.data - a.k.data), size);
+            if (V) copy_async(v + place, from + pools_apart(), size);
         }
     }
     // Starts the copies of the next tile: K into its stage, V into the warp's own place.
@@ -68,12 +69,11 @@ struct Fp8Producer : KeyLoader {
         const uint32_t k = shared + SHAPE::K_AT + fetched.stage * SHAPE::K_BYTES + 32 * warp * D;
         const uint32_t v = raw_address();
         barrier_wait(k_barrier<SHAPE>(shared, 1, fetched.stage), fetched.parity ^ 1);
-        if (a.k.stride_page == a.v.stride_page && a.k.stride_slot == a.v.stride_slot &&
-            a.k.stride_head == a.v.stride_head) {
+        if (has_twin_pools()) {
             fetch_rows_of<true, true>(my_k, k, v, seen);
         } else {
             fetch_rows_of<true, false>(my_k, k, v, seen);
-            fetch_rows_of<false, true>(key_of(a.v, slot) - (a.v.data - a.k.data), k, v, seen);
+            fetch_rows_of<false, true>(key_of(a.v, slot) - pools_apart(), k, v, seen);
         }
         fetched.next();
         page = page_of(++tile);
@@ -153,8 +153,10 @@ struct Fp8Producer : KeyLoader {
             publish(k_barrier<SHAPE>(shared, 0, landed.stage));
             landed.next();
             barrier_wait(v_barrier<SHAPE>(shared, 1, turned.stage), turned.parity ^ 1);
-            this->template clear_values<SHAPE::CODE, D / 16>(tile - 1, raw_address(), D);
-            __syncwarp();
+            if (!is_plain(tile - 1)) {
+                clear_values<SHAPE::CODE, D / 16>(tile - 1, raw_address(), D);
+                __syncwarp();
+            }
             turn_tile();
             publish(v_barrier<SHAPE>(shared, 0, turned.stage));
             turned.next();

@@ -16,6 +16,7 @@ struct KeyLoader {
     int warp, lane;
     // The tile to fetch next, and the page of this lane's key there.
     int tile, tile_end, kv_head, page;
+    int plain_from, plain_to;  // tiles of which every row sees every key
     const int32_t *pages;
     uint32_t item_at;  // the item in shared memory
 
@@ -31,7 +32,12 @@ struct KeyLoader {
         kv_head = item.kv_head;
         tile = item.tile_begin;
         tile_end = item.tile_end;
+        plain_from = (item.shared_from + KEYS - 1) / KEYS;
+        plain_to = min(item.shared_to / KEYS, tile_end);
         page = page_of(tile);
+    }
+    __device__ __forceinline__ bool is_plain(int of_tile) const {
+        return of_tile >= plain_from && of_tile < plain_to;
     }
     // A range of keys that the item holds.
     __device__ __forceinline__ KeyRange item_keys(uint32_t offset) const {
@@ -43,9 +49,21 @@ struct KeyLoader {
     // The page of this lane's key of the tile; -1 where nobody looks.
     __device__ __forceinline__ int page_of(int of_tile) const {
         const int key = of_tile * KEYS + 32 * warp + lane;
-        const KeyRange seen = item_keys(offsetof(kv8_prefill_item, seen_from));
-        if (of_tile >= tile_end || key < seen.begin || key >= seen.end) return -1;
+        if (!is_plain(of_tile)) {
+            const KeyRange seen = item_keys(offsetof(kv8_prefill_item, seen_from));
+            if (of_tile >= tile_end || key < seen.begin || key >= seen.end) return -1;
+        }
         return pages[divide(key, a.by_page)];
+    }
+    // Whether V's rows lie where K's do, at one distance.
+    __device__ __forceinline__ bool has_twin_pools() const {
+        return a.k.stride_page == a.v.stride_page && a.k.stride_slot == a.v.stride_slot &&
+               a.k.stride_head == a.v.stride_head;
+    }
+    __device__ __forceinline__ int64_t pools_apart() const {
+        int64_t bytes = a.v.data - a.k.data;
+        asm("" : "+l"(bytes));  // one sum, not two
+        return bytes;
     }
     // Where this lane's key lies; somewhere readable when nobody may see it.
     __device__ __forceinline__ const uint8_t *key_of(const kv8_kernel_pages &p, int slot) const {
@@ -55,7 +73,8 @@ struct KeyLoader {
         const int key = of_tile * KEYS + 32 * warp + lane;
         return key - divide(key, a.by_page) * a.page_size;
     }
-    // Clears what is not finite in the warp's rows of a tile of V, of keys that only some rows see.
+    // Clears what is not finite in the warp's rows of a tile of V that is not plain, of keys that
+    // only some rows see.
     template <int FORMAT, int CHUNKS>
     __device__ __forceinline__ void clear_values(int of_tile, uint32_t at, uint32_t pitch) const {
         const KeyRange shared_keys = item_keys(offsetof(kv8_prefill_item, shared_from));

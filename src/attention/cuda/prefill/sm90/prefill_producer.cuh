@@ -17,9 +17,11 @@ struct Producer : KeyLoader {
         LOADS = SHAPE::LOADS  // of 16 bytes at a time
     };
     Ring<SHAPE::NUM_STAGES> stored;
+    const bool together;            // K and V are copied at one walk over the keys
     __half2 scales[NUM_AHEAD + 1];  // int8: K's and V's scale of this lane's key, oldest first
 
-    __device__ Producer(const kv8_kernel_args &args, uint32_t base) : KeyLoader(args, base) {}
+    __device__ Producer(const kv8_kernel_args &args, uint32_t base)
+        : KeyLoader(args, base), together(LOADS == 4 && has_twin_pools()) {}
 
     // Into the L2 the item's Q as well: the consumers read it between two tiles. A thread a row.
     __device__ __forceinline__ void open_item(const kv8_prefill_item &item, uint32_t at) {
@@ -56,20 +58,22 @@ struct Producer : KeyLoader {
                piece * RAW_CHUNK_BYTES;
     }
 
-    // Copies of K or V; of V too, at the same distances from its pool as K, when `together`.
-    __device__ __forceinline__ void fetch_half(uint32_t raw, const uint8_t *mine, uint32_t seen,
-                                               bool together) const {
+    // Copies of K or V, or of both.
+    template <bool BOTH>
+    __device__ __forceinline__ void fetch_half(uint32_t raw, const uint8_t *mine,
+                                               uint32_t seen) const {
+        const int row = lane / 4;  // of eight: keys 8i + row
+        const uint32_t mine_seen = seen >> row;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int key = 8 * i + lane / 4;
-            const uint8_t *const from = pointer_of(mine, key) + 16 * (lane % 4);
-            const uint32_t size = (seen >> key & 1) * 16;
+            const uint8_t *const from = pointer_of(mine, 8 * i + row) + 16 * (lane % 4);
+            const uint32_t size = (mine_seen >> 8 * i & 1) * 16;
 #pragma unroll
             for (int c = 0; c < SHAPE::COLUMNS; c++) {
                 copy_async(raw + c * RAW_CHUNK_BYTES + 512 * i, from + 64 * c, size);
-                if (together)
+                if (BOTH)
                     copy_async(raw + (SHAPE::COLUMNS + c) * RAW_CHUNK_BYTES + 512 * i,
-                               from + (a.v.data - a.k.data) + 64 * c, size);
+                               from + pools_apart() + 64 * c, size);
             }
         }
     }
@@ -78,15 +82,15 @@ struct Producer : KeyLoader {
         const int slot = slot_of(tile);
         const uint32_t seen = __ballot_sync(~0u, page >= 0);
         const uint32_t raw = raw_address(n, 0) + 16 * lane;
-        const bool together = LOADS == 4 && a.k.stride_page == a.v.stride_page &&
-                              a.k.stride_slot == a.v.stride_slot &&
-                              a.k.stride_head == a.v.stride_head;
-        fetch_half(raw, key_of(a.k, slot), seen, together);
-        if (!together)
-            fetch_half(raw + SHAPE::COLUMNS * RAW_CHUNK_BYTES, key_of(a.v, slot), seen, false);
+        if (together) {
+            fetch_half<true>(raw, key_of(a.k, slot), seen);
+        } else {
+            fetch_half<false>(raw, key_of(a.k, slot), seen);
+            fetch_half<false>(raw + SHAPE::COLUMNS * RAW_CHUNK_BYTES, key_of(a.v, slot), seen);
+        }
         if (SHAPE::CODE == INT8)
             scales[NUM_AHEAD] = __halves2half2(scale_of(a.k, slot), scale_of(a.v, slot));
-        page = page_of(++tile);
+        page = page_of(tile + 1);
     }
     // Widens K or V of the oldest tile; published when the next codes are on their way into
     // registers, so that nobody waits for the stores.
@@ -115,6 +119,7 @@ struct Producer : KeyLoader {
     }
     // The warp's rows of a stage's V.
     __device__ __forceinline__ void clear_tile(int of_tile, int stage) const {
+        if (is_plain(of_tile)) return;
 #pragma unroll
         for (int c = 0; c < SHAPE::COLUMNS; c++)
             this->template clear_values<SHAPE::CODE == BF16 ? BF16 : F16, 8>(
@@ -140,29 +145,34 @@ struct Producer : KeyLoader {
     // all stored before the next item is asked for: the consumers that frees its slot waits for
     // them.
     __device__ __forceinline__ void narrow_item() {
-        const uint32_t begin = stored.steps, end = begin + (tile_end - tile);
-        if (begin == end) return;
+        if (tile >= tile_end) return;
 #pragma unroll
         for (int i = 0; i < NUM_AHEAD; i++) {
-            if (tile < tile_end) fetch_tile(begin + i);
-            copy_commit();
+            fetch_next(stored.steps + i);
             shift_scales();
         }
+        bool behind = false;  // a tile whose V is to be published
         do {
             copy_wait<SHAPE::NUM_AHEAD - 1>();
             RawChunk<LOADS> p;
             load_chunk(p, raw_address(stored.steps, 0), 0, lane);
-            if (stored.steps != begin) publish(barrier(2, last_stage()));
+            if (behind) publish(barrier(2, last_stage()));
             widen_half<false>(p, 0);
-            if (tile < tile_end) fetch_tile(stored.steps + NUM_AHEAD);
-            copy_commit();
+            fetch_next(stored.steps + NUM_AHEAD);
             load_chunk(p, raw_address(stored.steps, SHAPE::COLUMNS), 0, lane);
             publish_k(barrier(0, stored.stage()));
-            widen_half<true>(p, tile_end - (int)(end - stored.steps));
+            widen_half<true>(p, tile - NUM_AHEAD - 1);
             stored.next();
             shift_scales();
-        } while (stored.steps != end);
+            behind = true;
+        } while (tile - NUM_AHEAD < tile_end);
         publish(barrier(2, last_stage()));
+    }
+    // Copies of the item's next tile, the block's n-th, if there is one.
+    __device__ __forceinline__ void fetch_next(uint32_t n) {
+        if (tile < tile_end) fetch_tile(n);
+        copy_commit();
+        tile++;
     }
     __device__ __forceinline__ int last_stage() const {
         return (stored.steps - 1) % SHAPE::NUM_STAGES;
@@ -174,52 +184,49 @@ struct Producer : KeyLoader {
         }
     }
 
-    // 16-bit values land where wgmma reads them; a tile's K or V is published once the next two are
-    // under way.
+    // 16-bit values land where wgmma reads them; the last tile's K or V is published before this
+    // one's waits for its stage.
     template <bool IS_V>
-    __device__ __forceinline__ void copy_half(const uint8_t *mine) {
+    __device__ __forceinline__ void copy_half(const uint8_t *mine, bool behind) {
         const int stage = stored.stage();
         const uint32_t seen = __ballot_sync(~0u, page >= 0);
+        if (behind) {
+            copy_wait<1>();
+            if (IS_V) clear_tile(tile - 1, last_stage());
+            publish(barrier(2 * IS_V, last_stage()));
+        }
         barrier_wait(barrier(2 * IS_V + 1, stage), stored.parity() ^ 1);
-        const uint32_t to = tile_address(IS_V ? SHAPE::V_AT : SHAPE::K_AT, stage, 0);
+        const int row = lane / 8, chunk = lane % 8;  // keys 4i + row; the swizzle's bit 2 is i's
+        const uint32_t even = tile_address(IS_V ? SHAPE::V_AT : SHAPE::K_AT, stage, 0) + 128 * row +
+                              16 * (chunk ^ row);
+        const uint32_t odd = even ^ 64, mine_seen = seen >> row;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const int key = 4 * i + lane / 8, chunk = lane % 8;
-            const uint8_t *const from = pointer_of(mine, key) + 16 * chunk;
+            const uint8_t *const from = pointer_of(mine, 4 * i + row) + 16 * chunk;
 #pragma unroll
             for (int c = 0; c < SHAPE::COLUMNS; c++)
-                copy_async(to + c * TILE_BYTES + 128 * key + ((chunk ^ (key % 8)) * 16),
-                           from + 128 * c, (seen >> key & 1) * 16);
+                copy_async((i % 2 == 0 ? even : odd) + c * TILE_BYTES + 512 * i, from + 128 * c,
+                           (mine_seen >> 4 * i & 1) * 16);
         }
         copy_commit();
-        if (landing[0] != 0) {
-            copy_wait<2>();
-            if (IS_V) clear_tile(tile - 1, last_stage());
-            publish(landing[0]);
-        }
-        landing[0] = landing[1];
-        landing[1] = barrier(2 * IS_V, stage);
     }
-    uint32_t landing[2] = {0, 0};  // barriers of what is under way, oldest first
     __device__ __forceinline__ void wide_item() {
-        while (tile < tile_end) {
+        bool behind = false;
+        for (; tile < tile_end; tile++) {
             const int slot = slot_of(tile);
             const int next_page = page_of(tile + 1);
             const uint8_t *const my_v = key_of(a.v, slot);
-            copy_half<false>(key_of(a.k, slot));
-            copy_half<true>(my_v);
+            copy_half<false>(key_of(a.k, slot), behind);
+            copy_half<true>(my_v, behind);
             stored.next();
             page = next_page;
-            tile++;
+            behind = true;
         }
+        if (!behind) return;
         copy_wait<0>();
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (landing[i] == 0) continue;
-            if (i == 1) clear_tile(tile - 1, last_stage());
-            publish(landing[i]);
-            landing[i] = 0;
-        }
+        publish(barrier(0, last_stage()));
+        clear_tile(tile - 1, last_stage());
+        publish(barrier(2, last_stage()));
     }
 
     __device__ __forceinline__ void run() {

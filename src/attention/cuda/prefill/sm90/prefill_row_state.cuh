@@ -15,24 +15,30 @@ struct RowState {
     enum { D = SHAPE::HEAD_DIM, NUM_O = D / 2 };
     const kv8_kernel_args &a;
     uint32_t shared;
-    int index, thread, lane;
+    int index;
     int rows_slot = 0;  // of the records of rows; Q that is fetched ahead has two
     // Per lane: rows lane/4 (slot 0) and lane/4 + 8 (slot 1) of the warp's sixteen.
     float factor[2];        // from S to log2 units
-    float max_[2], sum[2];  // max_ in log2 units; P and sum are relative to it
+    float max_[2], sum[2];  // max_ in log2 units, or NO_MAXIMUM; P and sum are relative to it
     float o[NUM_O];
 
     __device__ RowState(const kv8_kernel_args &args, uint32_t base)
-        : a(args),
-          shared(base),
-          index(__shfl_sync(~0u, threadIdx.x / 128, 0)),  // uniform
-          thread(threadIdx.x % 128),
-          lane(threadIdx.x % 32) {}
+        : a(args), shared(base), index(__shfl_sync(~0u, threadIdx.x / 128, 0)) {}  // uniform
+
+    // Made anew where they are asked for, which few tiles do: registers are scarce.
+    static __device__ __forceinline__ int thread_of_block() {
+        int i;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+        return i;
+    }
+    static __device__ __forceinline__ int thread() { return thread_of_block() % 128; }
+    static __device__ __forceinline__ int lane() { return thread_of_block() % 32; }
 
     __device__ __forceinline__ int row_of(int slot) const {
-        return thread / 32 * 16 + lane / 4 + 8 * slot;  // of the warpgroup's 64
+        const int i = thread();
+        return i / 32 * 16 + i % 32 / 4 + 8 * slot;  // of the warpgroup's 64
     }
-    // Of a row: factor, a word of join(), first key, end of keys.
+    // Of a row: factor, its maximum, first key, end of keys.
     __device__ __forceinline__ uint32_t row_address(int row) const {
         return shared + SHAPE::ROWS_AT +
                16 * (64 * (rows_slot * SHAPE::NUM_CONSUMERS + index) + row);
@@ -64,8 +70,8 @@ struct RowState {
                          : "r"(row_address(row_of(slot)) + 8));
             // What P is 0 of: FP8's factor may be negative.
             const float hidden = SHAPE::FP8 ? copysignf(INFINITY, -factor[slot]) : -INFINITY;
-            begin -= first + lane % 4 * 2;
-            end -= first + lane % 4 * 2;
+            begin -= first + lane() % 4 * 2;
+            end -= first + lane() % 4 * 2;
 #pragma unroll
             for (int i = 0; i < N / 2; i++) {
                 const int key = i / 2 * 8 + i % 2, at = i / 2 * 4 + 2 * slot + i % 2;
@@ -75,17 +81,22 @@ struct RowState {
     }
     // The tensor cores go from warpgroup to warpgroup; without turns all would compute products at
     // one time and softmax at another.
-    __device__ __forceinline__ void wait_turn() const {
-        named_barrier_sync(8 + index, 256);
+    // The warpgroup's index; head_dim 128 has no register to keep it in.
+    __device__ __forceinline__ int turn() const {
+        return D == 128 ? thread_of_block() / 128 : index;
     }
-    __device__ __forceinline__ void pass_turn() const {
-        named_barrier_arrive(8 + (index + 1) % SHAPE::NUM_CONSUMERS, 256);
+    static __device__ __forceinline__ void wait_turn(int turn) {
+        named_barrier_sync(8 + turn, 256);
+    }
+    static __device__ __forceinline__ void pass_turn(int turn) {
+        named_barrier_arrive(turn + 1 < SHAPE::NUM_CONSUMERS ? 9 + turn : 8, 256);
     }
 
     // Leaves this split and returns whether it was the last; then the state is all splits', and
     // `cleared` says whether any of them has V without values that were not finite.
     __device__ __forceinline__ bool join(const kv8_prefill_item &item, bool &cleared) {
         const int64_t group = SHAPE::NUM_CONSUMERS * (int64_t)item.slot + index;
+        const int thread = this->thread();
         const int64_t place = group + (int64_t)item.split * SHAPE::NUM_CONSUMERS;
         float *const mine = a.prefill.partials + place * (64 * D) + thread;
         float2 *const my_sums = (float2 *)a.prefill.partial_sums + place * 256 + thread;
@@ -106,6 +117,7 @@ struct RowState {
         named_barrier_sync(1 + index, 128);
         uint32_t before;
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
+        named_barrier_sync(1 + index, 128);  // the word is the row's again
         if ((before & 0xffff) + 1 != (uint32_t)item.num_splits) return false;
         cleared = cleared || before >> 16 != 0;
         __threadfence();
@@ -165,7 +177,7 @@ struct RowState {
                     total += exp2_fast(a.sink_logit[place.head] * LOG2E - max_[slot]);
                 if (empty) clear_row(slot);
                 store_row(slot, place.o, empty ? 0.0f : v_scale / total);
-                if (a.lse != nullptr && lane % 4 == 0) store_lse(v, place, slot);
+                if (a.lse != nullptr && lane() % 4 == 0) store_lse(v, place, slot);
                 here = !empty && !isnan(total);
             }
             if (has_infinities(SHAPE::CODE) || SHAPE::CODE == INT8)
@@ -178,8 +190,8 @@ struct RowState {
     }
     __device__ __forceinline__ void resolve(const kv8_prefill_item &item, uint32_t rows) const {
         if (rows != 0)
-            write_nonfinite<D / 32, SHAPE::CODE, SHAPE::CODE>(a, item,
-                                                              64 * index + thread / 32 * 16, rows);
+            write_nonfinite<D / 32, SHAPE::CODE, SHAPE::CODE>(
+                a, item, 64 * index + thread() / 32 * 16, rows);
     }
     __device__ __forceinline__ void clear_row(int slot) {
 #pragma unroll
@@ -207,7 +219,7 @@ struct RowState {
     }
     // wgmma's own columns: a lane has two neighbours of every eight.
     __device__ __forceinline__ void store_pairs(int slot, int64_t at, float weight) const {
-        at += lane % 4 * 2;
+        at += lane() % 4 * 2;
         if (a.o_dtype != KV8_F32 && a.prefill.o_aligned) {  // as a rule
             uint16_t *const to = (uint16_t *)a.o + at;
             const bool bf16 = a.o_dtype == BF16;
@@ -225,7 +237,7 @@ struct RowState {
     // FP8: column 16m + 8e + r of the product is dimension 16m + 2r + e, so that a lane has four
     // neighbours of every 16.
     __device__ __forceinline__ void store_runs(int slot, int64_t at, float weight) const {
-        at += lane % 4 * 4;
+        at += lane() % 4 * 4;
 #pragma unroll
         for (int m = 0; m < D / 16; m++) {
             const float *const even = o + 8 * m + 2 * slot, *const odd = even + 4;

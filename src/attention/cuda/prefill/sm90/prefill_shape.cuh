@@ -55,6 +55,14 @@ struct Sm90Shape {
                   "what the host asks for");
 };
 
+// One lane of a warp, whichever: no register is kept for it.
+__device__ __forceinline__ bool elected() {
+    uint32_t is;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(is));
+    return is != 0;
+}
+
 // A ring's place after n steps: stage and the parity of its round.
 template <int N>
 struct Ring {
