@@ -52,7 +52,8 @@ typedef struct kv8_attention_cursor {
     bool asked; /* the first tile of the item that begins next was asked for */
 } kv8_attention_cursor;
 
-/* The thread's next item, until cursor->taken is cleared the same one; NULL when none is left. */
+/* The thread's next item: the same one at every call until cursor->taken is cleared; NULL when none
+ * is left. */
 static inline const kv8_attention_item *kv8_attention_take_item(kv8_attention_cursor *cursor) {
     if (cursor->taken) return cursor->next;
     int64_t at = atomic_load_explicit(cursor->num_taken, memory_order_relaxed);

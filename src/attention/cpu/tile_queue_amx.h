@@ -9,8 +9,8 @@
  * Tiles: 0 and 1 sums of S^T, 2 keys, 3 Q; 4 and 5 sums of O, 6 weights, 7 values.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#ifndef KV8_QUEUE_AMX_H
-#define KV8_QUEUE_AMX_H
+#ifndef KV8_TILE_QUEUE_AMX_H
+#define KV8_TILE_QUEUE_AMX_H
 
 #define T_QUARTERS 1 /* see t_q_at, t_place */
 #define T_RING     8 /* vectors: see row_prefetch_amx.h */
@@ -107,9 +107,8 @@ V_INLINE void t_issue(const t_queue *queue, const t_op *op) {
     }
 }
 
-/* Issues what is due. Tile loads are no memory accesses to the compiler: hence the barrier. A tile
- * unit left alone for about a thousand cycles sleeps and takes as long to wake: where nothing
- * waits, a product whose sums are never read keeps it awake. */
+/* t_tick issues what is due. Tile loads are no memory accesses to the compiler: hence the barrier.
+ */
 V_INLINE void t_tick(t_queue *queue) {
     int32_t due = queue->count - queue->next;
     if (due > queue->per_tick) due = queue->per_tick;
@@ -120,8 +119,8 @@ V_INLINE void t_tick(t_queue *queue) {
 }
 #define T_TICK(queue) t_tick(queue)
 #define T_TICK_ROWS   (KV8_TILE_KEYS / T_TICKS)
-/* A tile unit left alone for about a thousand cycles sleeps and takes as long to wake. Where
- * nothing waits, a product whose sums are never read keeps it awake. */
+/* t_keep_awake: a tile unit left alone for about a thousand cycles sleeps and takes as long to
+ * wake. Where nothing waits, a product whose sums are never read keeps it awake. */
 V_INLINE void t_keep_awake(const t_queue *queue) {
     if (queue->next == queue->count) _tile_dpbf16ps(4, 6, 7);
 }
