@@ -2,7 +2,9 @@
 #
 #   make           the library and the program
 #   make demo      compares KV cache formats on the model that ships
+#   make serve     the model that ships, served: a page at http://127.0.0.1:8000, an API for clients
 #   make check     every test
+#   make check-clients  the clients that people use, from PyPI, against kv8 serve
 #   make check-gpu the tests that need a GPU, and what they ran on
 #   make wheel     the Python package, in build/wheel
 #   make check-torch  its tests with torch and transformers, from PyPI (6 GB, kept in TORCH_VENV)
@@ -22,7 +24,7 @@ export NINJA_STATUS := [%p of %t]$()
 # Where check-torch keeps torch between runs.
 TORCH_VENV := $(HOME)/.cache/kv8/torch-venv
 
-.PHONY: all demo check check-gpu check-torch wheel bench format install clean
+.PHONY: all demo serve check check-clients check-gpu check-torch wheel bench format install clean
 all:
 	@scripts/setup build
 	@test -f $(BUILD)/build.ninja || cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=OFF
@@ -33,6 +35,9 @@ demo:
 	@$(MAKE) --no-print-directory all
 	@scripts/demo $(BUILD)
 
+serve: all
+	@$(BUILD)/kv8 serve models/tiny-gpt-oss
+
 check:
 	@scripts/setup check
 	@if python=$$(scripts/python_env $(BUILD)/venv); then \
@@ -42,6 +47,10 @@ check:
 	fi; cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON "$$@"
 	@cmake --build $(BUILD)
 	@scripts/run_tests $(BUILD)
+
+check-clients: all
+	@scripts/setup check
+	@scripts/check_clients $(BUILD)
 
 check-gpu:
 	@scripts/setup check

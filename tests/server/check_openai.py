@@ -1,0 +1,143 @@
+"""check_openai - openai-python, as released, against kv8 serve: what people call, and the errors they
+catch. Run by scripts/check_clients.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+import asyncio
+import json
+import unittest
+
+import openai
+
+from serving import Server
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+LOOK_UP = [{"role": "developer", "content": "pear = 4410\napple = 1517\nplum = 2093"},
+           {"role": "user", "content": "What is the code for apple?"}]
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "parameters": {
+        "type": "object", "properties": {"location": {"type": "string"}}}}}
+
+
+class OpenAI(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("--api-key", "sesame")
+        cls.url = f"http://127.0.0.1:{cls.server.port}/v1"
+        cls.client = openai.OpenAI(base_url=cls.url, api_key="sesame", max_retries=0)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.client.close()
+        assert cls.server.stop() == 0
+
+    def chat(self, messages=MESSAGES, **options):
+        return self.client.chat.completions.create(model="tiny-gpt-oss", messages=messages,
+                                                   temperature=0, **options)
+
+    def test_models(self):
+        self.assertEqual([m.id for m in self.client.models.list()], ["tiny-gpt-oss"])
+        self.assertEqual(self.client.models.retrieve("tiny-gpt-oss").owned_by, "kv8")
+
+    def test_chat(self):
+        whole = self.chat(max_tokens=64)
+        self.assertEqual(whole.choices[0].finish_reason, "stop")
+        text = ""
+        for chunk in self.chat(max_tokens=64, stream=True, stream_options={"include_usage": True}):
+            text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+        self.assertEqual(text, whole.choices[0].message.content)
+        self.assertEqual(chunk.usage.completion_tokens, whole.usage.completion_tokens)
+
+    def test_stream_helper(self):
+        with self.client.chat.completions.stream(model="tiny-gpt-oss", messages=MESSAGES,
+                                                 temperature=0) as stream:
+            for _ in stream:
+                pass
+            final = stream.get_final_completion()
+        self.assertEqual(final.choices[0].message.content,
+                         self.chat().choices[0].message.content)
+
+    def test_reasoning(self):
+        answer = self.chat(LOOK_UP, max_tokens=80, reasoning_effort="low")
+        self.assertTrue(answer.choices[0].message.reasoning)
+        self.assertGreater(answer.usage.completion_tokens_details.reasoning_tokens, 0)
+
+    def test_tools(self):
+        named = {"type": "function", "function": {"name": "get_weather"}}
+        answer = self.chat(tools=[WEATHER], tool_choice=named, max_tokens=16)
+        call = answer.choices[0].message.tool_calls[0]
+        self.assertEqual(call.function.name, "get_weather")
+        self.chat(MESSAGES + [answer.choices[0].message,
+                              {"role": "tool", "tool_call_id": call.id, "content": "sun"}],
+                  tools=[WEATHER], max_tokens=4)
+
+    def test_logprobs(self):
+        answer = self.chat(max_tokens=4, logprobs=True, top_logprobs=2)
+        for entry in answer.choices[0].logprobs.content:
+            self.assertEqual(len(entry.top_logprobs), 2)
+
+    def test_completions(self):
+        answer = self.client.completions.create(model="tiny-gpt-oss", prompt=["a", "b"], n=2,
+                                                max_tokens=3, logprobs=1, echo=True, seed=1)
+        self.assertEqual([c.index for c in answer.choices], [0, 1, 2, 3])
+        stream = self.client.completions.create(model="tiny-gpt-oss", prompt="a", max_tokens=3,
+                                                stream=True)
+        self.assertEqual(sum(1 for _ in stream), 3)
+
+    def test_responses(self):
+        answer = self.client.responses.create(model="tiny-gpt-oss", input=LOOK_UP, temperature=0,
+                                              max_output_tokens=80)
+        self.assertTrue(answer.output_text)
+        self.assertEqual(answer.output[0].type, "reasoning")
+        with self.client.responses.stream(model="tiny-gpt-oss", input=LOOK_UP, temperature=0,
+                                          max_output_tokens=80) as stream:
+            kinds = [event.type for event in stream]
+            final = stream.get_final_response()
+        self.assertEqual(final.output_text, answer.output_text)
+        self.assertIn("response.reasoning_text.delta", kinds)
+
+    def test_errors(self):
+        for error, call in (
+                (openai.BadRequestError, lambda: self.chat(top_p=5)),
+                (openai.NotFoundError, lambda: self.client.models.retrieve("gpt-17")),
+                (openai.AuthenticationError, lambda: openai.OpenAI(
+                    base_url=self.url, api_key="wrong", max_retries=0).models.list())):
+            with self.assertRaises(error) as caught:
+                call()
+            self.assertIsNotNone(caught.exception.request_id)
+            self.assertTrue(caught.exception.body["message"])
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(top_p=5)
+        self.assertEqual(caught.exception.param, "top_p")
+
+    def test_many_at_once(self):
+        """64 streams at temperature 0 give, each, what it gives alone."""
+        prompts = [f"x{i} = {i}\ny = " for i in range(64)]
+
+        async def ask(client, prompt):
+            text = ""
+            async for chunk in await client.completions.create(
+                    model="tiny-gpt-oss", prompt=prompt, temperature=0, max_tokens=32, stream=True):
+                text += chunk.choices[0].text
+            return text
+
+        async def all_at_once():
+            async with openai.AsyncOpenAI(base_url=self.url, api_key="sesame",
+                                          max_retries=0) as client:
+                return await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
+
+        together = asyncio.run(all_at_once())
+        alone = [self.client.completions.create(model="tiny-gpt-oss", prompt=prompt, temperature=0,
+                                                max_tokens=32).choices[0].text
+                 for prompt in prompts]
+        self.assertEqual(together, alone)
+
+    def test_extra_fields(self):
+        answer = self.chat(max_tokens=4, extra_body={
+            "min_tokens": 4, "ignore_eos": True, "top_k": 5, "min_p": 0.1,
+            "repetition_penalty": 1.1, "return_token_ids": True, "cache_salt": "me"})
+        self.assertEqual(len(json.loads(answer.model_dump_json())["choices"][0]["token_ids"]), 4)
+
+
+if __name__ == "__main__":
+    unittest.main()
