@@ -208,20 +208,23 @@ static int start_server(running *r) {
     return r->server == NULL ? cli_fail("%s", error) : CLI_OK;
 }
 
-static void serve(running *r) {
+static int serve(running *r) {
     const server_model model = {.service = r->service,
                                 .tokenizer = r->model.tokenizer,
                                 .vocab_size = r->model.info.vocab_size,
                                 .max_model_len = r->max_model_len,
+                                .eos = r->model.info.eos,
+                                .num_eos = r->model.info.num_eos,
                                 .harmony = r->args->harmony,
                                 .current_date = r->args->date,
                                 .kv_format = r->setting.name,
                                 .kv_bytes = r->pool.bytes};
-    server_open(r->server, &model);
+    if (!server_open(r->server, &model)) return cli_fail("no memory for the vocabulary");
     catch_signals(r->server);
     fprintf(stderr, "serving    http://%s:%d as %s, ready in %.2f s\n", r->args->host,
             server_port(r->server), r->args->names[0], cli_seconds() - r->started);
     server_run(r->server);
+    return CLI_OK;
 }
 
 int cmd_serve(int argc, char **argv) {
@@ -231,7 +234,7 @@ int cmd_serve(int argc, char **argv) {
     if (status < 0) status = start_server(&r);
     if (status == CLI_OK && r.server != NULL) {
         status = build(&r);
-        if (status == CLI_OK) serve(&r);
+        if (status == CLI_OK) status = serve(&r);
     }
     kv8_service_stop(r.service);
     server_stop(r.server);

@@ -41,13 +41,14 @@ typedef struct kv8_harmony_options {
     const char *reasoning;        /* "low", "medium" (NULL), "high" */
     const char *functions;        /* declarations of the functions that may be called, as stand
                                      in "namespace functions {"; NULL or "" = none */
+    const char *formats;          /* what stands under "# Response Formats"; NULL or "" = none */
 } kv8_harmony_options;
 #define KV8_HARMONY_OPTIONS_INIT KV8_SIZED(kv8_harmony_options)
 
 /* The ids of a conversation, ending with "<|start|>assistant" ready for the model. A leading SYSTEM
  * message is rendered verbatim as the system message; without one the boilerplate is made from
  * options (NULL = all defaults). A DEVELOPER message becomes "# Instructions\n\n" + content; an
- * empty one is left out. Functions stand in the first of the leading DEVELOPER message, or make
+ * empty one is left out. Functions and formats stand in the leading DEVELOPER message, or make
  * one; the boilerplate says which channel calls go to. An ASSISTANT message without a channel is
  * "final", or "commentary" if it has a recipient: it is then a call and ends with <|call|>. A TOOL
  * message goes to "assistant" on "commentary" unless it says otherwise. Analysis before the last

@@ -183,18 +183,12 @@ static bool read_scheduling(api_request *request, const fields *f) {
 static bool refuse_unsupported(const fields *f) {
     bool beams = false;
     int32_t best_of = 1, n = 1;
-    json_t *format = NULL;
     if (!field_bool(f, "use_beam_search", &beams) || !field_int32(f, "n", 1, API_MAX_CHOICES, &n) ||
-        !field_int32(f, "best_of", 1, INT32_MAX, &best_of) ||
-        !field_object(f, "response_format", &format))
+        !field_int32(f, "best_of", 1, INT32_MAX, &best_of))
         return false;
     if (beams) return field_fail(f, "use_beam_search", "is not supported");
     if (field_any(f, "best_of") != NULL && best_of != n)
         return field_fail(f, "best_of", "is %d, must be n, %d", best_of, n);
-    const char *const type = json_string_value(json_object_get(format, "type"));
-    if (format != NULL && (type == NULL || strcmp(type, "text") != 0))
-        return field_fail(f, "response_format", "of type \"%.64s\" is not supported, \"text\" is",
-                          type == NULL ? "" : type);
     static const char *const names[] = {"suffix",        "guided_json",    "guided_regex",
                                         "guided_choice", "guided_grammar", "structured_outputs",
                                         "prompt_embeds", "audio",          "logits_processors"};
@@ -220,6 +214,43 @@ bool api_request_read_common(api_request *request, const api_model *model, const
     if (request->stream && request->num_prompt_logprobs >= 0)
         return field_fail(f, "prompt_logprobs", "does not go with stream");
     return true;
+}
+
+bool api_read_format(answer_shape *shape, const json_t *format, const char *param,
+                     api_error *error) {
+    const char *const type = json_string_value(json_object_get(format, "type"));
+    const json_t *const inner = json_object_get(format, "json_schema"); /* chat's form */
+    const json_t *const schema = json_object_get(inner != NULL ? inner : format, "schema");
+    shape->param = param;
+    if (format == NULL || (type != NULL && strcmp(type, "text") == 0)) return true;
+    if (type != NULL && strcmp(type, "json_object") == 0) {
+        shape->any_object = true;
+        return true;
+    }
+    if (type == NULL || strcmp(type, "json_schema") != 0)
+        return api_fail_value(error, param,
+                              "%s is of type \"%.64s\", must be text, json_object or json_schema",
+                              param, type == NULL ? "" : type);
+    if (!json_is_object(schema))
+        return api_fail_value(error, param, "%s has no schema that is an object", param);
+    shape->schema = schema;
+    return true;
+}
+
+bool api_request_constrain(api_request *request, const api_model *model, const answer_shape *shape,
+                           api_error *error) {
+    if (shape->is_chat && (!model->harmony || !vocabulary_has_control(model->vocabulary)))
+        return shape->schema == NULL && !shape->any_object
+                   ? true
+                   : api_fail_value(error, shape->param,
+                                    "%s needs harmony's channels, which are not parsed here",
+                                    shape->param);
+    if (!answer_grammar_build(&request->constraint, model->vocabulary, shape, error)) return false;
+    if (request->constraint == NULL || (!request->ignore_eos && request->min_tokens == 0))
+        return true;
+    return api_fail_value(error, request->ignore_eos ? "ignore_eos" : "min_tokens",
+                          "an answer of a given form ends where that does: no ignore_eos, no "
+                          "min_tokens");
 }
 
 bool api_prompt_read(api_prompt *prompt, const api_model *model, const json_t *value,
@@ -273,6 +304,7 @@ void api_request_free(api_request *request) {
     free(request->stop_ids);
     free(request->bias_ids);
     free(request->bias);
+    constraint_destroy(request->constraint);
     json_decref(request->body);
     *request = (api_request){0};
 }

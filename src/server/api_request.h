@@ -8,6 +8,7 @@
 #include <kv8/engine.h>
 #include <kv8/harmony.h>
 
+#include "answer_grammar.h"
 #include "fields.h"
 #include "output_text.h"
 
@@ -19,6 +20,7 @@ typedef struct api_model {
     const char *const *names; /* all that a request may say */
     size_t num_names;
     const kv8_tokenizer *tokenizer;
+    const vocabulary *vocabulary;
     int32_t vocab_size, max_model_len;
     size_t max_prompt_bytes;  /* no longer text fits into max_model_len tokens */
     bool harmony;             /* chat output is parsed by channel */
@@ -55,6 +57,7 @@ typedef struct api_request {
     kv8_sampling sampling;
     int32_t *bias_ids;
     float *bias;
+    constraint *constraint; /* what the answer may be; NULL = anything */
 } api_request;
 
 /* Takes the body (an object). On failure the request is as api_request_free() takes it. */
@@ -70,6 +73,12 @@ void api_request_free(api_request *request);
 
 /* Fields that all routes share: model, sampling, limits, stops, streaming. */
 bool api_request_read_common(api_request *request, const api_model *model, const fields *f);
+/* response_format, or what stands for it: the shape's schema or any_object. */
+bool api_read_format(answer_shape *shape, const json_t *format, const char *param,
+                     api_error *error);
+/* The request's constraint. */
+bool api_request_constrain(api_request *request, const api_model *model, const answer_shape *shape,
+                           api_error *error);
 /* Every prompt has room for max_tokens, which is chosen here when it was not given: at most
  * `fallback`. */
 bool api_request_check_lengths(api_request *request, const api_model *model, int32_t fallback,

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "chat_prompt.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,7 +62,8 @@ bool chat_prompt_add_function(chat_prompt *chat, const json_t *function, const f
     if (chat->names == NULL) chat->names = json_object();
     if (json_object_get(chat->names, name) != NULL)
         return field_fail(&inner, "name", "\"%s\" is given twice", name);
-    if (json_object_set_new(chat->names, name, json_true()) != 0) return api_fail_memory(f->error);
+    if (json_object_set(chat->names, name, (json_t *)(uintptr_t)function) != 0)
+        return api_fail_memory(f->error);
     function_types_add(&chat->functions, function);
     return !chat->functions.failed || api_fail_memory(f->error);
 }
@@ -74,6 +76,7 @@ bool chat_prompt_choose(chat_prompt *chat, const json_t *choice, const fields *f
     if (choice == NULL || (word != NULL && strcmp(word, "auto") == 0)) return true;
     if (word != NULL && strcmp(word, "none") == 0) {
         byte_buffer_free(&chat->functions);
+        json_object_clear(chat->names);
         return true;
     }
     if (word != NULL && strcmp(word, "required") == 0)
@@ -89,6 +92,23 @@ bool chat_prompt_choose(chat_prompt *chat, const json_t *choice, const fields *f
     if (name == NULL && json_object_size(chat->names) == 1)
         chat->forced = json_object_iter_key(json_object_iter(chat->names));
     return true;
+}
+
+bool chat_prompt_constrain(chat_prompt *chat, const api_model *model, api_request *request,
+                           const json_t *format, const char *param, api_error *error) {
+    answer_shape shape = {.is_chat = true, .functions = chat->names, .forced = chat->forced};
+    if (!api_read_format(&shape, format, param, error)) return false;
+    if (shape.schema != NULL) {
+        const json_t *const inner = json_object_get(format, "json_schema");
+        const char *const name =
+            json_string_value(json_object_get(inner != NULL ? inner : format, "name"));
+        char *const text = json_dumps(shape.schema, JSON_COMPACT);
+        if (text == NULL) return api_fail_memory(error);
+        byte_buffer_printf(&chat->formats, "## %s\n\n%s", name == NULL ? "answer" : name, text);
+        free(text);
+        if (chat->formats.failed) return api_fail_memory(error);
+    }
+    return api_request_constrain(request, model, &shape, error);
 }
 
 bool chat_prompt_set_reasoning(chat_prompt *chat, const char *effort, const char *param,
@@ -187,6 +207,7 @@ bool chat_prompt_render(chat_prompt *chat, const api_model *model, api_request *
     options.reasoning = chat->reasoning;
     options.current_date = model->current_date;
     options.functions = chat->functions.data;
+    options.formats = chat->formats.data;
     request->prompts = calloc(1, sizeof *request->prompts);
     if (request->prompts == NULL) return api_fail_memory(error);
     request->num_prompts = 1;
@@ -203,5 +224,6 @@ void chat_prompt_free(chat_prompt *chat) {
     json_decref(chat->names);
     byte_buffer_free(&chat->instructions);
     byte_buffer_free(&chat->functions);
+    byte_buffer_free(&chat->formats);
     *chat = (chat_prompt){0};
 }

@@ -13,7 +13,8 @@ typedef struct chat_prompt {
     json_t *texts;            /* strings made for the messages */
     byte_buffer instructions; /* of system and developer messages before all others */
     byte_buffer functions;    /* declarations; empty = none */
-    json_t *names;            /* of the functions, as keys */
+    json_t *names;            /* the functions by name */
+    byte_buffer formats;      /* of the answer, for the model to read; empty = none */
     const char *forced;       /* the function that must be called; "" = any; NULL = none must */
     const char *reasoning;    /* "low", "medium", "high"; NULL = medium */
 } chat_prompt;
@@ -30,6 +31,10 @@ bool chat_prompt_instruct(chat_prompt *chat, const char *text, api_error *error)
 bool chat_prompt_add_function(chat_prompt *chat, const json_t *function, const fields *f);
 /* "auto", "none", "required", or an object that names one function at `name_at`. */
 bool chat_prompt_choose(chat_prompt *chat, const json_t *choice, const fields *f);
+/* The form of the answer: "# Response Formats" in the prompt, and the request's constraint. Last,
+ * after functions and choice. */
+bool chat_prompt_constrain(chat_prompt *chat, const api_model *model, api_request *request,
+                           const json_t *format, const char *param, api_error *error);
 /* reasoning_effort's words. */
 bool chat_prompt_set_reasoning(chat_prompt *chat, const char *effort, const char *param,
                                api_error *error);

@@ -170,10 +170,14 @@ bool api_request_read_chat(api_request *request, const api_model *model, json_t 
     const fields f = {.object = body, .within = "", .error = error};
     *request = (api_request){.body = body};
     chat_prompt chat = {0};
-    const bool good = api_request_read_common(request, model, &f) && read_logprobs(request, &f) &&
-                      read_reasoning(request, &chat, &f) && read_messages(&chat, &f) &&
-                      read_tools(&chat, &f) && chat_prompt_render(&chat, model, request, error) &&
-                      api_request_check_lengths(request, model, model->max_model_len, error);
+    json_t *format = NULL;
+    const bool good =
+        api_request_read_common(request, model, &f) && read_logprobs(request, &f) &&
+        read_reasoning(request, &chat, &f) && read_messages(&chat, &f) && read_tools(&chat, &f) &&
+        field_object(&f, "response_format", &format) &&
+        chat_prompt_constrain(&chat, model, request, format, "response_format", error) &&
+        chat_prompt_render(&chat, model, request, error) &&
+        api_request_check_lengths(request, model, model->max_model_len, error);
     chat_prompt_free(&chat);
     return good;
 }

@@ -34,6 +34,11 @@ bool api_request_read_completion(api_request *request, const api_model *model, j
         !field_int32(&f, "logprobs", 0, API_MAX_LOGPROBS, &request->num_logprobs))
         return false;
     request->wants_logprobs = field_any(&f, "logprobs") != NULL;
-    return read_prompts(request, model, &f) &&
+    answer_shape shape = {0};
+    json_t *format = NULL;
+    return field_object(&f, "response_format", &format) &&
+           api_read_format(&shape, format, "response_format", error) &&
+           api_request_constrain(request, model, &shape, error) &&
+           read_prompts(request, model, &f) &&
            api_request_check_lengths(request, model, DEFAULT_MAX_TOKENS, error);
 }

@@ -75,6 +75,8 @@ void generation_on_event(void *cookie, const kv8_event *event) {
     generation_choice *const spoken = event->user;
     generation *const g = spoken->owner;
     const bool ends = event->finish != KV8_FINISH_NONE;
+    if (spoken->place.constraint != NULL && event->token >= 0)
+        constraint_take(&spoken->place, event->token);
     pthread_mutex_lock(&g->lock);
     const bool says = ends || event->token >= 0 || event->num_prompt_logprobs > 0;
     generation_event *const copy = says ? copy_event(event, &g->request) : NULL;
@@ -153,6 +155,11 @@ static kv8_status submit_choice(generation *g, generation_choice *spoken, uint64
     request.cache_salt = wanted->cache_salt;
     request.prompt_logprobs = wanted->prompt_top;
     request.user = spoken;
+    if (wanted->constraint != NULL) {
+        spoken->place = constraint_begin(wanted->constraint);
+        request.mask = constraint_mask;
+        request.mask_cookie = &spoken->place;
+    }
     pthread_mutex_lock(&g->lock);
     g->num_alive++;
     pthread_mutex_unlock(&g->lock);

@@ -19,11 +19,12 @@ typedef struct generation generation;
 typedef struct generation_choice {
     generation *owner;
     choice said;
-    uint64_t engine_id;  /* 0 = was not submitted */
-    uint64_t last_token; /* ns */
-    bool ended;          /* nothing the engine still says counts */
-    bool told;           /* the stream has its finish reason */
-    bool greeted;        /* the stream has its role */
+    constraint_place place; /* the service's: where the answer is in what it may be */
+    uint64_t engine_id;     /* 0 = was not submitted */
+    uint64_t last_token;    /* ns */
+    bool ended;             /* nothing the engine still says counts */
+    bool told;              /* the stream has its finish reason */
+    bool greeted;           /* the stream has its role */
 } generation_choice;
 
 /* When things happened: nanoseconds, monotonic; 0 = not yet. */

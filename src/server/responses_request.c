@@ -132,9 +132,10 @@ static bool read_tools(chat_prompt *chat, const fields *f) {
     return chat_prompt_choose(chat, field_any(f, "tool_choice"), f);
 }
 
-static bool read_settings(api_request *request, chat_prompt *chat, const fields *f) {
+static bool read_settings(api_request *request, chat_prompt *chat, const fields *f,
+                          const json_t **format_out) {
     json_t *reasoning = NULL, *text = NULL, *format = NULL;
-    const char *effort = NULL, *instructions = NULL, *previous = NULL, *type = "text";
+    const char *effort = NULL, *instructions = NULL, *previous = NULL;
     bool background = false;
     if (!field_object(f, "reasoning", &reasoning) || !field_object(f, "text", &text) ||
         !field_string(f, "instructions", &instructions) ||
@@ -150,10 +151,7 @@ static bool read_settings(api_request *request, chat_prompt *chat, const fields 
     if (!field_string(&of_reasoning, "effort", &effort) ||
         !field_object(&of_text, "format", &format))
         return false;
-    const fields of_format = {.object = format, .within = "text.format.", .error = f->error};
-    if (!field_string(&of_format, "type", &type)) return false;
-    if (strcmp(type, "text") != 0)
-        return field_fail(&of_format, "type", "is \"%.64s\", \"text\" is supported", type);
+    *format_out = format;
     if (instructions != NULL && !chat_prompt_instruct(chat, instructions, f->error)) return false;
     return chat_prompt_set_reasoning(chat, effort, "reasoning.effort", f->error);
 }
@@ -163,8 +161,11 @@ bool api_request_read_responses(api_request *request, const api_model *model, js
     const fields f = {.object = body, .within = "", .error = error};
     *request = (api_request){.body = body};
     chat_prompt chat = {0};
-    bool good = api_request_read_common(request, model, &f) && read_settings(request, &chat, &f) &&
-                read_input(&chat, &f) && read_tools(&chat, &f);
+    const json_t *format = NULL;
+    bool good = api_request_read_common(request, model, &f) &&
+                read_settings(request, &chat, &f, &format) && read_input(&chat, &f) &&
+                read_tools(&chat, &f) &&
+                chat_prompt_constrain(&chat, model, request, format, "text.format", error);
     if (good && request->n != 1) good = field_fail(&f, "n", "must be 1 here");
     good = good && chat_prompt_render(&chat, model, request, error) &&
            api_request_check_lengths(request, model, model->max_model_len, error);

@@ -40,14 +40,16 @@ typedef struct server_model {
     kv8_service *service;
     const kv8_tokenizer *tokenizer;
     int32_t vocab_size, max_model_len;
+    const int32_t *eos; /* the model's end-of-text ids */
+    int32_t num_eos;
     bool harmony;             /* chat output is parsed by channel */
     const char *current_date; /* in a chat's system message; NULL = none */
     const char *kv_format;    /* as /metrics calls it */
     uint64_t kv_bytes;
 } server_model;
 void server_on_event(void *cookie, const kv8_event *event);
-/* From now on requests are taken. */
-void server_open(server *s, const server_model *model);
+/* From now on requests are taken. false: no memory. */
+bool server_open(server *s, const server_model *model);
 
 /* Waits for server_request_stop(); then takes no connection and no request any more, and returns
  * when the answers under way are sent. */

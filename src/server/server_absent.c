@@ -23,9 +23,10 @@ void server_on_event(void *cookie, const kv8_event *event) {
     (void)cookie;
     (void)event;
 }
-void server_open(server *s, const server_model *model) {
+bool server_open(server *s, const server_model *model) {
     (void)s;
     (void)model;
+    return false;
 }
 void server_run(server *s) {
     (void)s;

@@ -18,6 +18,7 @@ struct server {
     server_options options;
     server_model model_given; /* from SERVER_OPEN on */
     api_model model;
+    vocabulary *vocabulary;
     _Atomic int phase; /* server_phase */
     metrics metrics;
     int64_t started; /* Unix time */

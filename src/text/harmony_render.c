@@ -166,20 +166,28 @@ static kv8_status put_boilerplate(renderer *self, const kv8_harmony_options *opt
     return status;
 }
 
-/* The developer message that declares the functions, after instructions where there are any. */
-static kv8_status put_functions(renderer *self, const char *instructions, const char *functions) {
-    const bool instructs = instructions != NULL && instructions[0] != '\0';
-    const char *const parts[] = {instructs ? "# Instructions\n\n" : "",
-                                 instructs ? instructions : "",
-                                 instructs ? "\n\n" : "",
-                                 "# Tools\n\n## functions\n\nnamespace functions {\n\n",
-                                 functions,
-                                 "} // namespace functions"};
+/* "# Title", blank line, body, after a blank line where it is not the first. */
+static kv8_status add_section(kv8_text_buffer *text, const char *title, const char *body,
+                              const char *close) {
+    if (body == NULL || body[0] == '\0') return KV8_OK;
+    if (text->length > 0) KV8_TRY(kv8_text_append_string(text, "\n\n"));
+    KV8_TRY(kv8_text_append_string(text, title));
+    KV8_TRY(kv8_text_append_string(text, body));
+    return kv8_text_append_string(text, close);
+}
+
+/* The developer message with functions and formats, after instructions where there are any. */
+static kv8_status put_developer(renderer *self, const char *instructions,
+                                const kv8_harmony_options *options) {
     const kv8_message developer = {.role = KV8_ROLE_DEVELOPER};
     kv8_text_buffer text = {0};
     kv8_status status = put_header(self, &developer);
-    for (size_t i = 0; status == KV8_OK && i < sizeof parts / sizeof parts[0]; i++)
-        status = kv8_text_append_string(&text, parts[i]);
+    if (status == KV8_OK) status = add_section(&text, "# Instructions\n\n", instructions, "");
+    if (status == KV8_OK)
+        status = add_section(&text, "# Tools\n\n## functions\n\nnamespace functions {\n\n",
+                             options->functions, "} // namespace functions");
+    if (status == KV8_OK)
+        status = add_section(&text, "# Response Formats\n\n", options->formats, "");
     if (status == KV8_OK) status = put_text(self, text.data);
     kv8_text_free(&text);
     return status == KV8_OK ? put(self, self->control.end) : status;
@@ -205,10 +213,10 @@ static kv8_status render_all(renderer *self, const kv8_message *messages, size_t
         const kv8_status status = put_message(self, &messages[first++]);
         if (status != KV8_OK) return kv8_fail_within(status, "messages[0]");
     }
-    if (has_functions(options)) {
+    if (has_functions(options) || (options->formats != NULL && options->formats[0] != '\0')) {
         const bool instructs = first < num_messages && messages[first].role == KV8_ROLE_DEVELOPER;
         const char *const instructions = instructs ? messages[first++].content : NULL;
-        KV8_TRY(put_functions(self, instructions, options->functions));
+        KV8_TRY(put_developer(self, instructions, options));
     }
     const size_t final_idx = last_final(messages, num_messages);
     for (size_t i = first; i < num_messages; i++) {

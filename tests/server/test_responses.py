@@ -110,7 +110,7 @@ class Responses(ServerTest):
                                                              "call_id": "x", "output": "1"}]}),
                             ("previous_response_id", {"input": "x", "previous_response_id": "r"}),
                             ("background", {"input": "x", "background": True}),
-                            ("text.format.type", {"input": "x", "text": {
+                            ("text.format", {"input": "x", "text": {
                                 "format": {"type": "json_schema"}}}),
                             ("reasoning.effort", {"input": "x", "reasoning": {"effort": "huge"}}),
                             ("tools", {"input": "x", "tools": [{"type": "web_search"}]}),

@@ -47,7 +47,7 @@ static void run_server(int port_pipe) {
                                 .max_model_len = 1 << 20,
                                 .harmony = true};
     signal(SIGTERM, on_stop);
-    server_open(running_server, &model);
+    if (!server_open(running_server, &model)) _exit(1);
     const int port = server_port(running_server);
     if (write(port_pipe, &port, sizeof port) != (ssize_t)sizeof port) _exit(1);
     server_run(running_server);

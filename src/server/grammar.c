@@ -1,0 +1,313 @@
+/* grammar.c - which symbols an answer may go on with.
+ *
+ * A place is a node and a stack of nodes to return to; stacks share their tails. A state is a set
+ * of places, all of which wait for a symbol or for the end. Equal states have one number.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "grammar.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MAX_NODES = 1 << 20,
+    MAX_STATES = 1 << 15,
+    MAX_PLACES = 1 << 11, /* of a state */
+    MAX_DEPTH = 128,      /* of calls: values within values */
+    NUM_BUCKETS = 1 << 12
+};
+
+typedef enum node_kind { NODE_END, NODE_RANGE, NODE_EITHER, NODE_CALL } node_kind;
+
+typedef struct node {
+    node_kind kind;
+    int lo, hi;      /* RANGE */
+    int next, other; /* EITHER: both; CALL: other is the rule */
+} node;
+
+typedef struct stack {
+    int node, tail, depth;
+    int same_hash; /* the next one of its bucket */
+} stack;
+
+typedef struct place {
+    int node, stack;
+} place;
+
+typedef struct state {
+    size_t first, num; /* of grammar.places */
+    int *next;         /* [GRAMMAR_NUM_SYMBOLS]; -1 = not known yet. NULL = none is */
+    bool may_end;
+    int same_hash;
+} state;
+
+struct grammar {
+    node *nodes;
+    size_t num_nodes, nodes_capacity;
+    int *rules;
+    size_t num_rules, rules_capacity;
+    stack *stacks; /* 0 is the empty one */
+    size_t num_stacks, stacks_capacity;
+    place *places;
+    size_t num_places, places_capacity;
+    state *states;
+    size_t num_states, states_capacity;
+    int stack_buckets[NUM_BUCKETS], state_buckets[NUM_BUCKETS]; /* 0 = empty */
+    place *found; /* [MAX_PLACES]: where a step leads, those passed through too */
+    size_t num_found;
+    bool broken;
+};
+
+/* Room for one more item; NULL and broken when there is no memory. */
+static void *grow(grammar *g, void *items, size_t num, size_t *capacity, size_t size) {
+    if (num < *capacity) return items;
+    const size_t wanted = *capacity == 0 ? 64 : *capacity * 2;
+    void *const grown = realloc(items, wanted * size);
+    g->broken |= grown == NULL;
+    if (grown != NULL) *capacity = wanted;
+    return grown;
+}
+
+/* --- building --- */
+
+static int add_node(grammar *g, const node *given) {
+    node *const nodes = g->num_nodes < MAX_NODES
+                            ? grow(g, g->nodes, g->num_nodes, &g->nodes_capacity, sizeof *nodes)
+                            : NULL;
+    g->broken |= nodes == NULL;
+    if (nodes == NULL) return 0;
+    g->nodes = nodes;
+    nodes[g->num_nodes] = *given;
+    return (int)g->num_nodes++;
+}
+
+int grammar_end(grammar *g) {
+    return add_node(g, &(node){.kind = NODE_END});
+}
+
+int grammar_range(grammar *g, int lo, int hi, int next) {
+    return add_node(g, &(node){.kind = NODE_RANGE, .lo = lo, .hi = hi, .next = next});
+}
+
+int grammar_text(grammar *g, const char *text, size_t length, int next) {
+    for (size_t i = length; i-- > 0;)
+        next = grammar_range(g, (unsigned char)text[i], (unsigned char)text[i], next);
+    return next;
+}
+
+int grammar_either(grammar *g, int one, int other) {
+    return add_node(g, &(node){.kind = NODE_EITHER, .next = one, .other = other});
+}
+
+int grammar_open(grammar *g) {
+    return grammar_either(g, 0, 0);
+}
+
+void grammar_close(grammar *g, int open, int one, int other) {
+    if (g->broken) return;
+    g->nodes[open].next = one;
+    g->nodes[open].other = other;
+}
+
+int grammar_add_rule(grammar *g) {
+    int *const rules = grow(g, g->rules, g->num_rules, &g->rules_capacity, sizeof *rules);
+    if (rules == NULL) return 0;
+    g->rules = rules;
+    rules[g->num_rules] = 0;
+    return (int)g->num_rules++;
+}
+
+void grammar_set_rule(grammar *g, int rule, int entry) {
+    if (!g->broken) g->rules[rule] = entry;
+}
+
+int grammar_call(grammar *g, int rule, int next) {
+    return add_node(g, &(node){.kind = NODE_CALL, .next = next, .other = rule});
+}
+
+/* --- stacks and states, each once --- */
+
+static uint32_t mix(uint32_t hash, uint32_t value) {
+    hash = (hash ^ value) * 0x9e3779b1u;
+    return hash ^ hash >> 15;
+}
+
+/* The stack with `node` on top of `tail`; -1 = too deep, or no memory. */
+static int push(grammar *g, int top, int tail) {
+    const uint32_t bucket = mix(mix(1, (uint32_t)top), (uint32_t)tail) % NUM_BUCKETS;
+    for (int at = g->stack_buckets[bucket]; at != 0; at = g->stacks[at].same_hash) {
+        if (g->stacks[at].node == top && g->stacks[at].tail == tail) return at;
+    }
+    if (g->stacks[tail].depth == MAX_DEPTH) return -1;
+    stack *const stacks = grow(g, g->stacks, g->num_stacks, &g->stacks_capacity, sizeof *stacks);
+    if (stacks == NULL) return -1;
+    g->stacks = stacks;
+    stacks[g->num_stacks] = (stack){.node = top,
+                                    .tail = tail,
+                                    .depth = stacks[tail].depth + 1,
+                                    .same_hash = g->stack_buckets[bucket]};
+    g->stack_buckets[bucket] = (int)g->num_stacks;
+    return (int)g->num_stacks++;
+}
+
+/* Adds a place to those found, once. */
+static void find(grammar *g, int at, int on) {
+    if (on < 0 || g->num_found == MAX_PLACES) return;
+    for (size_t i = 0; i < g->num_found; i++) {
+        if (g->found[i].node == at && g->found[i].stack == on) return;
+    }
+    g->found[g->num_found++] = (place){.node = at, .stack = on};
+}
+
+/* Goes on from what was found to all that is reached without a symbol. */
+static void follow(grammar *g) {
+    for (size_t i = 0; i < g->num_found; i++) {
+        const place here = g->found[i];
+        const node at = g->nodes[here.node];
+        if (at.kind == NODE_EITHER) {
+            find(g, at.next, here.stack);
+            find(g, at.other, here.stack);
+        } else if (at.kind == NODE_CALL) {
+            find(g, g->rules[at.other], push(g, at.next, here.stack));
+        } else if (at.kind == NODE_END && here.stack != 0) {
+            find(g, g->stacks[here.stack].node, g->stacks[here.stack].tail);
+        }
+    }
+}
+
+static bool waits(const grammar *g, const place *at) {
+    const node_kind kind = g->nodes[at->node].kind;
+    return kind == NODE_RANGE || (kind == NODE_END && at->stack == 0);
+}
+
+static int by_place(const void *a, const void *b) {
+    const place *const x = a, *const y = b;
+    return x->node != y->node ? (x->node > y->node) - (x->node < y->node)
+                              : (x->stack > y->stack) - (x->stack < y->stack);
+}
+
+/* Of what was found, the places that wait, in order. */
+static void keep_waiting(grammar *g) {
+    size_t num = 0;
+    for (size_t i = 0; i < g->num_found; i++) {
+        if (waits(g, &g->found[i])) g->found[num++] = g->found[i];
+    }
+    g->num_found = num;
+    qsort(g->found, num, sizeof *g->found, by_place);
+}
+
+static bool add_places(grammar *g) {
+    for (size_t i = 0; i < g->num_found; i++) {
+        place *const places =
+            grow(g, g->places, g->num_places, &g->places_capacity, sizeof *places);
+        if (places == NULL) return false;
+        g->places = places;
+        places[g->num_places++] = g->found[i];
+    }
+    return true;
+}
+
+static bool is_found(const grammar *g, const state *s) {
+    return s->num == g->num_found &&
+           memcmp(g->places + s->first, g->found, s->num * sizeof *g->found) == 0;
+}
+
+/* The number of the state that was found. */
+static int intern(grammar *g) {
+    follow(g);
+    keep_waiting(g);
+    if (g->num_found == 0) return 0;
+    uint32_t bucket = 2;
+    for (size_t i = 0; i < g->num_found; i++)
+        bucket = mix(mix(bucket, (uint32_t)g->found[i].node), (uint32_t)g->found[i].stack);
+    bucket %= NUM_BUCKETS;
+    for (int at = g->state_buckets[bucket]; at != 0; at = g->states[at].same_hash) {
+        if (is_found(g, &g->states[at])) return at;
+    }
+    state *const states = g->num_states < MAX_STATES ? grow(g, g->states, g->num_states,
+                                                            &g->states_capacity, sizeof *states)
+                                                     : NULL;
+    if (states == NULL) return 0;
+    g->states = states;
+    const size_t first = g->num_places;
+    if (!add_places(g)) return 0;
+    bool may_end = false;
+    for (size_t i = 0; i < g->num_found; i++)
+        may_end |= g->nodes[g->found[i].node].kind == NODE_END;
+    states[g->num_states] = (state){.first = first,
+                                    .num = g->num_found,
+                                    .may_end = may_end,
+                                    .same_hash = g->state_buckets[bucket]};
+    g->state_buckets[bucket] = (int)g->num_states;
+    return (int)g->num_states++;
+}
+
+/* --- following --- */
+
+int grammar_begin(grammar *g, int entry) {
+    g->num_found = 0;
+    find(g, entry, 0);
+    return g->broken ? 0 : intern(g);
+}
+
+int grammar_step(grammar *g, int from, int symbol) {
+    if (from == 0) return 0;
+    state *s = &g->states[from];
+    if (s->next == NULL) {
+        s->next = malloc(GRAMMAR_NUM_SYMBOLS * sizeof *s->next);
+        if (s->next == NULL) return 0;
+        memset(s->next, 0xff, GRAMMAR_NUM_SYMBOLS * sizeof *s->next);
+    }
+    if (s->next[symbol] >= 0) return s->next[symbol];
+    g->num_found = 0;
+    for (size_t i = s->first; i < s->first + s->num; i++) {
+        const place here = g->places[i];
+        const node at = g->nodes[here.node];
+        if (at.kind == NODE_RANGE && symbol >= at.lo && symbol <= at.hi)
+            find(g, at.next, here.stack);
+    }
+    const int to = intern(g);
+    g->states[from].next[symbol] = to;
+    return to;
+}
+
+bool grammar_may_end(const grammar *g, int at) {
+    return at != 0 && g->states[at].may_end;
+}
+
+int grammar_num_states(const grammar *g) {
+    return (int)g->num_states;
+}
+
+/* --- life --- */
+
+grammar *grammar_create(void) {
+    grammar *const g = calloc(1, sizeof *g);
+    if (g == NULL) return NULL;
+    g->found = malloc(MAX_PLACES * sizeof *g->found);
+    g->stacks = grow(g, NULL, 0, &g->stacks_capacity, sizeof *g->stacks);
+    g->states = grow(g, NULL, 0, &g->states_capacity, sizeof *g->states);
+    if (g->found == NULL || g->stacks == NULL || g->states == NULL) {
+        grammar_destroy(g);
+        return NULL;
+    }
+    g->stacks[g->num_stacks++] = (stack){0};
+    g->states[g->num_states++] = (state){0};
+    return g;
+}
+
+void grammar_destroy(grammar *g) {
+    if (g == NULL) return;
+    for (size_t i = 0; i < g->num_states; i++) free(g->states[i].next);
+    free(g->nodes);
+    free(g->rules);
+    free(g->stacks);
+    free(g->places);
+    free(g->states);
+    free(g->found);
+    free(g);
+}
+
+bool grammar_is_broken(const grammar *g) {
+    return g->broken;
+}

@@ -1,0 +1,60 @@
+/* grammar.h - which bytes, and which control tokens between them, an answer may go on with: a graph
+ * of nodes with calls, run as sets of places that are remembered, so that every step but the first
+ * of its kind is one look into a table.
+ *
+ * Symbols are the 256 bytes and, above them, the control tokens. A grammar is built from its end:
+ * each function takes the node that follows and returns the node to enter at. Any number of answers
+ * may follow one grammar, from any thread.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_SERVER_GRAMMAR_H
+#define KV8_SERVER_GRAMMAR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    GRAMMAR_START = 256, /* <|start|> and so on */
+    GRAMMAR_CHANNEL,
+    GRAMMAR_MESSAGE,
+    GRAMMAR_END,
+    GRAMMAR_RETURN,
+    GRAMMAR_CALL,
+    GRAMMAR_CONSTRAIN,
+    GRAMMAR_NUM_SYMBOLS
+};
+
+typedef struct grammar grammar;
+
+/* NULL = no memory. Later failures of memory make the grammar broken. */
+grammar *grammar_create(void);
+void grammar_destroy(grammar *g);
+/* Memory ran out, or it has more nodes than there may be. */
+bool grammar_is_broken(const grammar *g);
+
+/* The end of the answer, or of a rule. */
+int grammar_end(grammar *g);
+/* One symbol of lo..hi. */
+int grammar_range(grammar *g, int lo, int hi, int next);
+int grammar_text(grammar *g, const char *text, size_t length, int next);
+/* One of two. */
+int grammar_either(grammar *g, int one, int other);
+/* A node to loop to: grammar_either() of what is set later. */
+int grammar_open(grammar *g);
+void grammar_close(grammar *g, int open, int one, int other);
+/* A rule that may be called before it is set, by others and by itself. */
+int grammar_add_rule(grammar *g);
+void grammar_set_rule(grammar *g, int rule, int entry);
+int grammar_call(grammar *g, int rule, int next);
+
+/* --- following --- */
+
+/* States are numbers; 0 is the one from which nothing follows. */
+int grammar_begin(grammar *g, int entry);
+int grammar_step(grammar *g, int state, int symbol);
+bool grammar_may_end(const grammar *g, int state);
+/* States, for whoever keeps something by state: below this. */
+int grammar_num_states(const grammar *g);
+
+#endif

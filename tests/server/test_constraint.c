@@ -1,0 +1,182 @@
+/* test_constraint.c - which tokens a JSON schema lets through: against every token tried byte by
+ * byte, and in time, on a vocabulary of 200,000.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "testing.h"
+
+#include <time.h>
+
+#include "constraint.h"
+#include "json_grammar.h"
+
+enum { NUM_IDS = 200000, NUM_WORDS = (NUM_IDS + 31) / 32 };
+
+static uint64_t next_random(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+/* The shipped tokenizer with as many more tokens as make 200,000: random words, numbers and pieces
+ * of JSON. */
+static kv8_tokenizer *make_tokenizer(void) {
+    static const char letters[] = "etaoinshrdlucmfwypvbgkjqxz0123456789{}[]:,\"-._/\\ETAOIN";
+    json_error_t why;
+    json_t *const root = json_load_file("models/tiny-gpt-oss/tokenizer.json", 0, &why);
+    assert_non_null(root);
+    json_t *const vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    uint64_t random = 7;
+    for (int id = 4096; id < NUM_IDS;) {
+        char word[16];
+        const size_t length = 2 + next_random(&random) % 9;
+        const size_t kinds = next_random(&random) % 4 == 0 ? sizeof letters - 1 : 26;
+        for (size_t i = 0; i < length; i++) word[i] = letters[next_random(&random) % kinds];
+        word[length] = '\0';
+        if (json_object_get(vocab, word) == NULL) {
+            assert_int_equal(json_object_set_new(vocab, word, json_integer(id)), 0);
+            id++;
+        }
+    }
+    char *const text = json_dumps(root, JSON_COMPACT);
+    kv8_tokenizer *tokenizer = NULL;
+    assert_ok(kv8_tokenizer_parse(&tokenizer, text, strlen(text), "made"));
+    free(text);
+    json_decref(root);
+    return tokenizer;
+}
+
+static const char SCHEMA[] =
+    "{\"type\":\"object\",\"required\":[\"name\",\"tags\",\"at\"],\"properties\":{"
+    "\"name\":{\"type\":\"string\"},\"kind\":{\"enum\":[\"alpha\",\"alphabet\",\"beta\"]},"
+    "\"tags\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":12}},"
+    "\"at\":{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"number\"},"
+    "\"y\":{\"anyOf\":[{\"type\":\"null\"},{\"type\":\"integer\"}]}}}}}";
+static const char ANSWER[] =
+    "{\"name\": \"a name \\u00e9 with \xc3\xa9 \xf0\x9f\x99\x82 in it and some more words\","
+    " \"kind\":\"alphabet\",\n  \"tags\": [\"one\", \"two\", \"three\"], \"at\":{\"x\":-1.5e10,"
+    "\"y\": null}}";
+
+typedef struct fixture {
+    kv8_tokenizer *tokenizer;
+    vocabulary *vocabulary;
+    int32_t eos;
+} fixture;
+
+static grammar *make_grammar(int *entry) {
+    json_error_t why;
+    api_error error = {0};
+    grammar *const g = grammar_create();
+    json_t *const schema = json_loads(SCHEMA, 0, &why);
+    assert_non_null(schema);
+    *entry = json_grammar_add(g, schema, "schema", grammar_end(g), &error);
+    if (*entry < 0) fail_msg("%s", error.message);
+    json_decref(schema);
+    return g;
+}
+
+static constraint *make_constraint(const fixture *f) {
+    int entry;
+    grammar *const g = make_grammar(&entry);
+    constraint *const c = constraint_create(f->vocabulary, g, entry);
+    assert_non_null(c);
+    return c;
+}
+
+static int setup(void **state) {
+    static fixture f;
+    f.tokenizer = make_tokenizer();
+    f.eos = kv8_tokenizer_special_id(f.tokenizer, "<|return|>");
+    f.vocabulary = vocabulary_create(f.tokenizer, NUM_IDS, &f.eos, 1);
+    assert_non_null(f.vocabulary);
+    assert_true(vocabulary_has_control(f.vocabulary));
+    *state = &f;
+    return 0;
+}
+
+static int teardown(void **state) {
+    fixture *const f = *state;
+    vocabulary_destroy(f->vocabulary);
+    kv8_tokenizer_close(f->tokenizer);
+    return 0;
+}
+
+/* At every place of the answer: a token's bit is set where its bytes, one by one, lead somewhere.
+ */
+static void masks_are_what_bytes_say(void **state) {
+    const fixture *const f = *state;
+    constraint *const c = make_constraint(f);
+    int entry;
+    grammar *const g = make_grammar(&entry);
+    static uint32_t words[NUM_WORDS];
+    constraint_place place = constraint_begin(c);
+    int at = grammar_begin(g, entry);
+    for (size_t i = 0;; i++) {
+        memset(words, 0, sizeof words);
+        constraint_mask(&place, words);
+        for (int32_t id = 0; id < NUM_IDS; id += i % 8 == 0 ? 1 : 61) {
+            size_t length = 0;
+            const char *const bytes = kv8_tokenizer_token_bytes(f->tokenizer, id, &length);
+            int to = bytes == NULL || kv8_tokenizer_is_special(f->tokenizer, id) ? 0 : at;
+            for (size_t b = 0; b < length && to != 0; b++)
+                to = grammar_step(g, to, (unsigned char)bytes[b]);
+            const bool wanted = id == f->eos ? grammar_may_end(g, at) : to != 0;
+            if (((words[id / 32] >> (id % 32)) & 1) != wanted)
+                fail_msg("after %zu bytes token %d is %s", i, id, wanted ? "left out" : "let in");
+        }
+        if (ANSWER[i] == '\0') break;
+        at = grammar_step(g, at, (unsigned char)ANSWER[i]);
+        if (at == 0) fail_msg("byte %zu of the answer is refused", i);
+        bool moved = false;
+        /* The place moves by tokens of one byte, which the tokenizer has for each. */
+        for (int32_t id = 0; id < 4096 && !moved; id++) {
+            size_t length = 0;
+            const char *const bytes = kv8_tokenizer_token_bytes(f->tokenizer, id, &length);
+            if (bytes == NULL || length != 1 || bytes[0] != ANSWER[i]) continue;
+            constraint_take(&place, id);
+            moved = true;
+        }
+        assert_true(moved);
+    }
+    assert_true(grammar_may_end(g, at));
+    grammar_destroy(g);
+    constraint_destroy(c);
+}
+
+static double now(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + (double)at.tv_nsec * 1e-9;
+}
+
+/* A request's first answer, and others under the same constraint. */
+static void a_token_costs_little(void **state) {
+    const fixture *const f = *state;
+    static uint32_t words[NUM_WORDS];
+    int32_t *ids = NULL;
+    size_t num = 0;
+    assert_ok(kv8_tokenizer_encode(f->tokenizer, ANSWER, strlen(ANSWER), KV8_SPECIAL_AS_TEXT, &ids,
+                                   &num));
+    constraint *const c = make_constraint(f);
+    double times[8];
+    for (int run = 0; run < 8; run++) {
+        constraint_place place = constraint_begin(c);
+        const double begin = now();
+        for (size_t i = 0; i < num; i++) {
+            constraint_mask(&place, words);
+            constraint_take(&place, ids[i]);
+        }
+        times[run] = (now() - begin) / (double)num;
+    }
+    print_message("%zu tokens: %.1f us each at first, then %.1f us\n", num, times[0] * 1e6,
+                  times[7] * 1e6);
+    assert_true(times[7] < 50e-6);
+    constraint_destroy(c);
+    kv8_free(ids);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(masks_are_what_bytes_say),
+        cmocka_unit_test(a_token_costs_little),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
