@@ -1,5 +1,5 @@
-/* fuzz_request.c - foreign bytes as the body of a request, and as a JSON schema. The first byte says
- * which; the rest is the input.
+/* fuzz_request.c - foreign bytes as the body of a request, and as a JSON schema. The first byte
+ * says which; the rest is the input.
  *
  *   'c' 'h' 'r'  a body of completions, chat or responses: taken or refused with a message
  *   's'          a schema: refused, or a grammar that can be followed from its beginning
@@ -62,8 +62,7 @@ static void compile(json_t *schema) {
         /* Some way into it: the lowest byte that leads on. */
         for (int i = 0; i < 64 && state != 0; i++) {
             int next = 0;
-            for (int byte = 0; byte < 256 && next == 0; byte++)
-                next = grammar_step(g, state, byte);
+            for (int byte = 0; byte < 256 && next == 0; byte++) next = grammar_step(g, state, byte);
             state = next;
         }
     }
