@@ -154,7 +154,7 @@ static kv8_status lay_out_prefill(kv8_attention_device_plan *plan, const kv8_dev
     l->items_at = place(&l->size, items, sizeof(kv8_prefill_item));
     l->blocks_at = place(&l->size, blocks, sizeof(kv8_prefill_block));
     l->indptr_at = place(&l->size, (int64_t)spec->max_batch + 1, sizeof(int32_t));
-    l->broken_at = place(&l->size, items * t->block_rows / 16, sizeof(kv8_prefill_broken));
+    l->broken_at = place(&l->size, items, sizeof(kv8_prefill_broken));
     l->sums_at = place(&l->size, slots * warpgroups * 512, sizeof(float));
     l->partials_at = place(&l->size, slots * t->block_rows * c->variant->head_dim, sizeof(float));
     return KV8_OK;

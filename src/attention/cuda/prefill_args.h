@@ -27,8 +27,7 @@ typedef struct kv8_prefill_item {
     int32_t shared_from, shared_to; /* keys that all of them see; may be none */
     int64_t pages_at;               /* of its first page in the table */
 } kv8_prefill_item;
-/* Items under way in a block on sm_90. Behind each: whether values of V that are not finite were
- * cleared, and its place in the queue. */
+/* Items under way in a block on sm_90, in slots. */
 enum { KV8_PREFILL_ITEM_BYTES = 64, KV8_PREFILL_ITEM_SLOT_BYTES = 80, KV8_PREFILL_ITEM_SLOTS = 4 };
 
 typedef struct kv8_prefill_queue {
@@ -37,10 +36,12 @@ typedef struct kv8_prefill_queue {
     int32_t unused[2];
 } kv8_prefill_queue;
 
-/* Rows of an item in which V is not finite, a warp's: bits of its sixteen; and the warp's next item
- * of that kind, its place in the queue and one more, 0 at the end. */
+/* Rows of an item in which V may not be finite: bits of every warp's sixteen. And the block's next
+ * item that has such rows: its place in the queue and one more, 0 at the end. */
+enum { KV8_PREFILL_MAX_WARPS = 14 };
 typedef struct kv8_prefill_broken {
-    uint32_t rows, next;
+    uint16_t rows[KV8_PREFILL_MAX_WARPS];
+    uint32_t next;
 } kv8_prefill_broken;
 
 /* Rows of one request that share items, between the steps of the scheduling kernel. */
@@ -55,7 +56,7 @@ typedef struct kv8_prefill_block {
     ((num_math)*128 * (head_dim) + (num_stages)*512 * (head_dim) +                           \
      ((code_bytes) == 1 ? ((num_ahead) + 1) * 256 * (head_dim) : 0) +                        \
      ((int8) ? (num_stages)*256 : 0) + 8 * (4 * (num_stages) + 2 * KV8_PREFILL_ITEM_SLOTS) + \
-     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES + (num_math)*1040 +                \
+     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES + (num_math)*1024 + 16 +           \
      ((int8) ? (num_stages)*4 : 0))
 
 /* Kernels on mma.sync. Bytes of a row of a tile of head_dim values, and of the tile to come: 16-bit
@@ -75,11 +76,12 @@ typedef struct kv8_prefill_block {
      KV8_PREFILL_ITEM_BYTES + 16)
 
 /* Of a kernel that multiplies codes: Q, the stages of K and of V (turned, with eight columns for
- * the sums), V's codes of a tile, sums of both levels, barriers, items, 16 bytes a row twice. */
+ * the sums), V's codes of a tile, sums of both levels, barriers, items, 16 bytes a row
+ * twice, a word. */
 #define KV8_PREFILL_FP8_SHARED(head_dim, num_math, k_stages, v_stages)                    \
     ((num_math)*64 * (head_dim) + (k_stages)*128 * (head_dim) +                           \
      (v_stages)*128 * ((head_dim) + 8) + 128 * (head_dim) + (num_math)*256 * (head_dim) + \
      8 * (2 * ((k_stages) + (v_stages)) + 2 + 2 * KV8_PREFILL_ITEM_SLOTS) +               \
-     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES + (num_math)*2048)
+     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES + (num_math)*2048 + 16)
 
 #endif

@@ -53,7 +53,7 @@ typedef struct kv8_prefill_tail {
     struct kv8_prefill_item *items;    /* [max_items] */
     struct kv8_prefill_block *blocks;  /* [max_blocks], longest first */
     int32_t *block_indptr;             /* [batch + 1] */
-    struct kv8_prefill_broken *broken; /* [max_items][block_rows / 16] */
+    struct kv8_prefill_broken *broken; /* [max_items] */
     uint32_t *arrivals;                /* [max_slots][block_rows / 64] */
     float *partial_sums;          /* [max_slots][block_rows / 64][2][128][2]: max (log2), sum */
     float *partials;              /* [max_slots][block_rows / 64][head_dim / 2][128] */

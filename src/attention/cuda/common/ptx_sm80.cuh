@@ -86,6 +86,14 @@ __device__ inline void copy_wait_all() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// Named barrier of num_threads, a multiple of 32.
+__device__ __forceinline__ void named_barrier_sync(int id, int num_threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int id, int num_threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+
 // WORDS consecutive 4-byte words of shared memory, one load.
 template <int BYTES>
 struct Words {

@@ -46,13 +46,6 @@ __device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) 
         : "memory");
     return done != 0;
 }
-// Named barrier of num_threads, a multiple of 32.
-__device__ __forceinline__ void named_barrier_sync(int id, int num_threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
-}
-__device__ __forceinline__ void named_barrier_arrive(int id, int num_threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
-}
 // This thread's ordinary stores to shared memory come before what the tensor cores read next.
 __device__ __forceinline__ void fence_stores_before_wgmma() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -4,8 +4,9 @@
 // loader clears such values of keys that only some rows of an item see, and says that it did. And
 // where P is 0 only because its format ends, an infinity must still come out. What is right at a
 // row and a dimension needs no weights: it is the sum of the visible values that are not finite.
-// The warp that has finished the rows writes it over their results, after one walk over V that
-// looks closer at few keys alone.
+// It is written over the results when the item's rows are finished: the block's warps search V
+// together, a share of the keys each, and then every warp looks closer, for its own rows, at the
+// few keys that were found.
 //
 // Scores need nothing of this: hidden ones are set aside before their exponentials, and NaN in a
 // visible one makes the row's maximum, sum and results NaN.
@@ -96,27 +97,48 @@ struct KeyPlace {
     float v_scale;
 };
 
+// The warps that search an item's V together, and where they leave what they find: in shared
+// memory, a word with a bit a key.
+struct NonfiniteSearch {
+    enum { WORDS = 512, BYTES = 4 * WORDS };
+    uint32_t words_at;
+    int warp, num_warps, barrier;
+
+    __device__ __forceinline__ void sync() const { named_barrier_sync(barrier, 32 * num_warps); }
+    __device__ __forceinline__ uint32_t word(int i) const {
+        uint32_t x;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(words_at + 4 * i) : "memory");
+        return x;
+    }
+    __device__ __forceinline__ void set_word(int i, uint32_t x) const {
+        store_shared(words_at + 4 * i, x);
+    }
+};
+
 // One warp and up to 32 packed rows of an item, of which lane i looks after the i-th. WORDS: of 32
 // dimensions. k_format and v_format: as in args, constants where a kernel has them.
 template <int WORDS>
 struct NonfiniteWalk {
     const kv8_kernel_args &a;
+    const kv8_prefill_item &item;
     const ItemView v;
     const RequestKeys keys;
-    const int k_format, v_format, first_row, lane;
+    const int k_format, v_format, v_head_dim, first_row, lane;
     const uint32_t rows;  // that are looked after
     int query, begin,
         end;  // of this lane's row: the keys it sees, none where it is not looked after
     NonfiniteDims<WORDS> found;
 
     __device__ __forceinline__ NonfiniteWalk(const kv8_kernel_args &args,
-                                             const kv8_prefill_item &item, int k_dtype, int v_dtype,
-                                             int first, uint32_t row_bits)
+                                             const kv8_prefill_item &of_item, int k_dtype,
+                                             int v_dtype, int v_dims, int first, uint32_t row_bits)
         : a(args),
-          v(view_item(args, item)),
-          keys(args, item),
+          item(of_item),
+          v(view_item(args, of_item)),
+          keys(args, of_item),
           k_format(k_dtype),
           v_format(v_dtype),
+          v_head_dim(v_dims),
           first_row(first),
           lane(threadIdx.x % 32),
           rows(row_bits) {
@@ -128,15 +150,30 @@ struct NonfiniteWalk {
         for (int i = 0; i < WORDS; i++) found.plus[i] = found.minus[i] = 0;
     }
 
-    // Of the 32 keys from `base` on, those that this lane's row sees.
-    __device__ __forceinline__ uint32_t seen_keys(int base) const {
-        uint32_t seen = keys_within(base, begin, end);
+    // Of `seen` keys from `base` on, those that the mask leaves to a query.
+    __device__ __forceinline__ uint32_t unmasked(uint32_t seen, int of_query, int base) const {
         if (keys.mask == nullptr) return seen;
         for (uint32_t left = seen; left != 0; left &= left - 1) {
             const int i = __ffs(left) - 1;
-            if (!keys.mask_has(query, base + i)) seen &= ~(1u << i);
+            if (!keys.mask_has(of_query, base + i)) seen &= ~(1u << i);
         }
         return seen;
+    }
+    // Of the 32 keys from `base` on, those that this lane's row sees.
+    __device__ __forceinline__ uint32_t seen_keys(int base) const {
+        return unmasked(keys_within(base, begin, end), query, base);
+    }
+    // Those that some row of the item sees: others' pages may be none.
+    __device__ __forceinline__ uint32_t item_keys(int base) const {
+        if (keys.mask == nullptr) return keys_within(base, item.seen_from, item.seen_to);
+        uint32_t seen = 0;
+        for (int row = lane; row < min(a.prefill.block_rows, v.num_rows); row += 32) {
+            const int of_row = query_of(a, v.row_begin + row);
+            const uint32_t range =
+                keys_within(base, row_begin(a, v, of_row), row_end(a, v, of_row));
+            seen |= unmasked(range, of_row, base);
+        }
+        return __reduce_or_sync(~0u, seen);
     }
     __device__ __forceinline__ KeyPlace find(int key) const {
         const int nth = divide(key, a.by_page);
@@ -146,10 +183,10 @@ struct NonfiniteWalk {
         return {key_row(a.k, page, slot, v.kv_head), key_row(a.v, page, slot, v.kv_head), scale};
     }
     // Of the 32 keys, one a lane, those that `seen` has bits for and whose V is not finite.
-    __device__ __forceinline__ uint32_t sick_keys(const KeyPlace &mine, uint32_t seen) const {
+    __device__ __forceinline__ uint32_t sick_keys_of(const KeyPlace &mine, uint32_t seen) const {
         if (v_format == INT8)
             return __ballot_sync(~0u, (seen >> lane & 1) && !isfinite(mine.v_scale));
-        const int chunks = a.v_head_dim * size_of((Format)v_format) / 16;
+        const int chunks = v_head_dim * size_of((Format)v_format) / 16;
         const NonfiniteTest test = nonfinite_test(v_format);
         uint32_t sick = 0;
 #pragma unroll 4
@@ -199,7 +236,7 @@ struct NonfiniteWalk {
 #pragma unroll
         for (int i = 0; i < WORDS; i++) {
             const int d = 32 * i + lane;
-            const float x = d < a.v_head_dim ? value_of(v_format, key.v, d) * key.v_scale : 0.0f;
+            const float x = d < v_head_dim ? value_of(v_format, key.v, d) * key.v_scale : 0.0f;
             const uint32_t plus = __ballot_sync(~0u, isnan(x) || x == INFINITY);
             const uint32_t minus = __ballot_sync(~0u, isnan(x) || x == -INFINITY);
             if (!seen) continue;
@@ -212,18 +249,19 @@ struct NonfiniteWalk {
         bool all = true;
 #pragma unroll
         for (int i = 0; i < WORDS; i++) {
-            const int left = a.v_head_dim - 32 * i;
+            const int left = v_head_dim - 32 * i;
             const uint32_t dims = left >= 32 ? ~0u : left > 0 ? (1u << left) - 1 : 0u;
             all = all && (~(found.plus[i] & found.minus[i]) & dims) == 0;
         }
         return all;
     }
-    // Of the 32 keys from `base` on, those that some row sees and whose V is not finite.
-    __device__ __forceinline__ uint32_t sick_keys(int base) const {
-        const uint32_t seen = __reduce_or_sync(~0u, seen_keys(base));
+    // Of the 32 keys from `base` on, before `last`, those that the item sees and whose V is not
+    // finite.
+    __device__ __forceinline__ uint32_t sick_keys(int base, int last) const {
+        const uint32_t seen = item_keys(base) & keys_within(base, base, last);
         KeyPlace mine = {a.k.data, a.v.data, 1.0f};
         if (seen >> lane & 1) mine = find(base + lane);
-        return sick_keys(mine, seen);
+        return sick_keys_of(mine, seen);
     }
     __device__ __forceinline__ void add_keys(int base, uint32_t sick) {
         const uint32_t seen = seen_keys(base);
@@ -231,30 +269,45 @@ struct NonfiniteWalk {
         if (sick >> lane & 1) mine = find(base + lane);
         for (; sick != 0; sick &= sick - 1) {
             const int i = __ffs(sick) - 1;
+            const uint32_t seers = __ballot_sync(~0u, seen >> i & 1);
+            if (seers == 0) continue;
             const KeyPlace key = {(const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.k, i),
                                   (const uint8_t *)__shfl_sync(~0u, (unsigned long long)mine.v, i),
                                   __shfl_sync(~0u, mine.v_scale, i)};
-            add_key(key, __ballot_sync(~0u, seen >> i & 1));
+            add_key(key, seers);
         }
     }
-    // Keys [first, last): loads of a few times 32 keys are under way at once.
-    __device__ __forceinline__ void walk(int first, int last) {
+    // Keys [base, last), as many as there are words: loads of a few times 32 are under way at once.
+    __device__ __forceinline__ void find_sick(const NonfiniteSearch &with, int base,
+                                              int last) const {
         enum { AT_ONCE = 2 };
-        const int from = max(first, __reduce_min_sync(~0u, begin < end ? begin : INT32_MAX));
-        const int to = min(last, __reduce_max_sync(~0u, end));
-        for (int base = from; base < to; base += 32 * AT_ONCE) {
-            uint32_t sick = 0;  // lane i: of the i-th 32
+        for (int i = AT_ONCE * with.warp; i < with.WORDS && base + 32 * i < last;
+             i += AT_ONCE * with.num_warps) {
+            uint32_t sick[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const uint32_t keys_left = keys_within(base + 32 * i, from, to);
-                const uint32_t of_these = sick_keys(base + 32 * i) & keys_left;
-                if (lane == i) sick = of_these;
-            }
+            for (int j = 0; j < AT_ONCE; j++) sick[j] = sick_keys(base + 32 * (i + j), last);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                if (lane == 0) with.set_word(i + j, sick[j]);
+        }
+    }
+    __device__ __forceinline__ void add_sick(const NonfiniteSearch &with, int base, int last) {
+        for (int i = 0; i < with.WORDS && base + 32 * i < last; i += 32) {
+            const uint32_t sick = base + 32 * (i + lane) < last ? with.word(i + lane) : 0;
             for (uint32_t some = __ballot_sync(~0u, sick != 0); some != 0; some &= some - 1) {
-                const int i = __ffs(some) - 1;
-                add_keys(base + 32 * i, __shfl_sync(~0u, sick, i));
+                if (__all_sync(~0u, begin >= end || settled())) return;
+                const int j = __ffs(some) - 1;
+                add_keys(base + 32 * (i + j), __shfl_sync(~0u, sick, j));
             }
-            if (__all_sync(~0u, begin >= end || settled())) break;
+        }
+    }
+    // Keys [first, last), by all warps of the search.
+    __device__ __forceinline__ void walk(const NonfiniteSearch &with, int first, int last) {
+        for (int base = first; base < last; base += 32 * with.WORDS) {
+            with.sync();  // all have read the words before
+            find_sick(with, base, last);
+            with.sync();
+            add_sick(with, base, last);
         }
     }
     __device__ __forceinline__ void write() const {
@@ -276,22 +329,24 @@ struct NonfiniteWalk {
     }
 };
 
-// Over the results of rows first_row + i of an item, of which `rows` has bit i: those whose sums
-// are finite, and whose results are not 0 by definition. All of the rows' results are written.
-// K_FORMAT and V_FORMAT: of a kernel that takes one; ANY: as in args.
+// By all warps of the search, over the results of an item: each warp's of rows first_row + i of
+// which `rows` has bit i, those whose sums are finite, and whose results are not 0 by definition.
+// K_FORMAT and V_FORMAT: of a kernel that takes one, where V has 32 * WORDS dimensions; ANY: as in
+// args.
 constexpr int ANY = 0;
 template <int WORDS, int K_FORMAT, int V_FORMAT>
 __device__ __noinline__ void write_nonfinite(const kv8_kernel_args &a, const kv8_prefill_item &item,
-                                             int first_row, uint32_t rows) {
+                                             const NonfiniteSearch &with, int first_row,
+                                             uint32_t rows) {
     const int k_format = K_FORMAT == ANY ? a.k_dtype : K_FORMAT;
     const int v_format = V_FORMAT == ANY ? a.v_dtype : V_FORMAT;
-    __syncwarp();  // the rows' results before what is written over them
-    NonfiniteWalk<WORDS> walk(a, item, k_format, v_format, first_row, rows);
+    const int v_head_dim = V_FORMAT == ANY ? a.v_head_dim : 32 * WORDS;
+    NonfiniteWalk<WORDS> walk(a, item, k_format, v_format, v_head_dim, first_row, rows);
     if (has_infinities(v_format) || v_format == INT8 || walk.keys.mask != nullptr) {
-        walk.walk(0, INT32_MAX);
+        walk.walk(with, item.seen_from, item.seen_to);
     } else {  // NaN alone, and what all rows see is in their results
-        walk.walk(0, item.shared_from);
-        walk.walk(max(item.shared_from, item.shared_to), INT32_MAX);
+        walk.walk(with, item.seen_from, min(item.shared_from, item.seen_to));
+        walk.walk(with, max(item.seen_from, max(item.shared_from, item.shared_to)), item.seen_to);
     }
     walk.write();
 }

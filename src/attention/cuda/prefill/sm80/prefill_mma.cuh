@@ -547,8 +547,11 @@ struct MmaBlock {
                     finite |= (lanes >> (4 * i) & 1) << (16 * t + 8 * slot + i);
             }
         }
-        if (__any_sync(~0u, broken) && finite != 0)
-            write_nonfinite<WORDS, ANY, ANY>(a, item, warp * SHAPE::WARP_ROWS, finite);
+        broken = broken && finite != 0;
+        if ((may_break || cleared) && __syncthreads_or(broken)) {  // nobody needs the tiles
+            const NonfiniteSearch search = {shared + SHAPE::K_AT, warp, SHAPE::WARPS, 0};
+            write_nonfinite<WORDS, ANY, ANY>(a, item, search, warp * SHAPE::WARP_ROWS, finite);
+        }
     }
     __device__ __forceinline__ bool holds_nan(int t, int slot) const {
         bool nan = false;

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "prefill/prefill_reference.cuh"
-#include "prefill_queue.cuh"
+#include "prefill_broken.cuh"
 #include "prefill_row_state.cuh"
 
 namespace kv8 {
@@ -291,30 +291,6 @@ struct Consumer : RowState<SHAPE> {
         }
         return this->finish(item, view_item(a, item), item_cleared<SHAPE>(shared, items.stage()));
     }
-    // Rows to be resolved, of the item that ends: not here, where the next item's S is under way,
-    // but when there is no more to do. A list for each warp, which begins in shared memory.
-    __device__ __forceinline__ uint32_t list_address() const {
-        return shared + SHAPE::BROKEN_AT + 4 * (thread_of_block() / 32);
-    }
-    __device__ __forceinline__ void note_broken(uint32_t rows) const {
-        if (rows == 0 || lane() != 0) return;
-        const uint32_t n = item_number<SHAPE>(shared, items.stage());
-        kv8_prefill_broken *const entry =
-            a.prefill.broken + (int64_t)n * (4 * SHAPE::NUM_CONSUMERS) + thread_of_block() / 32;
-        entry->rows = rows;
-        entry->next = load_word(list_address());
-        store_shared(list_address(), n + 1);
-    }
-    __device__ __forceinline__ void resolve_all() const {
-        __syncwarp();
-        for (uint32_t n = load_word(list_address()); n != 0;) {
-            const kv8_prefill_broken *const entry = a.prefill.broken +
-                                                    (int64_t)(n - 1) * (4 * SHAPE::NUM_CONSUMERS) +
-                                                    thread_of_block() / 32;
-            this->resolve(a.prefill.items[n - 1], __ldcg(&entry->rows));
-            n = __ldcg(&entry->next);
-        }
-    }
     enum { FIRST = 1, LAST = 2, NEXT = 4 };  // tile of its item; another item's S follows it
     // What few tiles want before their softmax, behind one branch: caps, masks, maxima, and the
     // next item's Q in the place of this one's, whose last S is there. The next special tile is the
@@ -331,7 +307,7 @@ struct Consumer : RowState<SHAPE> {
         if ((tile + 1) * TILE_KEYS > to || tile * TILE_KEYS < from)
             this->mask_scores(s, tile * TILE_KEYS);
         if (kind & NEXT) {
-            named_barrier_sync(1 + index, 128);
+            named_barrier_sync(WARPGROUP_BARRIER + index, 128);
             store_q(view_item(a, item_at(1)), raw);
         }
         if (kind & FIRST) raise_maxima(s);
@@ -394,7 +370,7 @@ struct Consumer : RowState<SHAPE> {
             release_v(v_tiles.stage());
             tile++;
             if (kind & LAST) {
-                note_broken(finish_item(item_at(0)));
+                note_broken<SHAPE>(a, shared, items.stage(), finish_item(item_at(0)));
                 leave_item<SHAPE>(shared, items);
                 end = !(kind & NEXT);
                 if (!end) start_rows(item_at(0));
@@ -420,7 +396,7 @@ struct Consumer : RowState<SHAPE> {
             this->finish(*item, view_item(a, *item), false);
             leave_item<SHAPE>(shared, items);
         }
-        resolve_all();
+        resolve_broken<SHAPE>(a, shared);
     }
 };
 

@@ -11,8 +11,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "prefill/prefill_reference.cuh"
+#include "prefill_broken.cuh"
 #include "prefill_fp8_shape.cuh"
-#include "prefill_queue.cuh"
 #include "prefill_row_state.cuh"
 
 namespace kv8 {
@@ -182,14 +183,12 @@ struct Fp8Consumer : RowState<SHAPE> {
         for (int slot = 0; slot < 2; slot++) {
             top[slot] = max_nan(quad_max_nan(top[slot]) - LARGEST, max_[slot]);
             if (top[slot] == INFINITY) top[slot] = NAN;
-            alpha[slot] = max_[slot] == -INFINITY ? 0.0f : exp2_fast(max_[slot] - top[slot]);
+            alpha[slot] = exp2_fast(max_[slot] - top[slot]);
             max_[slot] = top[slot];
         }
     }
     // P of 64 keys; whether some code is 448 or NaN.
     __device__ __forceinline__ bool exponentials(const float (&s)[32], uint32_t (&p)[8]) const {
-        const float offset[2] = {max_[0] == -INFINITY ? 0.0f : max_[0],
-                                 max_[1] == -INFINITY ? 0.0f : max_[1]};
         uint32_t ends = 0;  // bit 7 of each byte: a code of 0x7e, 448, or 0x7f, NaN
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -197,7 +196,7 @@ struct Fp8Consumer : RowState<SHAPE> {
             float x[4];
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                x[j] = exp2_fast(fmaf(s[at + 4 * (j / 2) + j % 2], factor[slot], -offset[slot]));
+                x[j] = exp2_fast(fmaf(s[at + 4 * (j / 2) + j % 2], factor[slot], -max_[slot]));
             p[i] = pack_e4m3(x[0], x[1], x[2], x[3]);
             ends |= p[i] + 0x02020202;
         }
@@ -215,16 +214,15 @@ struct Fp8Consumer : RowState<SHAPE> {
         if (64 * half + 64 > full_to || 64 * half < full_from) this->mask_scores(s, 64 * half);
     }
     // S to P, of 64 keys from 64 * half on, while products of P `before` are under way. No maximum
-    // per tile: where a P reaches e4m3's end, the rows' are found again, and O and the sums follow.
-    // NaN, whose row is NaN, is no reason to.
+    // per tile: where a P reaches e4m3's end, as any does of a row that has none yet, the rows' are
+    // found again, and O and the sums follow. NaN, whose row is NaN, is no reason to.
     // For O all warps wait at one place, as wgmma's rules want it.
     __device__ __forceinline__ void softmax(float (&s)[32], uint32_t (&p)[8], uint32_t (&before)[8],
                                             int half) {
         hide_scores(s, half);
         const bool ends = exponentials(s, p);
-        const bool fresh = max_[0] == -INFINITY || max_[1] == -INFINITY;
-        bool again = __any_sync(~0u, ends || fresh) != 0;
-        if (again) again = __any_sync(~0u, has_largest(p) || fresh) != 0;
+        bool again = __any_sync(~0u, ends) != 0;
+        if (again) again = __any_sync(~0u, has_largest(p)) != 0;
         float alpha[2];
         if (again) raise_maxima(s, alpha);
         wgmma_wait<0>();
@@ -294,7 +292,7 @@ struct Fp8Consumer : RowState<SHAPE> {
         collect();
     }
     __device__ __forceinline__ void run_item(const kv8_prefill_item &item, int slot) {
-        max_[0] = max_[1] = -INFINITY;
+        max_[0] = max_[1] = NO_MAXIMUM;
         sum[0] = sum[1] = 0;
         if (item.tile_begin < item.tile_end) {
             run_tiles(item.tile_begin, item.tile_end);
@@ -302,8 +300,11 @@ struct Fp8Consumer : RowState<SHAPE> {
 #pragma unroll
             for (int i = 0; i < NUM_O; i++) o[i] = 0;
         }
-        this->resolve(item,
-                      this->finish(item, view_item(a, item), item_cleared<SHAPE>(shared, slot)));
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (max_[i] == NO_MAXIMUM) max_[i] = -INFINITY;
+        const bool cleared = item_cleared<SHAPE>(shared, slot);
+        note_broken<SHAPE>(a, shared, slot, this->finish(item, view_item(a, item), cleared));
     }
     __device__ __forceinline__ void run() {
         ItemRing items;
@@ -313,6 +314,7 @@ struct Fp8Consumer : RowState<SHAPE> {
             run_item(*item, items.stage());
             leave_item<SHAPE>(shared, items);
         }
+        resolve_broken<SHAPE>(a, shared);
     }
 };
 

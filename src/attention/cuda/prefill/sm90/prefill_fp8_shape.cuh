@@ -45,7 +45,9 @@ struct Fp8Shape {
     static constexpr int ITEM_BARRIERS_AT = Q_BARRIER_AT + 8;
     static constexpr int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS;
     static constexpr int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES;
-    static constexpr int SHARED_BYTES = ROWS_AT + 2 * NUM_CONSUMERS * 64 * 16;
+    // Where the list of items with broken rows begins.
+    static constexpr int BROKEN_AT = ROWS_AT + 2 * NUM_CONSUMERS * 64 * 16;
+    static constexpr int SHARED_BYTES = BROKEN_AT + 16;
     static_assert(K_BYTES % 1024 == 0 && V_BYTES % 1024 == 0 && Q_BYTES % 1024 == 0, "swizzles");
     static_assert(ITEMS_AT % 16 == 0, "items are stored by 16 bytes");
     static_assert(SHARED_BYTES ==

@@ -48,7 +48,7 @@ __device__ __forceinline__ void prefill_fp8_block(const kv8_kernel_args &a) {
     store_ones<SHAPE>(shared);
     if (threadIdx.x == 0) {
         init_fp8_barriers<SHAPE>(shared);
-        init_item_barriers<SHAPE>(shared);
+        init_items<SHAPE>(shared);
         barrier_init_fence();
     }
     __syncthreads();

@@ -83,7 +83,7 @@ struct KeyLoader {
         if (rows == 0) return;
         __syncwarp();  // rows that other lanes stored
         if (clear_nonfinite<FORMAT, CHUNKS>(at, pitch, rows))
-            store_shared(item_at + KV8_PREFILL_ITEM_BYTES, 1);
+            store_shared(item_at + offsetof(ItemSlot, cleared), 1);
     }
     __device__ __forceinline__ void publish(uint32_t full) const {
         fence_stores_before_wgmma();

@@ -19,7 +19,6 @@ template <class SHAPE>
 __device__ __forceinline__ uint32_t item_address(uint32_t shared, int slot) {
     return shared + SHAPE::ITEMS_AT + KV8_PREFILL_ITEM_SLOT_BYTES * slot;
 }
-// Behind an item: whether a producer cleared something of its V, and its place in the queue.
 __device__ __forceinline__ uint32_t load_word(uint32_t address) {
     uint32_t word;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
@@ -27,11 +26,7 @@ __device__ __forceinline__ uint32_t load_word(uint32_t address) {
 }
 template <class SHAPE>
 __device__ __forceinline__ bool item_cleared(uint32_t shared, int slot) {
-    return load_word(item_address<SHAPE>(shared, slot) + KV8_PREFILL_ITEM_BYTES) != 0;
-}
-template <class SHAPE>
-__device__ __forceinline__ uint32_t item_number(uint32_t shared, int slot) {
-    return load_word(item_address<SHAPE>(shared, slot) + KV8_PREFILL_ITEM_BYTES + 4);
+    return load_word(item_address<SHAPE>(shared, slot) + offsetof(ItemSlot, cleared)) != 0;
 }
 template <class SHAPE>
 __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t shared,
@@ -50,8 +45,7 @@ __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t sh
             if (more) words = ((const uint4 *)(a.prefill.items + n))[i];
             store_shared(at + 16 * i, words.x, words.y, words.z, words.w);
         }
-        store_shared(at + KV8_PREFILL_ITEM_BYTES, 0);
-        store_shared(at + KV8_PREFILL_ITEM_BYTES + 4, (uint32_t)n);
+        store_shared(at + offsetof(ItemSlot, cleared), 0, (uint32_t)n, 0, 0);
         barrier_arrive(item_barrier<SHAPE>(shared, 0) + 8 * r.stage());
     }
     __syncwarp();
@@ -71,7 +65,8 @@ __device__ __forceinline__ void leave_item(uint32_t shared, ItemRing &r) {
 }
 
 template <class SHAPE>
-__device__ __forceinline__ void init_item_barriers(uint32_t shared) {
+__device__ __forceinline__ void init_items(uint32_t shared) {
+    store_shared(shared + SHAPE::BROKEN_AT, 0);
     for (int i = 0; i < KV8_PREFILL_ITEM_SLOTS; i++) {
         barrier_init(item_barrier<SHAPE>(shared, 0) + 8 * i, 1);
         barrier_init(item_barrier<SHAPE>(shared, 1) + 8 * i, 4 * (SHAPE::NUM_CONSUMERS + 1));

@@ -86,10 +86,10 @@ struct RowState {
         return D == 128 ? thread_of_block() / 128 : index;
     }
     static __device__ __forceinline__ void wait_turn(int turn) {
-        named_barrier_sync(8 + turn, 256);
+        named_barrier_sync(TURN_BARRIER + turn, 256);
     }
     static __device__ __forceinline__ void pass_turn(int turn) {
-        named_barrier_arrive(turn + 1 < SHAPE::NUM_CONSUMERS ? 9 + turn : 8, 256);
+        named_barrier_arrive(TURN_BARRIER + (turn + 1 < SHAPE::NUM_CONSUMERS ? turn + 1 : 0), 256);
     }
 
     // Leaves this split and returns whether it was the last; then the state is all splits', and
@@ -106,7 +106,7 @@ struct RowState {
         for (int slot = 0; slot < 2; slot++)
             my_sums[128 * slot] = make_float2(max_[slot], sum[slot]);
         __threadfence();
-        named_barrier_sync(1 + index, 128);
+        named_barrier_sync(WARPGROUP_BARRIER + index, 128);
         const uint32_t flag = row_address(0) + 4;
         if (thread == 0) {
             uint32_t *const arrivals = a.prefill.arrivals + group;
@@ -114,10 +114,10 @@ struct RowState {
             if ((before & 0xffff) + 1 == (uint32_t)item.num_splits) *arrivals = 0;
             asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
         }
-        named_barrier_sync(1 + index, 128);
+        named_barrier_sync(WARPGROUP_BARRIER + index, 128);
         uint32_t before;
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
-        named_barrier_sync(1 + index, 128);  // the word is the row's again
+        named_barrier_sync(WARPGROUP_BARRIER + index, 128);  // the word is the row's again
         if ((before & 0xffff) + 1 != (uint32_t)item.num_splits) return false;
         cleared = cleared || before >> 16 != 0;
         __threadfence();
@@ -156,7 +156,7 @@ struct RowState {
         return row_begin(a, v, place.query) >= row_end(a, v, place.query);
     }
     // `cleared`: V was without values that are not finite, of keys that only some rows see. Returns
-    // bits of the warp's rows for resolve(), which follows once no wgmma is under way.
+    // bits of the warp's rows for note_broken().
     __device__ __forceinline__ uint32_t finish(const kv8_prefill_item &item, const ItemView &v,
                                                bool cleared) {
 #pragma unroll
@@ -187,11 +187,6 @@ struct RowState {
             for (int i = 0; i < 8; i++) finite |= (lanes >> (4 * i) & 1) << (8 * slot + i);
         }
         return __any_sync(~0u, broken) ? finite : 0;
-    }
-    __device__ __forceinline__ void resolve(const kv8_prefill_item &item, uint32_t rows) const {
-        if (rows != 0)
-            write_nonfinite<D / 32, SHAPE::CODE, SHAPE::CODE>(
-                a, item, 64 * index + thread() / 32 * 16, rows);
     }
     __device__ __forceinline__ void clear_row(int slot) {
 #pragma unroll

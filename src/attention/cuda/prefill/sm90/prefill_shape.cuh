@@ -45,15 +45,18 @@ struct Sm90Shape {
     static constexpr int ITEM_BARRIERS_AT = BARRIERS_AT + 8 * 4 * NUM_STAGES;
     static constexpr int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS;
     static constexpr int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES;
-    // A word for each consumer warp: where its list of rows to be resolved begins.
+    // Where the list of items with broken rows begins.
     static constexpr int BROKEN_AT = ROWS_AT + NUM_CONSUMERS * 64 * 16;
     // int8: a byte for each stage and producer warp: whether its 32 keys of V are 2^-7 as large.
-    static constexpr int SMALL_AT = BROKEN_AT + 4 * 4 * NUM_CONSUMERS;
+    static constexpr int SMALL_AT = BROKEN_AT + 16;
     static constexpr int SHARED_BYTES = SMALL_AT + (CODE == INT8 ? NUM_STAGES * 4 : 0);
     static_assert(SHARED_BYTES == KV8_PREFILL_SM90_SHARED(size_of(CODE), CODE == INT8, HEAD_DIM,
                                                           NUM_CONSUMERS, NUM_STAGES, NUM_AHEAD),
                   "what the host asks for");
 };
+
+// Named barriers; of a warpgroup: its index more.
+enum { WARPGROUP_BARRIER = 1, CONSUMERS_BARRIER = 4, TURN_BARRIER = 8 };
 
 // One lane of a warp, whichever: no register is kept for it.
 __device__ __forceinline__ bool elected() {
@@ -74,8 +77,17 @@ struct Ring {
     __device__ __forceinline__ void next() { steps++; }
 };
 
-static_assert(sizeof(kv8_prefill_item) == KV8_PREFILL_ITEM_BYTES, "64 bytes");
-// The slots that items pass through.
+// An item under way.
+struct ItemSlot {
+    kv8_prefill_item item;
+    uint32_t cleared;  // whether a producer cleared something of its V
+    uint32_t number;   // its place in the queue
+    uint32_t listed;   // whether it is in the list of items with broken rows
+    uint32_t unused;
+};
+static_assert(sizeof(kv8_prefill_item) == KV8_PREFILL_ITEM_BYTES &&
+                  sizeof(ItemSlot) == KV8_PREFILL_ITEM_SLOT_BYTES,
+              "what the host asks for");
 template <class SHAPE>
 __device__ __forceinline__ const kv8_prefill_item *item_slot(int slot) {
     extern __shared__ __align__(1024) uint8_t memory[];

@@ -50,9 +50,7 @@ __device__ __forceinline__ void prefill_block(const kv8_kernel_args &a) {
                 barrier_init(shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + i),
                              (kind % 2 == 0 ? 4 : 4 * SHAPE::NUM_CONSUMERS) *
                                  (kind < 2 ? SHAPE::K_ARRIVALS : 1));
-        for (int i = 0; i < 4 * SHAPE::NUM_CONSUMERS; i++)
-            store_shared(shared + SHAPE::BROKEN_AT + 4 * i, 0);
-        init_item_barriers<SHAPE>(shared);
+        init_items<SHAPE>(shared);
         barrier_init_fence();
     }
     __syncthreads();
