@@ -86,9 +86,9 @@ static const kv8_variant variants[] = {
 #include "cuda/decode/decode_kernels.inc"
 
 /* On wgmma, for sm_90a: warpgroups of 64 rows, and one of producers. */
-#define KV8_PREFILL_FP8(code, name, dim, math, k_stages, v_stages, math_registers, registers) \
-    PREFILL(kv8_prefill_e4m3_##name##_d##dim##__sm90, BIT(KV8_E4M3), BIT(KV8_##code),         \
-            BIT(KV8_##code), WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,           \
+#define KV8_PREFILL_FP8(code, name, dim, math, k_stages, v_stages, math_registers, registers)     \
+    PREFILL(kv8_prefill_##name##_d##dim##__sm90, BIT(KV8_E4M3), BIT(KV8_##code), BIT(KV8_##code), \
+            WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,                                \
             KV8_PREFILL_FP8_SHARED(dim, math, k_stages, v_stages))
 #include "cuda/prefill/sm90/prefill_fp8_kernels.inc"
 #define IS_WIDE(code) ((code) == KV8_F16 || (code) == KV8_BF16)

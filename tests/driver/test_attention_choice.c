@@ -66,7 +66,7 @@ static void each_spec_has_its_kernel(void **state) {
     const char *const generic = "kv8_attention_any_any_dany_generic__sm80";
     TAKES((void)0, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.max_batch = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
-    TAKES(spec.max_batch = 1, "kv8_prefill_e4m3_d64__sm90");
+    TAKES(spec.max_batch = 1, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1;
           spec.max_kv_len = 131072, "kv8_decode_f16_e4m3_d64_rows__sm90");
@@ -80,18 +80,18 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.o_dtype = KV8_E4M3, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.o_dtype = KV8_E4M3FNUZ, generic);
     TAKES(spec.causal = 0; spec.window_right = 5, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
-    TAKES(spec.v_dtype = KV8_INT8, "kv8_prefill_any_d64__sm80");
-    TAKES(spec.v_head_dim = 128, "kv8_prefill_any_d128__sm80");
-    TAKES(spec.batch_invariant = 1, "kv8_prefill_e4m3_d64__sm90");
-    TAKES(spec.has_mask = 1; spec.batch_invariant = 1, "kv8_prefill_any_d64__sm80");
-    TAKES(spec.max_total_q = 1024, "kv8_prefill_e4m3_d64__sm90");
-    TAKES(spec.max_total_q = 1024; spec.has_mask = 1, "kv8_prefill_any_d64__sm80");
+    TAKES(spec.v_dtype = KV8_INT8, "kv8_prefill_f16_any_d64__sm80");
+    TAKES(spec.v_head_dim = 128, "kv8_prefill_f16_any_d128__sm80");
+    TAKES(spec.batch_invariant = 1, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.has_mask = 1; spec.batch_invariant = 1, "kv8_prefill_f16_any_d64__sm80");
+    TAKES(spec.max_total_q = 1024, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_total_q = 1024; spec.has_mask = 1, "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.q_dtype = KV8_E4M3, "kv8_prefill_e4m3_e4m3_d64__sm90");
     TAKES(spec.head_dim = 45, generic);
     TAKES(BOTH(KV8_F32), generic);
     close_gpu(&s);
     open_gpu(&s, 80);
-    TAKES((void)0, "kv8_prefill_any_d64__sm80");
+    TAKES((void)0, "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.q_dtype = KV8_E4M3, generic);
 #undef BOTH
 #undef TAKES

@@ -432,7 +432,7 @@ static void the_plan_chooses(void **state) {
         kv8_attention_device_plan *plan = NULL;
         assert_ok(kv8_attention_device_plan_create(&plan, g->device, &spec, NULL));
         assert_ok(kv8_attention_device_describe(plan, NULL, text, sizeof text));
-        assert_int_equal(strstr(text, "kv8_prefill_e4m3_d64__sm90") != NULL, many);
+        assert_int_equal(strstr(text, "kv8_prefill_f16_e4m3_d64__sm90") != NULL, many);
         kv8_attention_device_plan_destroy(plan);
     }
     case_free(&in);
@@ -643,7 +643,7 @@ static void the_plan_chooses_mma(void **state) {
         kv8_attention_device_plan *plan = NULL;
         assert_ok(kv8_attention_device_plan_create(&plan, g->device, &spec, NULL));
         assert_ok(kv8_attention_device_describe(plan, NULL, text, sizeof text));
-        assert_non_null(strstr(text, "kv8_prefill_any_d96__sm80"));
+        assert_non_null(strstr(text, "kv8_prefill_f16_any_d96__sm80"));
         kv8_attention_device_plan_destroy(plan);
     }
     case_free(&in);
