@@ -6,6 +6,13 @@
 
 #include "output_text.h"
 
+/* Sends what is ready. */
+static void send_ready(output_text *text, byte_buffer *sent) {
+    if (text->ready == text->sent) return;
+    byte_buffer_add(sent, text->text.data + text->sent, text->ready - text->sent);
+    text->sent = text->ready;
+}
+
 /* Feeds `bytes` in pieces; the result is what a client would have, and how it ended. */
 static const char *feed(const char *bytes, size_t length, size_t piece, const stop_strings *stops,
                         byte_buffer *sent) {
@@ -14,14 +21,13 @@ static const char *feed(const char *bytes, size_t length, size_t piece, const st
     for (size_t at = 0; at < length && found == NULL; at += piece) {
         output_text_add(&text, bytes + at, length - at < piece ? length - at : piece);
         found = output_text_stop(&text, stops);
-        byte_buffer_add(sent, text.text.data + text.sent, text.ready - text.sent);
-        text.sent = text.ready;
+        send_ready(&text, sent);
     }
     if (found == NULL) {
         output_text_finish(&text);
         found = output_text_stop(&text, stops);
         output_text_release(&text);
-        byte_buffer_add(sent, text.text.data + text.sent, text.ready - text.sent);
+        send_ready(&text, sent);
     }
     output_text_free(&text);
     return found;
