@@ -39,15 +39,15 @@ typedef struct kv8_kernel {
  * dynamic_bytes of shared memory. KV8_ERR_UNSUPPORTED when no image has the name (a build without
  * CUDA has none) or the image has no code for this GPU; KV8_ERR_INVALID when the kernel's argument
  * is not args_bytes long or the shared memory is more than the GPU has. */
-kv8_status kv8_kernel_get(kv8_kernel *kernel_out, kv8_device *device, const char *name,
-                          size_t args_bytes, size_t dynamic_bytes);
+KV8_SHARED kv8_status kv8_kernel_get(kv8_kernel *kernel_out, kv8_device *device, const char *name,
+                                     size_t args_bytes, size_t dynamic_bytes);
 
 /* True when the library holds this kernel in code that this GPU runs: for plans, which choose. */
-bool kv8_kernel_exists(const kv8_device *device, const char *name);
+KV8_SHARED bool kv8_kernel_exists(const kv8_device *device, const char *name);
 
 /* Blocks of this size that one multiprocessor holds at once. */
-kv8_status kv8_kernel_max_blocks(const kv8_kernel *kernel, uint32_t num_threads,
-                                 size_t dynamic_bytes, int32_t *blocks_out);
+KV8_SHARED kv8_status kv8_kernel_max_blocks(const kv8_kernel *kernel, uint32_t num_threads,
+                                            size_t dynamic_bytes, int32_t *blocks_out);
 
 typedef struct kv8_launch {
     uint32_t grid[3], block[3]; /* 0 counts as 1 */
@@ -64,14 +64,14 @@ kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *l
                                    int32_t *clusters_out);
 
 /* `args` is the kernel's one argument, kernel->args_bytes long; it is copied. */
-kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const kv8_launch *launch,
-                             const void *args);
+KV8_SHARED kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream,
+                                        const kv8_launch *launch, const void *args);
 
 /* Bytes from an address to the end of the device memory that was allocated around it; 0 where that
  * is not known. Only asks, so it may be called while a stream is captured. */
 size_t kv8_device_bytes_from(kv8_device *device, const void *ptr);
 
 /* The device of a stream. */
-kv8_device *kv8_stream_device(const kv8_stream *stream);
+KV8_SHARED kv8_device *kv8_stream_device(const kv8_stream *stream);
 
 #endif

@@ -4,8 +4,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include "common/batch.cuh"
-#include "common/ptx_sm80.cuh"
 #include "common/softmax.cuh"
+#include "ptx_sm80.cuh"
 #include "widen.cuh"
 
 namespace kv8 {

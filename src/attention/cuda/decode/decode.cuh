@@ -18,9 +18,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include "common/batch.cuh"
-#include "common/ptx_sm90.cuh"
 #include "common/softmax.cuh"
 #include "decode/decode_tile.cuh"
+#include "ptx_sm90.cuh"
 
 namespace kv8 {
 

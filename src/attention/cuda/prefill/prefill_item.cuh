@@ -5,10 +5,10 @@
 #pragma once
 
 #include "common/batch.cuh"
-#include "common/ptx_sm80.cuh"
 #include "common/softmax.cuh"
 #include "prefill/prefill_codes.cuh"
 #include "prefill_args.h"
+#include "ptx_sm80.cuh"
 
 namespace kv8 {
 

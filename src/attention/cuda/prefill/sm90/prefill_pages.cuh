@@ -4,8 +4,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "common/ptx_sm90.cuh"
 #include "prefill/prefill_nonfinite.cuh"
+#include "ptx_sm90.cuh"
 
 namespace kv8 {
 

@@ -6,7 +6,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "common/ptx_sm80.cuh"
+#include "ptx_sm80.cuh"
 
 namespace kv8 {
 
