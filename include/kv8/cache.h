@@ -219,7 +219,8 @@ KV8_API KV8_NODISCARD kv8_status kv8_cache_read(const kv8_cache *cache, int32_t 
 
 /* The tables of kv8_cache_page_table in device memory, for a cache on a GPU: CSR, at addresses that
  * are the same for every call of one group, so that a recorded graph finds the latest; at most
- * max_seqs sequences. Filled on the cache's stream. *pages_out begins as KV8_PAGE_TABLE_INIT. */
+ * max_seqs sequences, and from there to max_seqs requests without a page, so that a graph may be of
+ * more. Filled on the cache's stream. *pages_out begins as KV8_PAGE_TABLE_INIT. */
 KV8_API KV8_NODISCARD kv8_status kv8_cache_page_table_device(kv8_cache *cache, int32_t layer,
                                                              const kv8_seq *seqs, int32_t num_seqs,
                                                              kv8_page_table *pages_out);

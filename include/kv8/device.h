@@ -76,6 +76,8 @@ KV8_API const char *kv8_device_images_note(void);
  * KV8_ERR_INVALID. NULL may be freed; freeing waits for work that may use the memory. */
 KV8_API KV8_NODISCARD kv8_status kv8_device_alloc(kv8_device *device, size_t bytes, void **ptr_out);
 KV8_API void kv8_device_free(kv8_device *device, void *ptr);
+/* Bytes that nobody on this GPU has taken now. */
+KV8_API KV8_NODISCARD kv8_status kv8_device_available(kv8_device *device, uint64_t *bytes_out);
 /* The same of page-locked host memory: copies from and to it do not hold up the caller, and the
  * device may read and write it at the same address. */
 KV8_API KV8_NODISCARD kv8_status kv8_device_alloc_host(kv8_device *device, size_t bytes,

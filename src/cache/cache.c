@@ -195,7 +195,9 @@ kv8_status kv8_cache_create_in(kv8_cache **out, const kv8_cache_options *options
                   .max_seqs = options->max_seqs,
                   .max_seq_len = options->max_seq_len,
                   .window_slack = options->window_slack,
-                  .layout = options->layout},
+                  .layout = options->layout,
+                  .device = options->device,
+                  .stream = options->stream},
     };
     const size_t num_layers = (size_t)options->num_layers;
     kv8_status status = KV8_OK;

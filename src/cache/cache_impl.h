@@ -14,6 +14,9 @@ typedef struct kv8_cache_shape {
     int32_t num_layers, num_kv_heads, k_head_dim, v_head_dim;
     int32_t page_size, max_seqs, max_seq_len, window_slack;
     kv8_layout layout;
+    kv8_device
+        *device; /* where the pages lie, and the stream of all work on them; NULL = the host */
+    kv8_stream *stream;
 } kv8_cache_shape;
 KV8_SHARED void kv8_cache_get_shape(const kv8_cache *cache, kv8_cache_shape *shape_out);
 
@@ -23,5 +26,17 @@ KV8_SHARED kv8_pages *kv8_cache_pages(kv8_cache *cache);
 /* A layer's dtypes, window and scales; the scale arrays are borrowed until destroy. */
 KV8_SHARED kv8_status kv8_cache_get_layer(const kv8_cache *cache, int32_t layer,
                                           kv8_cache_layer *layer_out);
+
+/* What kernels of a caller's own append and read a layer by, in the memory of the cache's GPU:
+ * addresses that stay, for a recorded graph. */
+typedef struct kv8_cache_device_layer {
+    const float *k_scale, *v_scale; /* [num_kv_heads], of sequences without their own */
+    uint64_t *counters;             /* as kv8_append_args has them */
+} kv8_cache_device_layer;
+KV8_SHARED kv8_status kv8_cache_get_device_layer(const kv8_cache *cache, int32_t layer,
+                                                 kv8_cache_device_layer *layer_out);
+/* Whether any of these living sequences has scales of its own. */
+KV8_SHARED bool kv8_cache_has_own_scales(const kv8_cache *cache, const kv8_seq *seqs,
+                                         int32_t num_seqs);
 
 #endif

@@ -86,6 +86,20 @@ static kv8_status check_on_device(const kv8_cache *cache, int32_t layer) {
     return kv8_fail(KV8_ERR_INVALID, "cache: its pages are in host memory, not on a GPU");
 }
 
+kv8_status kv8_cache_get_device_layer(const kv8_cache *cache, int32_t layer,
+                                      kv8_cache_device_layer *layer_out) {
+    KV8_TRY(check_on_device(cache, layer));
+    *layer_out = cache->store->ops->device_layer(cache->store, layer);
+    return KV8_OK;
+}
+
+bool kv8_cache_has_own_scales(const kv8_cache *cache, const kv8_seq *seqs, int32_t num_seqs) {
+    for (int32_t i = 0; i < num_seqs; i++) {
+        if (kv8_pages_is_private(cache->pages, kv8_seq_index(seqs[i]))) return true;
+    }
+    return false;
+}
+
 kv8_status kv8_cache_page_table_device(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
                                        int32_t num_seqs, kv8_page_table *pages_out) {
     KV8_REQUIRE(cache, pages_out);

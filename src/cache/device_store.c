@@ -30,6 +30,7 @@ typedef struct device_store {
     uint8_t *staging_host, *staging_device;
     size_t staging_bytes, staging_used;
     uint64_t *counters;   /* device, [num_layers, 2, num_kv_heads, 2 (clips, NaN)] */
+    float *layer_scales;  /* device, the cache's */
     float *scales;        /* device, [num_layers, 2, max_seqs, num_kv_heads] */
     group_tables *tables; /* [num_groups] */
     kv8_append_kernels kernels[NUM_SOURCES];
@@ -304,6 +305,10 @@ static kv8_status page_table(kv8_store *store, int32_t layer, const kv8_seq *seq
     int32_t *const indptr = host, *const fixed = own->tables[group].indptr;
     KV8_TRY(kv8_pages_table(cache->pages, group, seqs, num_seqs, indptr, indptr + indices_at,
                             (int64_t)num_entries, indptr + last_at));
+    for (int32_t b = num_seqs; b < cache->shape.max_seqs; b++) {
+        indptr[b + 1] = indptr[num_seqs];
+        indptr[last_at + (size_t)b] = 0;
+    }
     KV8_TRY(kv8_stream_copy(own->stream, fixed, host, piece.bytes));
     *pages_out = (kv8_page_table)KV8_PAGE_TABLE_INIT;
     pages_out->page_indptr = fixed;
@@ -333,6 +338,16 @@ static kv8_status scales(kv8_store *store, int32_t layer, const kv8_seq *seqs, i
     return kv8_stream_copy(own->stream, fixed + each, k + used, used * sizeof(float));
 }
 
+static kv8_cache_device_layer device_layer(kv8_store *store, int32_t layer) {
+    const device_store *const own = on_device(store);
+    const kv8_cache *const cache = own->cache;
+    return (kv8_cache_device_layer){
+        .k_scale = own->layer_scales + kv8_head_index(cache, KV8_K, layer, 0),
+        .v_scale = own->layer_scales + kv8_head_index(cache, KV8_V, layer, 0),
+        .counters = counters_of(own, layer, KV8_K),
+    };
+}
+
 /* --- create --- */
 
 static void destroy(kv8_store *store) {
@@ -346,6 +361,7 @@ static void destroy(kv8_store *store) {
         kv8_device_free(own->device, own->tables[g].indptr);
     kv8_release(cache->allocator, own->tables, (size_t)cache->num_groups, sizeof(group_tables));
     kv8_device_free(own->device, own->scales);
+    kv8_device_free(own->device, own->layer_scales);
     kv8_device_free(own->device, own->counters);
     kv8_device_free(own->device, own->staging_device);
     kv8_device_free_host(own->device, own->staging_host);
@@ -378,7 +394,10 @@ static kv8_status create_tables(device_store *store) {
     }
     KV8_TRY(alloc_zeroed(store, 2 * (size_t)cache->shape.num_layers, scales_bytes(cache), &memory));
     store->scales = memory;
-    return KV8_OK;
+    const size_t bytes = kv8_num_scales(cache) * sizeof(float);
+    KV8_TRY(kv8_device_alloc(store->device, bytes, &memory));
+    store->layer_scales = memory;
+    return kv8_stream_copy(store->stream, store->layer_scales, cache->layer_scales, bytes);
 }
 
 static kv8_status create_staging(device_store *store) {
@@ -402,6 +421,7 @@ static const kv8_store_ops device_ops = {
     .reset_counters = reset_counters,
     .page_table = page_table,
     .scales = scales,
+    .device_layer = device_layer,
 };
 
 kv8_status kv8_device_store_create(kv8_store **out, kv8_cache *cache, const void *where) {

@@ -6,9 +6,7 @@
 #ifndef KV8_STORE_H
 #define KV8_STORE_H
 
-#include "base_impl.h"
-
-#include <kv8/cache.h>
+#include "cache_impl.h"
 
 typedef struct kv8_store kv8_store;
 
@@ -32,6 +30,8 @@ typedef struct kv8_store_ops {
                              kv8_page_table *pages_out);
     kv8_status (*scales)(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
                          const float **k_scale_out, const float **v_scale_out);
+    /* kv8_cache_get_device_layer; NULL in a store of the host. */
+    kv8_cache_device_layer (*device_layer)(kv8_store *store, int32_t layer);
 } kv8_store_ops;
 
 struct kv8_store {

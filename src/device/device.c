@@ -146,6 +146,18 @@ void kv8_device_free(kv8_device *device, void *ptr) {
     kv8_device_leave(device);
 }
 
+kv8_status kv8_device_available(kv8_device *device, uint64_t *bytes_out) {
+    KV8_REQUIRE(device, bytes_out);
+    const kv8_driver *const cu = device->driver;
+    size_t left = 0, total = 0;
+    KV8_TRY(kv8_device_enter(device));
+    const kv8_status status = kv8_driver_check(cu, cu->cuMemGetInfo_v2(&left, &total),
+                                               "free memory of GPU %d", device->info.device_idx);
+    kv8_device_leave(device);
+    if (status == KV8_OK) *bytes_out = left;
+    return status;
+}
+
 size_t kv8_device_bytes_from(kv8_device *device, const void *ptr) {
     const cu_address at = (cu_address)(uintptr_t)ptr;
     cu_address begin = 0;

@@ -87,6 +87,7 @@ typedef struct cu_launch_config {
     X(cuCtxPopCurrent_v2, (cu_context *))                                             \
     X(cuMemAlloc_v2, (cu_address *, size_t))                                          \
     X(cuMemFree_v2, (cu_address))                                                     \
+    X(cuMemGetInfo_v2, (size_t *, size_t *))                                          \
     X(cuMemGetAddressRange_v2, (cu_address *, size_t *, cu_address))                  \
     X(cuMemHostAlloc, (void **, size_t, unsigned))                                    \
     X(cuMemFreeHost, (void *))                                                        \

@@ -77,6 +77,7 @@ KV8_SHARED kv8_status kv8_pages_seq_fork(kv8_pages *pages, kv8_seq parent, kv8_s
 KV8_SHARED kv8_status kv8_pages_seq_destroy(kv8_pages *pages, kv8_seq seq);
 /* A private sequence is never published, nor are its forks: its pages mean something else. */
 void kv8_pages_seq_set_private(kv8_pages *pages, int32_t idx, bool is_private);
+bool kv8_pages_is_private(const kv8_pages *pages, int32_t idx);
 /* Where copy_page fails, no token is added and every page still holds what it held. */
 KV8_SHARED kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
                                        const int32_t *token_ids);

@@ -123,6 +123,10 @@ void kv8_pages_seq_set_private(kv8_pages *pages, int32_t idx, bool is_private) {
     pages->sequences[idx].is_private = is_private;
 }
 
+bool kv8_pages_is_private(const kv8_pages *pages, int32_t idx) {
+    return pages->sequences[idx].is_private;
+}
+
 /* --- growing --- */
 
 /* What extend will do in one group; computed for every group before anything is changed. */

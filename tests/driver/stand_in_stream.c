@@ -71,6 +71,12 @@ cu_result cuMemFree_v2(cu_address at) {
     const cu_result result = release((uintptr_t)at, false);
     return result == CU_OK ? fault : result;
 }
+cu_result cuMemGetInfo_v2(size_t *left, size_t *total) {
+    ENTER_CONTEXT(cuMemGetInfo_v2);
+    *total = stand_in_current_gpu()->memory_bytes;
+    *left = *total - stand_in_current()->used_bytes;
+    return CU_OK;
+}
 cu_result cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
     ENTER_CONTEXT(cuMemHostAlloc);
     if (stand_in_breaks_capture()) return CU_CAPTURE_UNSUPPORTED;

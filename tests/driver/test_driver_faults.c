@@ -184,6 +184,9 @@ static kv8_status open_all(scene *s) {
     KV8_TRY(kv8_event_create(&s->end, s->device));
     KV8_TRY(kv8_device_alloc(s->device, 64, &s->memory));
     KV8_TRY(kv8_device_alloc_host(s->device, 64, &s->host));
+    uint64_t available = 0;
+    KV8_TRY(kv8_device_available(s->device, &available));
+    assert_int_equal(available, kv8_device_get_info(s->device)->memory_bytes - 64);
     return kv8_kernel_get(&s->kernel, s->device, read_kernel, sizeof(kv8_read_ceiling_args), 1024);
 }
 

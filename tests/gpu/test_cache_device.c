@@ -3,6 +3,7 @@
  * steps of every kind; tables in device memory are the host's; and what is refused.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "cache_impl.h"
 #include "cache_testing.h"
 #include "gpu_testing.h"
 
@@ -125,6 +126,31 @@ static void compare_counters(const pair *p) {
     }
 }
 
+/* Requests from num_seqs to SEQS have no page. */
+static void check_padding(const pair *p, const kv8_page_table *table, int32_t num_seqs,
+                          int32_t num_entries) {
+    int32_t indptr[SEQS + 1], last[SEQS];
+    gpu_download(p->g, indptr, table->page_indptr, sizeof indptr);
+    gpu_download(p->g, last, table->last_page_len, sizeof last);
+    for (int32_t b = num_seqs; b < SEQS; b++) {
+        assert_int_equal(indptr[b + 1], num_entries);
+        assert_int_equal(last[b], 0);
+    }
+}
+
+/* A layer's own scales, as the host's cache has them. */
+static void check_layer_scales(const pair *p, int32_t layer) {
+    float k[HEADS], v[HEADS];
+    kv8_cache_layer host;
+    kv8_cache_device_layer device;
+    assert_ok(kv8_cache_get_layer(p->host, layer, &host));
+    assert_ok(kv8_cache_get_device_layer(p->device, layer, &device));
+    gpu_download(p->g, k, device.k_scale, sizeof k);
+    gpu_download(p->g, v, device.v_scale, sizeof v);
+    assert_memory_equal(k, host.k_scale, sizeof k);
+    assert_memory_equal(v, host.v_scale, sizeof v);
+}
+
 /* What attention on the GPU would read is what the host's calls give. */
 static void compare_device_tables(const pair *p, const kv8_seq *seqs, int32_t num_seqs) {
     int32_t indptr[SEQS + 1], last[SEQS], pages[SEQS * MAX_LEN];
@@ -141,6 +167,8 @@ static void compare_device_tables(const pair *p, const kv8_seq *seqs, int32_t nu
         const size_t n = (size_t)num_seqs, entries = (size_t)indptr[num_seqs];
         gpu_download(p->g, got_indptr, table.page_indptr, (n + 1) * sizeof(int32_t));
         assert_memory_equal(got_indptr, indptr, (n + 1) * sizeof(int32_t));
+        check_padding(p, &table, num_seqs, indptr[num_seqs]);
+        check_layer_scales(p, layer);
         if (num_seqs == 0) continue;
         gpu_download(p->g, got_last, table.last_page_len, n * sizeof(int32_t));
         assert_memory_equal(got_last, last, n * sizeof(int32_t));
@@ -425,6 +453,8 @@ static void wrong_inputs_are_refused(void **state) {
                    "host memory");
     assert_refused(kv8_cache_scales_device(cache, 0, seqs, 1, &k_scale, &v_scale), KV8_ERR_INVALID,
                    "host memory");
+    kv8_cache_device_layer layer;
+    assert_refused(kv8_cache_get_device_layer(cache, 0, &layer), KV8_ERR_INVALID, "host memory");
     kv8_cache_destroy(cache);
 }
 

@@ -53,6 +53,7 @@ static void names_are_those_of_the_header(void **state) {
     NAMED(cuCtxPopCurrent, "cuCtxPopCurrent_v2");
     NAMED(cuMemAlloc, "cuMemAlloc_v2");
     NAMED(cuMemFree, "cuMemFree_v2");
+    NAMED(cuMemGetInfo, "cuMemGetInfo_v2");
     NAMED(cuStreamDestroy, "cuStreamDestroy_v2");
     NAMED(cuStreamBeginCapture, "cuStreamBeginCapture_v2");
     NAMED(cuEventDestroy, "cuEventDestroy_v2");
