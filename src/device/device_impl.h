@@ -43,11 +43,11 @@ KV8_SHARED kv8_status kv8_kernel_get(kv8_kernel *kernel_out, kv8_device *device,
                                      size_t args_bytes, size_t dynamic_bytes);
 
 /* True when the library holds this kernel in code that this GPU runs: for plans, which choose. */
-KV8_SHARED bool kv8_kernel_exists(const kv8_device *device, const char *name);
+bool kv8_kernel_exists(const kv8_device *device, const char *name);
 
 /* Blocks of this size that one multiprocessor holds at once. */
-KV8_SHARED kv8_status kv8_kernel_max_blocks(const kv8_kernel *kernel, uint32_t num_threads,
-                                            size_t dynamic_bytes, int32_t *blocks_out);
+kv8_status kv8_kernel_max_blocks(const kv8_kernel *kernel, uint32_t num_threads,
+                                 size_t dynamic_bytes, int32_t *blocks_out);
 
 typedef struct kv8_launch {
     uint32_t grid[3], block[3]; /* 0 counts as 1 */
@@ -72,6 +72,6 @@ KV8_SHARED kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *st
 size_t kv8_device_bytes_from(kv8_device *device, const void *ptr);
 
 /* The device of a stream. */
-KV8_SHARED kv8_device *kv8_stream_device(const kv8_stream *stream);
+kv8_device *kv8_stream_device(const kv8_stream *stream);
 
 #endif

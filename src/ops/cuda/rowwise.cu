@@ -1,0 +1,118 @@
+// rowwise.cu - what a step does to each token's row between the products: embedding, RMSNorm, the
+// angles of rotary positions and the rotation of queries.
+//
+// Grid: one block a row, but the angles, which are one thread each. Block: 256 threads. Shared
+// memory: 32 bytes. Bytes: each input and output once. Bound by: the launch for few rows, memory
+// for many.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "codec.cuh"
+#include "ptx_sm80.cuh"
+#include "rowwise_args.h"
+
+namespace kv8 {
+
+constexpr int NUM_WARPS = KV8_ROWWISE_THREADS / 32;
+
+// The sum over the block, the same bits in every thread and every run.
+static __device__ __forceinline__ float block_sum(float x) {
+    __shared__ float part[NUM_WARPS];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < NUM_WARPS; i++) sum += part[i];
+    return sum;
+}
+
+template <uint32_t PACK(float, float)>
+static __device__ __forceinline__ void store8(void *row, int32_t at, const float x[8]) {
+    const uint4 word = {PACK(x[0], x[1]), PACK(x[2], x[3]), PACK(x[4], x[5]), PACK(x[6], x[7])};
+    *reinterpret_cast<uint4 *>(static_cast<uint16_t *>(row) + at) = word;
+}
+
+// y = the pair's rotation by (cosine, sine), as kv8_rope_rotate rounds it.
+template <typename SOURCE>
+static __device__ __forceinline__ void rotate_heads(const kv8_rope_args &a) {
+    const int64_t row = blockIdx.x;
+    const float *const cosines = a.cos_sin + row * 2 * a.half_dim;
+    const SOURCE *const x = static_cast<const SOURCE *>(a.x) + row * a.x_stride_row;
+    uint16_t *const y = static_cast<uint16_t *>(a.y) + row * a.y_stride_row;
+    for (int32_t i = threadIdx.x; i < a.num_heads * a.half_dim; i += blockDim.x) {
+        const int32_t head = i / a.half_dim, pair = i - head * a.half_dim;
+        const int32_t at = head * 2 * a.half_dim + pair;
+        const float cosine = cosines[pair], sine = cosines[a.half_dim + pair];
+        const float first = widen(x[at]), second = widen(x[at + a.half_dim]);
+        const uint32_t both =
+            pack_bf16(__fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine)),
+                      __fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine)));
+        y[at] = static_cast<uint16_t>(both);
+        y[at + a.half_dim] = static_cast<uint16_t>(both >> 16);
+    }
+}
+
+}  // namespace kv8
+
+extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
+    kv8_embed_bf16__sm80(const __grid_constant__ kv8_embed_args a) {
+    const auto *const from =
+        static_cast<const kv8_bf16 *>(a.table) + int64_t{a.ids[blockIdx.x]} * a.hidden;
+    float *const to = a.residual + int64_t{blockIdx.x} * a.hidden;
+    for (int32_t at = 8 * threadIdx.x; at < a.hidden; at += 8 * KV8_ROWWISE_THREADS) {
+        float x[8];
+        kv8::widen8(kv8::load8(from + at), x);
+        *reinterpret_cast<float4 *>(to + at) = {x[0], x[1], x[2], x[3]};
+        *reinterpret_cast<float4 *>(to + at + 4) = {x[4], x[5], x[6], x[7]};
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
+    kv8_rmsnorm_f32__sm80(const __grid_constant__ kv8_rmsnorm_args a) {
+    const int64_t row = a.row_ids == nullptr ? blockIdx.x : a.row_ids[blockIdx.x];
+    const float *const from = a.x + row * a.hidden;
+    const auto *const gains = static_cast<const kv8_bf16 *>(a.gain);
+    const int64_t to = int64_t{blockIdx.x} * a.hidden;
+    float squares = 0;
+    for (int32_t at = 8 * threadIdx.x; at < a.hidden; at += 8 * KV8_ROWWISE_THREADS) {
+        float x[8];
+        kv8::widen8(kv8::load8(from + at), x);
+#pragma unroll
+        for (int i = 0; i < 8; i++) squares += x[i] * x[i];
+    }
+    const float mean = kv8::block_sum(squares) / static_cast<float>(a.hidden);
+    const float scale = 1.0f / sqrtf(mean + a.eps);
+    for (int32_t at = 8 * threadIdx.x; at < a.hidden; at += 8 * KV8_ROWWISE_THREADS) {
+        float x[8], gain[8];
+        kv8::widen8(kv8::load8(from + at), x);
+        kv8::widen8(kv8::load8(gains + at), gain);
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] *= scale * gain[i];
+        if (a.bf16_out != nullptr) kv8::store8<kv8::pack_bf16>(a.bf16_out, to + at, x);
+        if (a.f16_out != nullptr) kv8::store8<kv8::pack_f16>(a.f16_out, to + at, x);
+    }
+}
+
+// As kv8_rope_angles: the angle is an f32 product, its cosine and sine are exact.
+extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
+    kv8_rope_angles__sm80(const __grid_constant__ kv8_rope_angles_args a) {
+    const int64_t i = int64_t{blockIdx.x} * KV8_ROWWISE_THREADS + threadIdx.x;
+    if (i >= int64_t{a.n} * a.half_dim) return;
+    const int64_t row = i / a.half_dim, pair = i % a.half_dim;
+    const float angle = __fmul_rn(static_cast<float>(a.positions[row]), a.inv_freq[pair]);
+    double sine, cosine;
+    sincos(static_cast<double>(angle), &sine, &cosine);
+    float *const to = a.cos_sin + row * 2 * a.half_dim + pair;
+    to[0] = static_cast<float>(cosine) * a.factor;
+    to[a.half_dim] = static_cast<float>(sine) * a.factor;
+}
+
+extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
+    kv8_rope_bf16__sm80(const __grid_constant__ kv8_rope_args a) {
+    kv8::rotate_heads<kv8_bf16>(a);
+}
+extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
+    kv8_rope_f32__sm80(const __grid_constant__ kv8_rope_args a) {
+    kv8::rotate_heads<float>(a);
+}

@@ -1,0 +1,60 @@
+/* rowwise_args.h - the arguments of the kernels in rowwise.cu and argmax.cu, for C and CUDA.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_ROWWISE_ARGS_H
+#define KV8_ROWWISE_ARGS_H
+
+#include <stdint.h>
+
+enum {
+    KV8_ROWWISE_THREADS = 256,
+    KV8_ARGMAX_THREADS = 512,
+    KV8_ARGMAX_SPLITS = 32, /* blocks a row */
+    KV8_ARGMAX_ROWS = 1024  /* of a launch, at most */
+};
+
+typedef struct kv8_embed_args {
+    const void *table;  /* bf16 [.., hidden], aligned to 16 */
+    const int32_t *ids; /* [n] */
+    float *residual;    /* [n, hidden] */
+    int32_t hidden;     /* a multiple of 8 */
+    int32_t padding;
+} kv8_embed_args;
+
+typedef struct kv8_rmsnorm_args {
+    const float *x;         /* [.., hidden] */
+    const void *gain;       /* bf16 [hidden] */
+    const int32_t *row_ids; /* [n]: row i of the results is row row_ids[i] of x; NULL = i */
+    void *bf16_out;         /* [n, hidden], NULL = not wanted */
+    void *f16_out;
+    int32_t hidden; /* a multiple of 8 */
+    float eps;
+} kv8_rmsnorm_args;
+
+typedef struct kv8_rope_angles_args {
+    const int32_t *positions; /* [n] */
+    const float *inv_freq;    /* [head_dim / 2] */
+    float *cos_sin;           /* [n, head_dim] */
+    float factor;
+    int32_t n, half_dim;
+    int32_t padding;
+} kv8_rope_angles_args;
+
+typedef struct kv8_rope_args {
+    const float *cos_sin; /* [n, head_dim] */
+    const void *x; /* bf16 or f32 [n, num_heads, head_dim], rows x_stride_row elements apart */
+    void *y;       /* bf16 */
+    int64_t x_stride_row, y_stride_row;
+    int32_t num_heads, half_dim;
+} kv8_rope_args;
+
+typedef struct kv8_argmax_args {
+    const float *logits; /* [n, vocab_size] */
+    uint64_t *partial;   /* [n, KV8_ARGMAX_SPLITS] */
+    uint32_t *arrived;   /* [n], 0 before and after */
+    int32_t *ids_out;    /* [n] */
+    int32_t vocab_size;
+    int32_t padding;
+} kv8_argmax_args;
+
+#endif

@@ -1,0 +1,77 @@
+/* device_ops.h - what ops shows the rooms above for the GPU: the dense products of a step and what
+ * happens to each token's row between them. Weights bf16, activations bf16 or f16, the residual
+ * stream f32; every sum is f32, in an order that depends on the shapes alone, so that a result does
+ * not change from run to run. The experts are device_experts.h.
+ *
+ * Pointers are device memory but for those that the host reads, aligned to 16 bytes; rows follow
+ * one another without a gap where no stride is given. Nothing here allocates after create, waits or
+ * reads back: every call launches, and may be captured. n is the number of rows that the launch
+ * covers, at most KV8_DEVICE_MAX_ROWS; rows of a padded launch are computed from whatever lies
+ * there, and 0 rows launch nothing.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_DEVICE_OPS_H
+#define KV8_DEVICE_OPS_H
+
+#include <kv8/formats.h>
+
+#include "device_impl.h"
+
+enum {
+    KV8_DEVICE_MAX_ROWS = 1 << 20,
+    KV8_DEVICE_COLS_MULTIPLE = 8 /* of hidden and of a product's columns: 16 bytes of bf16 */
+};
+
+/* The kernels on one device, and their workspace: one stream at a time. */
+typedef struct kv8_device_ops kv8_device_ops;
+/* *out is NULL on failure; KV8_ERR_UNSUPPORTED in a build without the kernels. */
+kv8_status kv8_device_ops_create(kv8_device_ops **out, kv8_device *device);
+/* After the stream's work is done. NULL is fine. */
+void kv8_device_ops_destroy(kv8_device_ops *ops);
+
+/* --- dense products --- */
+
+typedef struct kv8_device_linear {
+    const void *w;      /* bf16 [rows, cols] */
+    const void *bias;   /* bf16 [rows], NULL = none */
+    int32_t rows, cols; /* cols a multiple of KV8_DEVICE_COLS_MULTIPLE */
+} kv8_device_linear;
+
+/* y[n, rows] = x[n, cols] w^T + bias, y_dtype KV8_BF16 or KV8_F32; accumulate: y, f32, += that. */
+kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
+                                 const kv8_device_linear *w, const void *x, int32_t n, void *y,
+                                 kv8_dtype y_dtype, bool accumulate);
+
+/* --- rows --- */
+
+/* residual[n, hidden] = rows ids[n] of table, bf16 [.., hidden]. */
+kv8_status kv8_device_embed(const kv8_device_ops *ops, kv8_stream *stream, const void *table,
+                            const int32_t *ids, int32_t n, int32_t hidden, float *residual);
+
+/* Row i of the results [n, hidden]: x_i * rsqrt(mean(x_i^2) + eps) * gain, x_i being row row_ids[i]
+ * of x (row_ids NULL: row i), gain bf16; rounded to bf16, f16 or both (NULL: not wanted). */
+kv8_status kv8_device_rmsnorm(const kv8_device_ops *ops, kv8_stream *stream, const float *x,
+                              const void *gain, float eps, int32_t n, int32_t hidden,
+                              const int32_t *row_ids, void *bf16_out, void *f16_out);
+
+/* cos_sin[n, head_dim] of positions[n], as kv8_rope_angles: inv_freq [head_dim/2] (device memory)
+ * and factor are kv8_rope_inv_freq's. */
+kv8_status kv8_device_rope_angles(const kv8_device_ops *ops, kv8_stream *stream,
+                                  const int32_t *positions, int32_t n, const float *inv_freq,
+                                  float factor, int32_t head_dim, float *cos_sin);
+
+/* Heads of half-split pairs: x [n, num_heads, head_dim] of x_dtype (KV8_BF16 or KV8_F32), rows
+ * x_stride_row elements apart, rotated and rounded to bf16 into y, rows y_stride_row apart. y may
+ * be x where both are bf16. */
+kv8_status kv8_device_rope(const kv8_device_ops *ops, kv8_stream *stream, const float *cos_sin,
+                           int32_t n, int32_t num_heads, int32_t head_dim, const void *x,
+                           kv8_dtype x_dtype, int64_t x_stride_row, void *y, int64_t y_stride_row);
+
+/* --- sampling --- */
+
+/* ids_out[n]: the id of the largest of logits [n, vocab_size], the lowest of equals; -1 where a
+ * logit is not finite. */
+kv8_status kv8_device_argmax(const kv8_device_ops *ops, kv8_stream *stream, const float *logits,
+                             int32_t n, int32_t vocab_size, int32_t *ids_out);
+
+#endif

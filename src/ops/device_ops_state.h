@@ -1,0 +1,35 @@
+/* device_ops_state.h - the kernels of ops on one device, as its files share them. Private to the
+ * room.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_DEVICE_OPS_STATE_H
+#define KV8_DEVICE_OPS_STATE_H
+
+#include "device_impl.h"
+#include "linear_args.h"
+
+/* Shapes of cuda/linear_kernels.inc. */
+enum {
+#define KV8_LINEAR_TILE(name, ...) LINEAR_##name,
+#include "linear_kernels.inc"
+    KV8_NUM_LINEAR_TILES
+};
+
+typedef struct kv8_linear_kernels {
+    kv8_kernel n8, n16;
+    kv8_kernel tiles[KV8_NUM_LINEAR_TILES];
+} kv8_linear_kernels;
+kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *device);
+
+struct kv8_device_ops {
+    kv8_device *device;
+    kv8_kernel embed, rmsnorm, rope_angles, rope_bf16, rope_f32, argmax;
+    kv8_linear_kernels linear;
+    void *argmax_partial, *argmax_arrived;
+};
+
+/* Refuses a number of rows or columns that no kernel takes. */
+kv8_status kv8_device_check_rows(const char *what, int32_t n, const char *cols_name, int32_t cols,
+                                 int32_t multiple);
+
+#endif
