@@ -76,12 +76,17 @@ typedef struct kv8_observe_args {
     size_t struct_size;
     int64_t num_rows;
     kv8_dtype src_dtype; /* F32, BF16 or F16 */
-    const void *k;       /* rotated; NULL = not in this call, as v and q */
+    const void *k;       /* NULL = not in this call, as v and q */
     int64_t k_stride_row, k_stride_head;
     const void *v;
     int64_t v_stride_row, v_stride_head;
     const void *q; /* rotated; refused by an observer without Q */
     int64_t q_stride_row, q_stride_head;
+    /* [num_rows, k_head_dim] by kv8_rope_angles: k is rotated first, as kv8_cache_append does;
+     * NULL = k comes rotated. */
+    const float *cos_sin;
+    const int32_t *rows_in_use; /* one: only the first so many of num_rows; NULL = all */
+    int32_t interleaved; /* cos_sin rotates pairs (2i, 2i + 1), not (i, i + k_head_dim / 2) */
 } kv8_observe_args;
 #define KV8_OBSERVE_ARGS_INIT KV8_SIZED(kv8_observe_args)
 

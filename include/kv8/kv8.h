@@ -10,6 +10,7 @@
 #include <kv8/attention_device.h>
 #include <kv8/cache.h>
 #include <kv8/calibrate.h>
+#include <kv8/calibrate_device.h>
 #include <kv8/device.h>
 #include <kv8/formats.h>
 #include <kv8/machine.h>

@@ -9,42 +9,17 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 
-#include "base_impl.h"
-
-#include <kv8/calibrate.h>
+#include "observer.h"
+#include "rope_impl.h"
 
 enum {
-    MAX_HEAD_DIM = 576, /* as a cache has it */
     /* Rows of one call below this are counted sooner by one thread than others wake. */
-    MIN_PARALLEL_ROWS = 32,
-    SUM_ZEROS = KV8_OBSERVE_BINS,
-    SUM_NANS,
-    SUM_INFS,
-    SUM_ROWS,
-    NUM_FIXED_SUMS
+    MIN_PARALLEL_ROWS = 32
 };
 static const uint32_t abs_mask = 0x7fffffff, inf_bits = 0x7f800000;
-/* A bin is an f32's exponent and first three mantissa bits. */
-enum { BIN_SHIFT = 20, FIRST_BIN = (KV8_OBSERVE_MIN_EXPONENT + 127) * KV8_OBSERVE_BINS_PER_OCTAVE };
-
-/* K, V or Q of all layers. */
-typedef struct observed {
-    int32_t num_heads, head_dim;
-    int32_t first, num; /* the heads that are counted */
-    size_t sums_at, maxima_at;
-} observed;
-
-struct kv8_observer {
-    kv8_observer_options options;
-    observed tensors[KV8_OBSERVED_COUNT];
-    uint64_t *sums;
-    float *maxima;
-    size_t num_sums, num_maxima;
-    bool on;
-};
 
 float kv8_observe_bin_edge(int32_t bin) {
-    const uint32_t bits = (uint32_t)(bin + FIRST_BIN) << BIN_SHIFT;
+    const uint32_t bits = (uint32_t)(bin + KV8_OBSERVE_FIRST_BIN) << KV8_OBSERVE_BIN_SHIFT;
     float edge;
     memcpy(&edge, &bits, sizeof edge);
     return edge;
@@ -52,22 +27,20 @@ float kv8_observe_bin_edge(int32_t bin) {
 
 /* --- cells --- */
 
-static size_t sums_per_head(const observed *t) {
-    return NUM_FIXED_SUMS + (size_t)t->head_dim;
+static size_t sums_per_head(const kv8_observed *t) {
+    return KV8_NUM_FIXED_SUMS + (size_t)t->head_dim;
 }
 
-static size_t cell_idx(const observed *t, int32_t layer, int32_t head) {
+static size_t cell_idx(const kv8_observed *t, int32_t layer, int32_t head) {
     return (size_t)layer * (size_t)t->num_heads + (size_t)head;
 }
 
-static uint64_t *cell_sums(const kv8_observer *observer, const observed *t, int32_t layer,
-                           int32_t head) {
-    return observer->sums + t->sums_at + cell_idx(t, layer, head) * sums_per_head(t);
+size_t kv8_observer_sums_at(const kv8_observed *t, int32_t layer, int32_t head) {
+    return t->sums_at + cell_idx(t, layer, head) * sums_per_head(t);
 }
 
-static float *cell_maxima(const kv8_observer *observer, const observed *t, int32_t layer,
-                          int32_t head) {
-    return observer->maxima + t->maxima_at + cell_idx(t, layer, head) * (size_t)t->head_dim;
+size_t kv8_observer_maxima_at(const kv8_observed *t, int32_t layer, int32_t head) {
+    return t->maxima_at + cell_idx(t, layer, head) * (size_t)t->head_dim;
 }
 
 /* --- create --- */
@@ -79,8 +52,8 @@ static kv8_status check_options(const kv8_observer_options *options) {
     } checks[] = {{"num_layers", options->num_layers, 1, 1 << 16},
                   {"num_kv_heads", options->num_kv_heads, 1, 1 << 16},
                   {"num_qo_heads", options->num_qo_heads, 0, 1 << 16},
-                  {"k_head_dim", options->k_head_dim, 1, MAX_HEAD_DIM},
-                  {"v_head_dim", options->v_head_dim, 0, MAX_HEAD_DIM},
+                  {"k_head_dim", options->k_head_dim, 1, KV8_OBSERVE_MAX_HEAD_DIM},
+                  {"v_head_dim", options->v_head_dim, 0, KV8_OBSERVE_MAX_HEAD_DIM},
                   {"num_ranks", options->num_ranks, 0, 1 << 16}};
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
         if (checks[i].value < checks[i].low || checks[i].value > checks[i].high)
@@ -94,12 +67,12 @@ static kv8_status check_options(const kv8_observer_options *options) {
 static kv8_status place(kv8_observer *observer, kv8_observed_tensor tensor, int32_t num_heads,
                         int32_t head_dim) {
     const kv8_observer_options *const options = &observer->options;
-    observed *const t = &observer->tensors[tensor];
-    *t = (observed){.num_heads = num_heads,
-                    .head_dim = head_dim,
-                    .num = num_heads,
-                    .sums_at = observer->num_sums,
-                    .maxima_at = observer->num_maxima};
+    kv8_observed *const t = &observer->tensors[tensor];
+    *t = (kv8_observed){.num_heads = num_heads,
+                        .head_dim = head_dim,
+                        .num = num_heads,
+                        .sums_at = observer->num_sums,
+                        .maxima_at = observer->num_maxima};
     if (num_heads > 0 && options->num_ranks > 0) {
         kv8_rank_heads own;
         KV8_TRY(kv8_rank_heads_get(num_heads, options->num_ranks, options->rank, &own));
@@ -170,8 +143,8 @@ static void count_nonfinite(const float *row, int32_t head_dim, uint64_t *sums) 
         memcpy(&bits, &row[d], sizeof bits);
         bits &= abs_mask;
         if (bits < inf_bits) continue;
-        sums[bits == inf_bits ? SUM_INFS : SUM_NANS]++;
-        sums[NUM_FIXED_SUMS + d]++;
+        sums[bits == inf_bits ? KV8_SUM_INFS : KV8_SUM_NANS]++;
+        sums[KV8_NUM_FIXED_SUMS + d]++;
     }
 }
 
@@ -189,47 +162,49 @@ static void count_row(const float *row, int32_t head_dim, uint64_t *sums, float 
         const uint32_t value = finite ? bits : 0;
         most = value > most ? value : most;
         memcpy(&maxima[d], &most, sizeof most);
-        int32_t bin = (int32_t)(bits >> BIN_SHIFT) - FIRST_BIN;
+        int32_t bin = (int32_t)(bits >> KV8_OBSERVE_BIN_SHIFT) - KV8_OBSERVE_FIRST_BIN;
         bin = bin < 0 ? 0 : bin;
         bin = bin < KV8_OBSERVE_BINS ? bin : KV8_OBSERVE_BINS - 1;
         sums[bin]++;
     }
     /* The loop above put these into the outermost bins. */
     sums[0] -= zeros;
-    sums[SUM_ZEROS] += zeros;
+    sums[KV8_SUM_ZEROS] += zeros;
     sums[KV8_OBSERVE_BINS - 1] -= nonfinite;
     if (nonfinite > 0) count_nonfinite(row, head_dim, sums);
-    sums[SUM_ROWS]++;
+    sums[KV8_SUM_ROWS]++;
 }
-
-/* One tensor of a call. */
-typedef struct source {
-    const uint8_t *data;
-    int64_t stride_row, stride_head;
-} source;
 
 typedef struct add_job {
     kv8_observer *observer;
     int32_t layer;
     int64_t num_rows;
     kv8_dtype dtype;
-    source sources[KV8_OBSERVED_COUNT];
+    const float *cos_sin; /* NULL = K comes rotated */
+    bool interleaved;
+    kv8_observe_source sources[KV8_OBSERVED_COUNT];
 } add_job;
 
 static void add_head(const add_job *job, kv8_observed_tensor tensor, int32_t head) {
-    const observed *const t = &job->observer->tensors[tensor];
-    const source *const from = &job->sources[tensor];
+    kv8_observer *const observer = job->observer;
+    const kv8_observed *const t = &observer->tensors[tensor];
+    const kv8_observe_source *const from = &job->sources[tensor];
     const int64_t size = (int64_t)kv8_dtype_size(job->dtype);
-    uint64_t *const sums = cell_sums(job->observer, t, job->layer, head);
-    float *const maxima = cell_maxima(job->observer, t, job->layer, head);
-    float widened[MAX_HEAD_DIM];
+    const bool rotates = tensor == KV8_OBSERVED_K && job->cos_sin != NULL;
+    uint64_t *const sums = observer->sums + kv8_observer_sums_at(t, job->layer, head);
+    float *const maxima = observer->maxima + kv8_observer_maxima_at(t, job->layer, head);
+    float widened[KV8_OBSERVE_MAX_HEAD_DIM];
     for (int64_t row = 0; row < job->num_rows; row++) {
-        const void *const at =
-            from->data + (row * from->stride_row + head * from->stride_head) * size;
-        if (job->dtype != KV8_F32)
-            KV8_MUST(kv8_widen(job->observer->options.isa, job->dtype, at, (size_t)t->head_dim,
-                               widened));
-        count_row(job->dtype == KV8_F32 ? (const float *)at : widened, t->head_dim, sums, maxima);
+        const void *const at = (const uint8_t *)from->data +
+                               (row * from->stride_row + head * from->stride_head) * size;
+        const bool as_it_lies = job->dtype == KV8_F32 && !rotates;
+        if (!as_it_lies)
+            KV8_MUST(
+                kv8_widen(observer->options.isa, job->dtype, at, (size_t)t->head_dim, widened));
+        if (rotates)
+            kv8_rope_rotate(job->cos_sin + row * t->head_dim, t->head_dim / 2, job->interleaved,
+                            widened);
+        count_row(as_it_lies ? (const float *)at : widened, t->head_dim, sums, maxima);
     }
 }
 
@@ -238,7 +213,7 @@ static void add_task(void *cookie, size_t index, int32_t thread_idx) {
     (void)thread_idx;
     const add_job *const job = cookie;
     for (int tensor = 0; tensor < KV8_OBSERVED_COUNT; tensor++) {
-        const observed *const t = &job->observer->tensors[tensor];
+        const kv8_observed *const t = &job->observer->tensors[tensor];
         if (job->sources[tensor].data == NULL) continue;
         if (index < (size_t)t->num) {
             add_head(job, (kv8_observed_tensor)tensor, t->first + (int32_t)index);
@@ -248,49 +223,59 @@ static void add_task(void *cookie, size_t index, int32_t thread_idx) {
     }
 }
 
-static kv8_status check_add(const kv8_observer *observer, int32_t layer,
-                            const kv8_observe_args *args) {
-    if (layer < 0 || layer >= observer->options.num_layers)
+kv8_status kv8_observer_check_add(const kv8_observer *observer, int32_t layer,
+                                  const kv8_observe_args *args,
+                                  kv8_observe_source sources_out[KV8_OBSERVED_COUNT]) {
+    const kv8_observer_options *const options = &observer->options;
+    if (layer < 0 || layer >= options->num_layers)
         return kv8_fail(KV8_ERR_INVALID, "observer: layer %d, must be 0 to %d", layer,
-                        observer->options.num_layers - 1);
+                        options->num_layers - 1);
     if (args->num_rows < 0)
         return kv8_fail(KV8_ERR_INVALID, "observer: num_rows is %lld, must be >= 0",
                         (long long)args->num_rows);
     if (args->src_dtype != KV8_F32 && args->src_dtype != KV8_BF16 && args->src_dtype != KV8_F16)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "observer: src_dtype is %s, must be f32, bf16 or f16",
                         kv8_dtype_name(args->src_dtype));
-    if (args->q != NULL && observer->options.num_qo_heads == 0)
+    if (args->q != NULL && options->num_qo_heads == 0)
         return kv8_fail(KV8_ERR_INVALID, "observer: q is given, num_qo_heads is 0");
+    if (args->cos_sin != NULL && options->k_head_dim % 2 != 0)
+        return kv8_fail(KV8_ERR_INVALID, "observer: cos_sin is given, k_head_dim %d is odd",
+                        options->k_head_dim);
+    sources_out[KV8_OBSERVED_K] =
+        (kv8_observe_source){args->k, args->k_stride_row, args->k_stride_head};
+    sources_out[KV8_OBSERVED_V] =
+        (kv8_observe_source){args->v, args->v_stride_row, args->v_stride_head};
+    sources_out[KV8_OBSERVED_Q] =
+        (kv8_observe_source){args->q, args->q_stride_row, args->q_stride_head};
     return KV8_OK;
 }
 
 kv8_status kv8_observer_add(kv8_observer *observer, int32_t layer, const kv8_observe_args *args) {
     KV8_REQUIRE(observer, args);
     KV8_TAKE_STRUCT(kv8_observe_args, args);
-    KV8_TRY(check_add(observer, layer, args));
-    if (!observer->on || args->num_rows == 0) return KV8_OK;
     add_job job = {.observer = observer,
                    .layer = layer,
                    .num_rows = args->num_rows,
                    .dtype = args->src_dtype,
-                   .sources = {{args->k, args->k_stride_row, args->k_stride_head},
-                               {args->v, args->v_stride_row, args->v_stride_head},
-                               {args->q, args->q_stride_row, args->q_stride_head}}};
+                   .cos_sin = args->cos_sin,
+                   .interleaved = args->interleaved != 0};
+    KV8_TRY(kv8_observer_check_add(observer, layer, args, job.sources));
+    if (args->rows_in_use != NULL) job.num_rows = kv8_min_i64(job.num_rows, *args->rows_in_use);
+    if (!observer->on || job.num_rows <= 0) return KV8_OK;
     size_t num_tasks = 0;
     for (int tensor = 0; tensor < KV8_OBSERVED_COUNT; tensor++) {
         if (job.sources[tensor].data != NULL) num_tasks += (size_t)observer->tensors[tensor].num;
     }
     if (num_tasks == 0) return KV8_OK; /* a rank without a head of its own */
     kv8_threads *const threads =
-        args->num_rows < MIN_PARALLEL_ROWS ? NULL : observer->options.threads;
+        job.num_rows < MIN_PARALLEL_ROWS ? NULL : observer->options.threads;
     kv8_threads_run(threads, num_tasks, add_task, &job);
     return KV8_OK;
 }
 
 /* --- all of it --- */
 
-kv8_status kv8_observer_merge(kv8_observer *observer, const kv8_observer *from) {
-    KV8_REQUIRE(observer, from);
+kv8_status kv8_observer_check_merge(const kv8_observer *observer, const kv8_observer *from) {
     const kv8_observer_options *const a = &observer->options, *const b = &from->options;
     const struct {
         const char *what;
@@ -305,6 +290,12 @@ kv8_status kv8_observer_merge(kv8_observer *observer, const kv8_observer *from) 
             return kv8_fail(KV8_ERR_INVALID, "merge of observers with %s %d and %d", checks[i].what,
                             checks[i].has, checks[i].other);
     }
+    return KV8_OK;
+}
+
+kv8_status kv8_observer_merge(kv8_observer *observer, const kv8_observer *from) {
+    KV8_REQUIRE(observer, from);
+    KV8_TRY(kv8_observer_check_merge(observer, from));
     for (size_t i = 0; i < observer->num_sums; i++) observer->sums[i] += from->sums[i];
     for (size_t i = 0; i < observer->num_maxima; i++) {
         if (from->maxima[i] > observer->maxima[i]) observer->maxima[i] = from->maxima[i];
@@ -334,21 +325,21 @@ kv8_status kv8_observer_get(const kv8_observer *observer, kv8_observed_tensor te
     KV8_REQUIRE(observer, head_out);
     if (tensor < KV8_OBSERVED_K || tensor >= KV8_OBSERVED_COUNT)
         return kv8_fail(KV8_ERR_INVALID, "observer: tensor %d is none of K, V, Q", (int)tensor);
-    const observed *const t = &observer->tensors[tensor];
+    const kv8_observed *const t = &observer->tensors[tensor];
     if (layer < 0 || layer >= observer->options.num_layers || head < 0 || head >= t->num_heads)
         return kv8_fail(KV8_ERR_INVALID, "observer: layer %d, head %d, has %d of %d", layer, head,
                         observer->options.num_layers, t->num_heads);
-    const uint64_t *const sums = cell_sums(observer, t, layer, head);
-    const float *const maxima = cell_maxima(observer, t, layer, head);
+    const uint64_t *const sums = observer->sums + kv8_observer_sums_at(t, layer, head);
+    const float *const maxima = observer->maxima + kv8_observer_maxima_at(t, layer, head);
     kv8_observed_head seen = KV8_OBSERVED_HEAD_INIT;
-    seen.num_rows = sums[SUM_ROWS];
-    seen.num_values = sums[SUM_ROWS] * (uint64_t)t->head_dim;
-    seen.zeros = sums[SUM_ZEROS];
-    seen.nans = sums[SUM_NANS];
-    seen.infs = sums[SUM_INFS];
+    seen.num_rows = sums[KV8_SUM_ROWS];
+    seen.num_values = sums[KV8_SUM_ROWS] * (uint64_t)t->head_dim;
+    seen.zeros = sums[KV8_SUM_ZEROS];
+    seen.nans = sums[KV8_SUM_NANS];
+    seen.infs = sums[KV8_SUM_INFS];
     seen.head_dim = t->head_dim;
     seen.channel_absmax = maxima;
-    seen.channel_nonfinite = sums + NUM_FIXED_SUMS;
+    seen.channel_nonfinite = sums + KV8_NUM_FIXED_SUMS;
     seen.histogram = sums;
     for (int32_t d = 0; d < t->head_dim; d++) {
         if (maxima[d] > seen.absmax) seen.absmax = maxima[d];
