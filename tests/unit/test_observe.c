@@ -251,6 +251,52 @@ static void widens_short_floats(void **state) {
     free(r);
 }
 
+/* K that is rotated on the way counts as K that comes rotated, by the definition of rope.h; rows
+ * beyond those in use are left out. */
+static void rotates_k_and_leaves_padding_out(void **state) {
+    (void)state;
+    enum { HALF = K_DIM / 2, IN_USE = 90 };
+    rows *const r = make_rows(5);
+    static float cos_sin[ROWS][K_DIM];
+    test_rng rng = {6};
+    for (int32_t i = 0; i < ROWS * K_DIM; i++) cos_sin[0][i] = 2 * rng_unit(&rng) - 1;
+    for (int interleaved = 0; interleaved < 2; interleaved++) {
+        kv8_observer *const want = make(false, 0, 0, NULL), *const got = make(false, 0, 0, NULL);
+        kv8_observer_start(want);
+        kv8_observer_start(got);
+        const int32_t in_use = IN_USE;
+        kv8_observe_args args = KV8_OBSERVE_ARGS_INIT;
+        args.num_rows = ROWS;
+        args.src_dtype = KV8_F32;
+        args.k = r->k;
+        args.k_stride_row = KV_HEADS * K_DIM;
+        args.k_stride_head = K_DIM;
+        args.cos_sin = cos_sin[0];
+        args.interleaved = interleaved;
+        args.rows_in_use = &in_use;
+        assert_ok(kv8_observer_add(got, 0, &args));
+        static float rotated[IN_USE][KV_HEADS][K_DIM];
+        for (int32_t i = 0; i < IN_USE * KV_HEADS * HALF; i++) {
+            const int32_t row = i / (KV_HEADS * HALF), head = i / HALF % KV_HEADS, pair = i % HALF;
+            const int32_t first = interleaved ? 2 * pair : pair;
+            const int32_t second = interleaved ? 2 * pair + 1 : pair + HALF;
+            const float a = r->k[row][head][first], b = r->k[row][head][second];
+            const float cosine = cos_sin[row][pair], sine = cos_sin[row][HALF + pair];
+            rotated[row][head][first] = a * cosine - b * sine;
+            rotated[row][head][second] = b * cosine + a * sine;
+        }
+        args.num_rows = IN_USE;
+        args.k = rotated;
+        args.cos_sin = NULL;
+        args.rows_in_use = NULL;
+        assert_ok(kv8_observer_add(want, 0, &args));
+        assert_same(got, want);
+        kv8_observer_destroy(want);
+        kv8_observer_destroy(got);
+    }
+    free(r);
+}
+
 static void refuses_by_name(void **state) {
     (void)state;
     kv8_observer *const observer = make(false, 0, 0, NULL), *const with_q = make(true, 0, 0, NULL);
@@ -300,10 +346,15 @@ static void every_allocation_may_fail(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(counts_as_defined),        cmocka_unit_test(bin_edges_are_exact),
-        cmocka_unit_test(parts_merge_to_the_whole), cmocka_unit_test(ranks_merge_to_the_whole),
-        cmocka_unit_test(ranks_hold_their_heads),   cmocka_unit_test(widens_short_floats),
-        cmocka_unit_test(refuses_by_name),          cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(counts_as_defined),
+        cmocka_unit_test(bin_edges_are_exact),
+        cmocka_unit_test(parts_merge_to_the_whole),
+        cmocka_unit_test(ranks_merge_to_the_whole),
+        cmocka_unit_test(ranks_hold_their_heads),
+        cmocka_unit_test(widens_short_floats),
+        cmocka_unit_test(rotates_k_and_leaves_padding_out),
+        cmocka_unit_test(refuses_by_name),
+        cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
