@@ -257,9 +257,9 @@ static void rotates_k_and_leaves_padding_out(void **state) {
     (void)state;
     enum { HALF = K_DIM / 2, IN_USE = 90 };
     rows *const r = make_rows(5);
-    static float cos_sin[ROWS][K_DIM];
+    static float cos_sin[ROWS * K_DIM];
     test_rng rng = {6};
-    for (int32_t i = 0; i < ROWS * K_DIM; i++) cos_sin[0][i] = 2 * rng_unit(&rng) - 1;
+    for (int32_t i = 0; i < ROWS * K_DIM; i++) cos_sin[i] = 2 * rng_unit(&rng) - 1;
     for (int interleaved = 0; interleaved < 2; interleaved++) {
         kv8_observer *const want = make(false, 0, 0, NULL), *const got = make(false, 0, 0, NULL);
         kv8_observer_start(want);
@@ -271,7 +271,7 @@ static void rotates_k_and_leaves_padding_out(void **state) {
         args.k = r->k;
         args.k_stride_row = KV_HEADS * K_DIM;
         args.k_stride_head = K_DIM;
-        args.cos_sin = cos_sin[0];
+        args.cos_sin = cos_sin;
         args.interleaved = interleaved;
         args.rows_in_use = &in_use;
         assert_ok(kv8_observer_add(got, 0, &args));
@@ -281,9 +281,9 @@ static void rotates_k_and_leaves_padding_out(void **state) {
             const int32_t first = interleaved ? 2 * pair : pair;
             const int32_t second = interleaved ? 2 * pair + 1 : pair + HALF;
             const float a = r->k[row][head][first], b = r->k[row][head][second];
-            const float cosine = cos_sin[row][pair], sine = cos_sin[row][HALF + pair];
-            rotated[row][head][first] = a * cosine - b * sine;
-            rotated[row][head][second] = b * cosine + a * sine;
+            const float *const cosine = cos_sin + row * K_DIM + pair, *const sine = cosine + HALF;
+            rotated[row][head][first] = a * *cosine - b * *sine;
+            rotated[row][head][second] = b * *cosine + a * *sine;
         }
         args.num_rows = IN_USE;
         args.k = rotated;
