@@ -17,6 +17,14 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
 }
 
+// What a block keeps of a packed row in shared memory.
+struct RowRecord {
+    float factor;        // from S to log2 units
+    float top;           // the row's maximum as S has it; -INFINITY: no key seen yet
+    int32_t begin, end;  // keys that the row may see
+};
+static_assert(sizeof(RowRecord) == KV8_PREFILL_ROW_BYTES, "what the host asks for");
+
 struct ItemView {
     int32_t request, kv_head, row_begin, num_rows;  // num_rows: packed rows of the request left
     int32_t q_begin, qo_len, kv_len;

@@ -38,10 +38,11 @@ struct RowState {
         const int i = thread();
         return i / 32 * 16 + i % 32 / 4 + 8 * slot;  // of the warpgroup's 64
     }
-    // Of a row: factor, its maximum, first key, end of keys.
-    __device__ __forceinline__ uint32_t row_address(int row) const {
+    // Of a field of a row's record.
+    __device__ __forceinline__ uint32_t row_address(int row, uint32_t field = 0) const {
         return shared + SHAPE::ROWS_AT +
-               16 * (64 * (rows_slot * SHAPE::NUM_CONSUMERS + index) + row);
+               KV8_PREFILL_ROW_BYTES * (64 * (rows_slot * SHAPE::NUM_CONSUMERS + index) + row) +
+               field;
     }
 
     template <int N>
@@ -67,7 +68,7 @@ struct RowState {
             int begin, end;
             asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
                          : "=r"(begin), "=r"(end)
-                         : "r"(row_address(row_of(slot)) + 8));
+                         : "r"(row_address(row_of(slot), offsetof(RowRecord, begin))));
             // What P is 0 of: FP8's factor may be negative.
             const float hidden = SHAPE::FP8 ? copysignf(INFINITY, -factor[slot]) : -INFINITY;
             begin -= first + lane() % 4 * 2;
@@ -107,7 +108,7 @@ struct RowState {
             my_sums[128 * slot] = make_float2(max_[slot], sum[slot]);
         __threadfence();
         named_barrier_sync(WARPGROUP_BARRIER + index, 128);
-        const uint32_t flag = row_address(0) + 4;
+        const uint32_t flag = row_address(0, offsetof(RowRecord, top));
         if (thread == 0) {
             uint32_t *const arrivals = a.prefill.arrivals + group;
             const uint32_t before = atomicAdd(arrivals, cleared ? 0x10001 : 1);
