@@ -128,11 +128,32 @@ __device__ __forceinline__ __half key_scale(const kv8_kernel_pages &p, int page,
                                         kv_head * p.scale_stride_head]);
 }
 
+// Of a row of O: one value, two neighbours.
 __device__ __forceinline__ void store_one(const kv8_kernel_args &a, int64_t at, float x) {
     if (a.o_dtype == KV8_F32)
         ((float *)a.o)[at] = x;
     else
         ((uint16_t *)a.o)[at] = (uint16_t)(a.o_dtype == BF16 ? pack_bf16(x, x) : pack_f16(x, x));
+}
+__device__ __forceinline__ void store_pair(const kv8_kernel_args &a, int64_t at, float x, float y) {
+    if (a.o_dtype == KV8_F32) {
+        float *const to = (float *)a.o + at;
+        if (a.prefill.o_aligned) {
+            *(float2 *)to = make_float2(x, y);
+        } else {
+            to[0] = x;
+            to[1] = y;
+        }
+    } else {
+        uint16_t *const to = (uint16_t *)a.o + at;
+        const uint32_t pair = a.o_dtype == BF16 ? pack<true>(x, y) : pack<false>(x, y);
+        if (a.prefill.o_aligned) {
+            *(uint32_t *)to = pair;
+        } else {
+            to[0] = (uint16_t)pair;
+            to[1] = (uint16_t)(pair >> 16);
+        }
+    }
 }
 
 }  // namespace kv8

@@ -228,7 +228,8 @@ struct RowState {
         }
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
-            store_pair(at + 8 * i, o[4 * i + 2 * slot] * weight, o[4 * i + 2 * slot + 1] * weight);
+            store_pair(a, at + 8 * i, o[4 * i + 2 * slot] * weight,
+                       o[4 * i + 2 * slot + 1] * weight);
     }
     // FP8: column 16m + 8e + r of the product is dimension 16m + 2r + e, so that a lane has four
     // neighbours of every 16.
@@ -253,26 +254,6 @@ struct RowState {
             *(uint2 *)((uint16_t *)a.o + at) =
                 make_uint2(bf16 ? pack<true>(x[0], x[1]) : pack<false>(x[0], x[1]),
                            bf16 ? pack<true>(x[2], x[3]) : pack<false>(x[2], x[3]));
-        }
-    }
-    __device__ __forceinline__ void store_pair(int64_t at, float x, float y) const {
-        if (a.o_dtype == KV8_F32) {
-            float *const to = (float *)a.o + at;
-            if (a.prefill.o_aligned) {
-                *(float2 *)to = make_float2(x, y);
-            } else {
-                to[0] = x;
-                to[1] = y;
-            }
-        } else {
-            uint16_t *const to = (uint16_t *)a.o + at;
-            const uint32_t pair = a.o_dtype == BF16 ? pack<true>(x, y) : pack<false>(x, y);
-            if (a.prefill.o_aligned) {
-                *(uint32_t *)to = pair;
-            } else {
-                to[0] = (uint16_t)pair;
-                to[1] = (uint16_t)(pair >> 16);
-            }
         }
     }
 };
