@@ -46,8 +46,8 @@ KV8_SHARED kv8_status kv8_kernel_get(kv8_kernel *kernel_out, kv8_device *device,
 bool kv8_kernel_exists(const kv8_device *device, const char *name);
 
 /* Blocks of this size that one multiprocessor holds at once. */
-kv8_status kv8_kernel_max_blocks(const kv8_kernel *kernel, uint32_t num_threads,
-                                 size_t dynamic_bytes, int32_t *blocks_out);
+KV8_SHARED kv8_status kv8_kernel_max_blocks(const kv8_kernel *kernel, uint32_t num_threads,
+                                            size_t dynamic_bytes, int32_t *blocks_out);
 
 typedef struct kv8_launch {
     uint32_t grid[3], block[3]; /* 0 counts as 1 */

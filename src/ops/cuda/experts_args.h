@@ -1,0 +1,110 @@
+/* experts_args.h - MXFP4 experts in device memory: the layout of their weights, and the arguments
+ * of the kernels, for C and CUDA. Every pointer is the device's.
+ *
+ * A strip is 16 output rows of one expert, contiguous: for every 64 inputs a tile of 512 bytes of
+ * codes, then for every tile 32 bytes of scales, then 16 factors f32, then 16 biases bf16. At 2880
+ * inputs that is 24576 bytes: one bulk copy. In a tile, lane (g = lane / 4, c = lane % 4) of a warp
+ * owns 16 bytes: words {row g block 0, row g block 1, row g + 8 block 0, row g + 8 block 1}, a
+ * block being 32 inputs, of which a word holds 2c, 2c + 1, then those 8, 16 and 24 further: the A
+ * operand of two m16n8k16 products, or of wgmma's. How a word holds eight codes: mxfp4_strip.cuh. A
+ * tile's scales: for every g four bytes in the order of the words.
+ *
+ * Strips of gate and up have gates in rows 0 to 7 and their ups in rows 8 to 15. A row's factor is
+ * a power of two, and its scale bytes are those of the checkpoint plus what brings the largest to
+ * 128: a weight is code * 2^(scale - 127) * factor. A row with a scale of 255 is NaN: its bias is.
+ * Inputs that fill the last tile are 0.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_EXPERTS_ARGS_H
+#define KV8_EXPERTS_ARGS_H
+
+#include <stdint.h>
+
+enum {
+    KV8_STRIP_ROWS = 16,
+    KV8_TILE_COLS = 64,
+    KV8_TILE_CODE_BYTES = 512,
+    KV8_TILE_SCALE_BYTES = 32,
+    KV8_STRIP_END_BYTES = 96, /* factors and biases */
+    KV8_TOP_SCALE = 128,      /* the largest scale byte of every row */
+
+    KV8_EXPERTS_MAX = 255, /* the byte 255 means: none */
+    KV8_EXPERTS_MAX_TOP_K = 8,
+
+    KV8_EXPERTS_LOAD_THREADS = 256,
+    KV8_EXPERTS_CHOOSE_THREADS = 256, /* a warp a row */
+    KV8_EXPERTS_SORT_THREADS = 1024,  /* of a block, one for every expert */
+    KV8_EXPERTS_COMBINE_THREADS = 256,
+
+    /* The streaming kernels: a block has teams of four warps. */
+    KV8_EXPERTS_TEAM_WARPS = 4,
+    KV8_EXPERTS_TEAM_THREADS = 32 * KV8_EXPERTS_TEAM_WARPS,
+    KV8_EXPERTS_MAX_TEAMS = 4,
+    KV8_EXPERTS_MAX_X = 2,  /* items whose rows lie in shared memory at once */
+    KV8_EXPERTS_STAGES = 8, /* tiles of a warp's ring */
+    KV8_EXPERTS_STAGE_BYTES = KV8_TILE_CODE_BYTES + 32 * 4, /* codes, and every lane's scales */
+    /* Shared memory of a team: rings, and for every 8 rows of an item two sets of partial sums. */
+    KV8_EXPERTS_TEAM_BYTES = KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_STAGES * KV8_EXPERTS_STAGE_BYTES,
+    KV8_EXPERTS_SUM_BYTES = 2 * KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
+    KV8_EXPERTS_STATIC_BYTES = 2048 /* at most, of the kernels' own */
+};
+
+/* Strips of every expert of one layer, expert by expert. */
+typedef struct kv8_expert_strips {
+    const uint8_t *data;
+    int64_t expert_bytes;
+    int32_t strip_bytes;
+    int32_t num_strips; /* of an expert */
+    int32_t num_tiles;  /* of a strip */
+    int32_t cols;
+} kv8_expert_strips;
+
+typedef struct kv8_experts_load_args {
+    const uint8_t *blocks; /* [experts, rows, cols / 32, 16] */
+    const uint8_t *scales; /* [experts, rows, cols / 32] */
+    const uint16_t *bias;  /* bf16 [experts, rows] */
+    uint8_t *strips;
+    int32_t rows, cols;
+    int32_t strip_bytes, num_tiles;
+    int32_t paired; /* rows are gate, up, gate, up, ... */
+    int32_t padding;
+} kv8_experts_load_args;
+
+/* Which rows go to which expert. */
+typedef struct kv8_experts_routing {
+    uint8_t *ids;     /* [n, top_k] experts, best first; 255: the row is not live */
+    float *weights;   /* [n, top_k] softmax of the best logits */
+    int32_t *offsets; /* [experts + 1] into sorted */
+    int32_t *sorted;  /* [n * top_k] places in ids, by expert, then by place */
+} kv8_experts_routing;
+
+typedef struct kv8_experts_route_args {
+    kv8_experts_routing routing;
+    const float *logits;      /* [n, experts] */
+    const int32_t *live_rows; /* rows from here on are not routed; NULL: n */
+    int32_t n, num_experts, top_k, padding;
+} kv8_experts_route_args;
+
+/* gate_up: x [n, cols] by row; y [n * top_k, num_strips * 8] in sorted order, f16.
+ * down: x [n * top_k, cols] in sorted order; y [n * top_k, num_strips * 16] by place in ids, f32.
+ */
+typedef struct kv8_experts_matmul_args {
+    kv8_experts_routing routing;
+    kv8_expert_strips w;
+    const uint16_t *x; /* f16 */
+    void *y;
+    int32_t num_experts, top_k;
+    int32_t x_row_bytes; /* of a row in shared memory */
+    int32_t num_x;       /* items whose x lies in shared memory at once */
+    float alpha, limit;  /* of the gate */
+} kv8_experts_matmul_args;
+
+/* residual[row] += the sum of weights * y, best first. */
+typedef struct kv8_experts_combine_args {
+    const float *weights, *y;
+    float *residual;
+    const int32_t *live_rows;
+    int32_t n, top_k, hidden, padding;
+} kv8_experts_combine_args;
+
+#endif

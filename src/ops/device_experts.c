@@ -1,0 +1,303 @@
+/* device_experts.c - the experts on a GPU, the host's part: memory, the form of every kernel, and
+ * the launches. What the kernels do is in cuda/experts_*.cu.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "device_experts.h"
+
+#include "experts_args.h"
+
+enum { GATE_UP = KV8_EXPERTS_GATE_UP, DOWN = KV8_EXPERTS_DOWN, NUM_PARTS };
+/* Streaming kernels by the rows of an item: 8 and 16. */
+enum { X8, X16, NUM_STREAMS };
+
+/* A streaming kernel and how it is launched. */
+typedef struct stream_form {
+    kv8_kernel kernel;
+    kv8_launch launch;
+    int32_t num_x; /* 0: its rows do not fit in this GPU's shared memory */
+} stream_form;
+
+struct kv8_device_experts {
+    kv8_device *device;
+    kv8_experts_shape shape;
+    int32_t max_rows;
+    kv8_kernel load, choose, sort, combine;
+    stream_form streams[NUM_PARTS][NUM_STREAMS];
+    void *memory; /* of all below, in device memory */
+    kv8_experts_routing routing;
+    uint16_t *gated; /* f16 [max_rows * top_k, intermediate] in the order of routing.sorted */
+    float *down;     /* [max_rows * top_k, hidden] by place */
+};
+
+/* --- sizes --- */
+
+static int32_t part_rows(const kv8_experts_shape *shape, int part) {
+    return part == GATE_UP ? 2 * shape->intermediate : shape->hidden;
+}
+static int32_t part_cols(const kv8_experts_shape *shape, int part) {
+    return part == GATE_UP ? shape->hidden : shape->intermediate;
+}
+
+static kv8_expert_strips strips_of(const kv8_experts_shape *shape, int part, const void *data) {
+    const int32_t cols = part_cols(shape, part);
+    kv8_expert_strips w = {.data = data,
+                           .num_strips = part_rows(shape, part) / KV8_STRIP_ROWS,
+                           .num_tiles = (int32_t)kv8_ceil_div(cols, KV8_TILE_COLS),
+                           .cols = cols};
+    w.strip_bytes =
+        w.num_tiles * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES) + KV8_STRIP_END_BYTES;
+    w.expert_bytes = (int64_t)w.num_strips * w.strip_bytes;
+    return w;
+}
+
+size_t kv8_experts_part_bytes(const kv8_experts_shape *shape, kv8_experts_part part) {
+    return (size_t)strips_of(shape, (int)part, NULL).expert_bytes;
+}
+
+static kv8_status check_shape(const kv8_experts_shape *s) {
+    const struct {
+        const char *name;
+        int32_t value, least, most, multiple;
+    } sizes[] = {{"num_experts", s->num_experts, 1, KV8_EXPERTS_MAX, 1},
+                 {"top_k", s->top_k, 1, KV8_EXPERTS_MAX_TOP_K, 1},
+                 {"hidden", s->hidden, 32, 1 << 16, 32},
+                 {"intermediate", s->intermediate, 32, 1 << 16, 32}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int32_t value = sizes[i].value;
+        if (value < sizes[i].least || value > sizes[i].most || value % sizes[i].multiple != 0)
+            return kv8_fail(KV8_ERR_INVALID,
+                            "experts: %s is %d, must be %d to %d, a multiple of %d", sizes[i].name,
+                            value, sizes[i].least, sizes[i].most, sizes[i].multiple);
+    }
+    if (s->top_k > s->num_experts)
+        return kv8_fail(KV8_ERR_INVALID, "experts: top_k is %d, there are %d experts", s->top_k,
+                        s->num_experts);
+    return KV8_OK;
+}
+
+/* The arrays of the workspace, one after another; returns their bytes. memory NULL: counts. */
+static size_t lay_out(kv8_device_experts *e, uint8_t *memory) {
+    const size_t places = (size_t)e->max_rows * (size_t)e->shape.top_k;
+    const struct {
+        void **array;
+        size_t bytes;
+    } arrays[] = {
+        {(void **)&e->routing.ids, places},
+        {(void **)&e->routing.weights, places * sizeof *e->routing.weights},
+        {(void **)&e->routing.offsets,
+         ((size_t)e->shape.num_experts + 1) * sizeof *e->routing.offsets},
+        {(void **)&e->routing.sorted, places * sizeof *e->routing.sorted},
+        {(void **)&e->gated, places * (size_t)e->shape.intermediate * sizeof *e->gated},
+        {(void **)&e->down, places * (size_t)e->shape.hidden * sizeof *e->down},
+    };
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        if (memory != NULL) *arrays[i].array = memory + bytes;
+        bytes += kv8_round_up(arrays[i].bytes, 256);
+    }
+    return bytes;
+}
+
+size_t kv8_device_experts_workspace_bytes(const kv8_experts_shape *shape, int32_t max_rows) {
+    kv8_device_experts e = {.shape = *shape, .max_rows = max_rows};
+    return lay_out(&e, NULL);
+}
+
+/* --- forms of the streaming kernels --- */
+
+static const char *const stream_names[NUM_PARTS][NUM_STREAMS] = {
+    {"kv8_experts_gate_up_x8__sm80", "kv8_experts_gate_up_x16__sm80"},
+    {"kv8_experts_down_x8__sm80", "kv8_experts_down_x16__sm80"}};
+
+/* Rows in shared memory, padded so that eight of them lie in different banks. */
+static int32_t x_row_bytes(const kv8_experts_shape *shape, int part) {
+    return strips_of(shape, part, NULL).num_tiles * KV8_TILE_COLS * 2 + 16;
+}
+
+/* As many teams as fit, and the rows of two items where there is room for both. */
+static kv8_status get_stream(stream_form *form, kv8_device *device, const kv8_experts_shape *shape,
+                             int part, int which) {
+    const kv8_device_info *const info = kv8_device_get_info(device);
+    const int32_t tiles_n = which == X8 ? 1 : 2;
+    const size_t team_bytes = (size_t)(KV8_EXPERTS_TEAM_BYTES + tiles_n * KV8_EXPERTS_SUM_BYTES);
+    const size_t x_bytes = (size_t)tiles_n * 8 * (size_t)x_row_bytes(shape, part);
+    const size_t room = info->shared_bytes_per_block - KV8_EXPERTS_STATIC_BYTES;
+    *form = (stream_form){.num_x = 0};
+    for (uint32_t teams = KV8_EXPERTS_MAX_TEAMS; teams > 0 && form->num_x == 0; teams /= 2) {
+        for (int32_t num_x = KV8_EXPERTS_MAX_X; num_x > 0 && form->num_x == 0; num_x--) {
+            const size_t bytes = teams * team_bytes + (size_t)num_x * x_bytes;
+            if (bytes > room) continue;
+            form->num_x = num_x;
+            form->launch.block[0] = teams * KV8_EXPERTS_TEAM_THREADS;
+            form->launch.dynamic_bytes = bytes;
+        }
+    }
+    if (form->num_x == 0) return KV8_OK;
+    KV8_TRY(kv8_kernel_get(&form->kernel, device, stream_names[part][which],
+                           sizeof(kv8_experts_matmul_args), form->launch.dynamic_bytes));
+    int32_t blocks = 0;
+    KV8_TRY(kv8_kernel_max_blocks(&form->kernel, form->launch.block[0], form->launch.dynamic_bytes,
+                                  &blocks));
+    form->launch.grid[0] = (uint32_t)(kv8_max_i64(blocks, 1) * info->num_sms);
+    return KV8_OK;
+}
+
+static kv8_status get_kernels(kv8_device_experts *e) {
+    const struct {
+        kv8_kernel *kernel;
+        const char *name;
+        size_t args_bytes;
+    } kernels[] = {
+        {&e->load, "kv8_experts_load__sm80", sizeof(kv8_experts_load_args)},
+        {&e->choose, "kv8_experts_choose__sm80", sizeof(kv8_experts_route_args)},
+        {&e->sort, "kv8_experts_sort__sm80", sizeof(kv8_experts_route_args)},
+        {&e->combine, "kv8_experts_combine__sm80", sizeof(kv8_experts_combine_args)},
+    };
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        KV8_TRY(kv8_kernel_get(kernels[i].kernel, e->device, kernels[i].name, kernels[i].args_bytes,
+                               0));
+    for (int part = 0; part < NUM_PARTS; part++) {
+        for (int which = 0; which < NUM_STREAMS; which++)
+            KV8_TRY(get_stream(&e->streams[part][which], e->device, &e->shape, part, which));
+        if (e->streams[part][X8].num_x == 0)
+            return kv8_fail(
+                KV8_ERR_UNSUPPORTED,
+                "experts: %s is %d, whose rows do not fit in the %llu bytes of shared "
+                "memory of %s",
+                part == GATE_UP ? "hidden" : "intermediate", part_cols(&e->shape, part),
+                (unsigned long long)kv8_device_get_info(e->device)->shared_bytes_per_block,
+                kv8_device_get_info(e->device)->name);
+    }
+    return KV8_OK;
+}
+
+/* --- life --- */
+
+kv8_status kv8_device_experts_create(kv8_device_experts **out, kv8_device *device,
+                                     const kv8_experts_shape *shape, int32_t max_rows) {
+    KV8_REQUIRE(out, device, shape);
+    *out = NULL;
+    KV8_TRY(check_shape(shape));
+    if (max_rows < 1 || max_rows > INT32_MAX / KV8_EXPERTS_MAX_TOP_K)
+        return kv8_fail(KV8_ERR_INVALID, "experts: max_rows is %d, must be 1 to %d", max_rows,
+                        INT32_MAX / KV8_EXPERTS_MAX_TOP_K);
+    kv8_device_experts made = {.device = device, .shape = *shape, .max_rows = max_rows};
+    KV8_TRY(get_kernels(&made));
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(NULL, 1, sizeof made, "experts", &memory));
+    kv8_device_experts *const e = memory;
+    *e = made;
+    const kv8_status status = kv8_device_alloc(device, lay_out(e, NULL), &e->memory);
+    if (status != KV8_OK) {
+        kv8_device_experts_destroy(e);
+        return status;
+    }
+    lay_out(e, e->memory);
+    *out = e;
+    return KV8_OK;
+}
+
+void kv8_device_experts_destroy(kv8_device_experts *experts) {
+    if (experts == NULL) return;
+    kv8_device_free(experts->device, experts->memory);
+    kv8_release(NULL, experts, 1, sizeof *experts);
+}
+
+const kv8_experts_routing *kv8_device_experts_get_routing(const kv8_device_experts *experts) {
+    return &experts->routing;
+}
+
+/* --- launches --- */
+
+kv8_status kv8_device_experts_load(const kv8_device_experts *e, kv8_stream *stream,
+                                   kv8_experts_part part, const kv8_experts_source *from,
+                                   void *to) {
+    KV8_REQUIRE(e, stream, from, to);
+    if ((uintptr_t)from->blocks % 16 != 0 || (uintptr_t)to % 32 != 0)
+        return kv8_fail(KV8_ERR_INVALID, "experts: %s at %p, must be aligned to %d bytes",
+                        (uintptr_t)to % 32 != 0 ? "weights" : "blocks",
+                        (uintptr_t)to % 32 != 0 ? to : (void *)(uintptr_t)from->blocks,
+                        (uintptr_t)to % 32 != 0 ? 32 : 16);
+    const kv8_expert_strips w = strips_of(&e->shape, (int)part, to);
+    const kv8_experts_load_args args = {.blocks = from->blocks,
+                                        .scales = from->scales,
+                                        .bias = from->bias,
+                                        .strips = to,
+                                        .rows = part_rows(&e->shape, (int)part),
+                                        .cols = w.cols,
+                                        .strip_bytes = w.strip_bytes,
+                                        .num_tiles = w.num_tiles,
+                                        .paired = part == KV8_EXPERTS_GATE_UP};
+    if (from->count == 0) return KV8_OK;
+    const kv8_launch launch = {.grid = {(uint32_t)w.num_strips, (uint32_t)from->count},
+                               .block = {KV8_EXPERTS_LOAD_THREADS}};
+    return kv8_kernel_launch(&e->load, stream, &launch, &args);
+}
+
+static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
+                        const kv8_experts_args *args) {
+    const kv8_experts_route_args a = {.routing = e->routing,
+                                      .logits = args->logits,
+                                      .live_rows = args->live_rows,
+                                      .n = args->n,
+                                      .num_experts = e->shape.num_experts,
+                                      .top_k = e->shape.top_k};
+    const uint32_t blocks = (uint32_t)kv8_ceil_div(args->n, KV8_EXPERTS_CHOOSE_THREADS / 32);
+    const kv8_launch choose = {.grid = {blocks}, .block = {KV8_EXPERTS_CHOOSE_THREADS}};
+    const kv8_launch sort = {.grid = {(uint32_t)e->shape.num_experts},
+                             .block = {KV8_EXPERTS_SORT_THREADS}};
+    KV8_TRY(kv8_kernel_launch(&e->choose, stream, &choose, &a));
+    return kv8_kernel_launch(&e->sort, stream, &sort, &a);
+}
+
+/* Items of 16 rows once experts have more than 4 on average: then many have more than 8. */
+static const stream_form *choose_stream(const kv8_device_experts *e, int part, int32_t n) {
+    const int64_t places = (int64_t)n * e->shape.top_k;
+    const bool many = n > 8 && places > 4 * (int64_t)e->shape.num_experts;
+    const stream_form *const forms = e->streams[part];
+    return many && forms[X16].num_x > 0 ? &forms[X16] : &forms[X8];
+}
+
+static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int part,
+                           const void *weights, const void *x, void *y, int32_t n) {
+    const stream_form *const form = choose_stream(e, part, n);
+    const kv8_experts_matmul_args a = {.routing = e->routing,
+                                       .w = strips_of(&e->shape, part, weights),
+                                       .x = x,
+                                       .y = y,
+                                       .num_experts = e->shape.num_experts,
+                                       .top_k = e->shape.top_k,
+                                       .x_row_bytes = x_row_bytes(&e->shape, part),
+                                       .num_x = form->num_x,
+                                       .alpha = e->shape.alpha,
+                                       .limit = e->shape.limit};
+    return kv8_kernel_launch(&form->kernel, stream, &form->launch, &a);
+}
+
+static kv8_status combine(const kv8_device_experts *e, kv8_stream *stream,
+                          const kv8_experts_args *args) {
+    const kv8_experts_combine_args a = {.weights = e->routing.weights,
+                                        .y = e->down,
+                                        .residual = args->residual,
+                                        .live_rows = args->live_rows,
+                                        .n = args->n,
+                                        .top_k = e->shape.top_k,
+                                        .hidden = e->shape.hidden};
+    const int64_t threads = (int64_t)args->n * (e->shape.hidden / 4);
+    const kv8_launch launch = {
+        .grid = {(uint32_t)kv8_ceil_div(threads, KV8_EXPERTS_COMBINE_THREADS)},
+        .block = {KV8_EXPERTS_COMBINE_THREADS}};
+    return kv8_kernel_launch(&e->combine, stream, &launch, &a);
+}
+
+kv8_status kv8_device_experts_run(kv8_device_experts *e, kv8_stream *stream,
+                                  const kv8_experts_args *args) {
+    KV8_REQUIRE(e, stream, args);
+    if (args->n < 0 || args->n > e->max_rows)
+        return kv8_fail(KV8_ERR_INVALID, "experts: %d rows, must be 0 to %d", args->n, e->max_rows);
+    if (args->n == 0) return KV8_OK;
+    KV8_TRY(route(e, stream, args));
+    KV8_TRY(multiply(e, stream, GATE_UP, args->gate_up, args->x, e->gated, args->n));
+    KV8_TRY(multiply(e, stream, DOWN, args->down, e->gated, e->down, args->n));
+    return combine(e, stream, args);
+}
