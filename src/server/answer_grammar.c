@@ -111,7 +111,7 @@ static int rest_of_call(builder *b) {
     return all;
 }
 
-static bool needs_grammar(const answer_shape *shape) {
+bool answer_shape_is_held(const answer_shape *shape) {
     if (shape->schema != NULL || shape->any_object || shape->forced != NULL) return true;
     const char *name;
     json_t *function;
@@ -131,7 +131,6 @@ static int build(builder *b) {
 bool answer_grammar_build(constraint **out, const vocabulary *v, const answer_shape *shape,
                           api_error *error) {
     *out = NULL;
-    if (!needs_grammar(shape)) return true;
     builder b = {.g = grammar_create(), .shape = shape, .error = error};
     if (b.g == NULL) return api_fail_memory(error);
     const int entry = build(&b);

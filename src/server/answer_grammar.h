@@ -20,7 +20,8 @@ typedef struct answer_shape {
                          * name too; NULL = none */
 } answer_shape;
 
-/* *out is NULL where nothing needs to be held. */
+/* Whether there is something to hold. */
+bool answer_shape_is_held(const answer_shape *shape);
 bool answer_grammar_build(constraint **out, const vocabulary *v, const answer_shape *shape,
                           api_error *error);
 

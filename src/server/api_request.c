@@ -237,6 +237,29 @@ bool api_read_format(answer_shape *shape, const json_t *format, const char *para
     return true;
 }
 
+/* All that a constraint is built of. */
+static char *constraint_key(const answer_shape *shape) {
+    json_t *const all =
+        json_pack("{s:b, s:O?, s:b, s:O?, s:s?}", "chat", shape->is_chat, "schema", shape->schema,
+                  "any", shape->any_object, "functions", shape->functions, "forced", shape->forced);
+    char *const key = all == NULL ? NULL : json_dumps(all, JSON_COMPACT);
+    json_decref(all);
+    return key;
+}
+
+static bool find_constraint(api_request *request, const api_model *model, const answer_shape *shape,
+                            api_error *error) {
+    if (!answer_shape_is_held(shape)) return true;
+    char *const key = constraint_key(shape);
+    if (key == NULL) return api_fail_memory(error);
+    request->constraint = constraint_store_find(model->constraints, key);
+    if (request->constraint == NULL &&
+        answer_grammar_build(&request->constraint, model->vocabulary, shape, error))
+        constraint_store_keep(model->constraints, key, request->constraint);
+    free(key);
+    return request->constraint != NULL;
+}
+
 bool api_request_constrain(api_request *request, const api_model *model, const answer_shape *shape,
                            api_error *error) {
     if (shape->is_chat && (!model->harmony || !vocabulary_has_control(model->vocabulary)))
@@ -245,7 +268,7 @@ bool api_request_constrain(api_request *request, const api_model *model, const a
                    : api_fail_value(error, shape->param,
                                     "%s needs harmony's channels, which are not parsed here",
                                     shape->param);
-    if (!answer_grammar_build(&request->constraint, model->vocabulary, shape, error)) return false;
+    if (!find_constraint(request, model, shape, error)) return false;
     if (request->constraint == NULL || (!request->ignore_eos && request->min_tokens == 0))
         return true;
     return api_fail_value(error, request->ignore_eos ? "ignore_eos" : "min_tokens",
@@ -304,7 +327,7 @@ void api_request_free(api_request *request) {
     free(request->stop_ids);
     free(request->bias_ids);
     free(request->bias);
-    constraint_destroy(request->constraint);
+    constraint_release(request->constraint);
     json_decref(request->body);
     *request = (api_request){0};
 }

@@ -9,6 +9,7 @@
 #include <kv8/harmony.h>
 
 #include "answer_grammar.h"
+#include "constraint_store.h"
 #include "fields.h"
 #include "output_text.h"
 
@@ -21,6 +22,7 @@ typedef struct api_model {
     size_t num_names;
     const kv8_tokenizer *tokenizer;
     const vocabulary *vocabulary;
+    constraint_store *constraints;
     int32_t vocab_size, max_model_len;
     size_t max_prompt_bytes;  /* no longer text fits into max_model_len tokens */
     bool harmony;             /* chat output is parsed by channel */

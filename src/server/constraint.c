@@ -1,232 +1,215 @@
 /* constraint.c - a grammar over the tokens of a vocabulary.
  *
- * What may come in a state is computed once, and kept. Two kinds of state take nearly everything
- * and would walk all tokens for it: in free text, and in a JSON string. Both are known by looping
- * back to themselves, and have the tokens that cannot leave them prepared.
+ * What may come in a state is computed once, and kept. A state takes a run of n plain characters
+ * when all of them lead from it to one state that takes a run of n - 1: that is what strings of
+ * JSON are, of any length or of a limited one. Plain tokens up to that length are then known
+ * without a look at their bytes; of the others, only what is behind their plain characters is
+ * walked.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "constraint.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_TOKEN_BYTES = 512, MAX_MASKS = 512, NUM_CONTROL = GRAMMAR_NUM_SYMBOLS - 256 };
+enum { MAX_MASKS = 512 };
 
-typedef struct sorted_token {
-    const unsigned char *bytes;
-    int32_t id, length;
-    int32_t common; /* bytes it shares with the one before */
-} sorted_token;
+/* What all plain characters lead to from a state: another state, or one of these. */
+enum { UNKNOWN = -1, MIXED = -2 };
 
-struct vocabulary {
-    const kv8_tokenizer *tokenizer;
-    size_t num_words;
-    sorted_token *tokens; /* that stay in no string: [num_others], then the plain ones */
-    size_t num_tokens, num_others;
-    uint32_t *all, *plain; /* masks: every token with text; those of whole plain characters */
-    int32_t control[NUM_CONTROL], eos[8];
-    int32_t num_eos;
-};
+/* What is kept of a state of the grammar. */
+typedef struct known {
+    uint32_t *mask; /* NULL = not computed */
+    int plain;      /* where plain characters lead; 0 = none may come */
+} known;
 
 struct constraint {
     const vocabulary *vocabulary;
     grammar *grammar;
     int first;
-    pthread_mutex_t lock;
-    uint32_t *masks[MAX_MASKS]; /* by state; NULL = not computed */
+    _Atomic int num_users;
+    pthread_mutex_t lock; /* of what follows, and of the grammar */
+    known *states;        /* [num_known] */
+    int num_known, num_masks;
 };
 
-static void set_bit(uint32_t *words, int32_t id) {
-    words[id / 32] |= 1u << (id % 32);
-}
+/* --- what is kept --- */
 
-/* --- the vocabulary --- */
-
-/* Whole characters that a JSON string holds as they are. */
-static bool is_plain(const unsigned char *bytes, size_t length) {
-    for (size_t i = 0; i < length; i++) {
-        if (bytes[i] < 0x20 || bytes[i] == '"' || bytes[i] == '\\' || bytes[i] == 0x7f)
-            return false;
+/* Of a state; NULL = no memory. Valid until the next call. */
+static known *keep(constraint *c, int state) {
+    if (state >= c->num_known) {
+        const int num = state * 2 > 64 ? state * 2 : 64;
+        known *const states = realloc(c->states, (size_t)num * sizeof *states);
+        if (states == NULL) return NULL;
+        for (int i = c->num_known; i < num; i++) states[i] = (known){.plain = UNKNOWN};
+        c->states = states;
+        c->num_known = num;
     }
-    json_t *const string = json_stringn((const char *)bytes, length); /* checks the UTF-8 */
-    json_decref(string);
-    return string != NULL;
+    return &c->states[state];
 }
 
-static int by_bytes(const void *a, const void *b) {
-    const sorted_token *const x = a, *const y = b;
-    const size_t least = (size_t)(x->length < y->length ? x->length : y->length);
-    const int order = memcmp(x->bytes, y->bytes, least);
-    return order != 0 ? order : (x->length > y->length) - (x->length < y->length);
-}
+/* --- runs of plain characters --- */
 
-static void sort(sorted_token *tokens, size_t num) {
-    qsort(tokens, num, sizeof *tokens, by_bytes);
-    for (size_t i = 1; i < num; i++) {
-        int32_t common = 0;
-        while (common < tokens[i].length && common < tokens[i - 1].length &&
-               tokens[i].bytes[common] == tokens[i - 1].bytes[common])
-            common++;
-        tokens[i].common = common;
+/* Characters by their lead byte: all of a kind have second bytes lo to hi, then `tail` more. */
+typedef struct lead_kind {
+    unsigned char from, to, lo, hi;
+    int tail;
+} lead_kind;
+
+/* Where bytes from..to lead, if all lead to one state; else MIXED. */
+static int lead_of(grammar *g, int state, int from, int to) {
+    const uint16_t *const row = grammar_row(g, state);
+    if (row == NULL) return 0;
+    for (int byte = from + 1; byte <= to; byte++) {
+        if (row[byte] != row[from] && byte != '"' && byte != '\\') return MIXED;
     }
+    return row[from];
 }
 
-/* Those of one kind go behind those that are there. */
-static void collect(vocabulary *v, int32_t vocab_size, bool plain) {
-    for (int32_t id = 0; id < vocab_size; id++) {
-        size_t length = 0;
-        const char *const bytes = kv8_tokenizer_token_bytes(v->tokenizer, id, &length);
-        if (bytes == NULL || length == 0 || length > MAX_TOKEN_BYTES ||
-            kv8_tokenizer_is_special(v->tokenizer, id) ||
-            is_plain((const unsigned char *)bytes, length) != plain)
-            continue;
-        v->tokens[v->num_tokens++] = (sorted_token){
-            .bytes = (const unsigned char *)bytes, .id = id, .length = (int32_t)length};
-        set_bit(v->all, id);
-        if (plain) set_bit(v->plain, id);
-    }
+/* Where all characters of a kind lead. */
+static int lead_of_kind(grammar *g, int state, const lead_kind *kind) {
+    int to = lead_of(g, state, kind->from, kind->to);
+    if (to > 0) to = lead_of(g, to, kind->lo, kind->hi);
+    for (int i = 0; i < kind->tail && to > 0; i++) to = lead_of(g, to, 0x80, 0xbf);
+    return to;
 }
 
-vocabulary *vocabulary_create(const kv8_tokenizer *tokenizer, int32_t vocab_size,
-                              const int32_t *eos, int32_t num_eos) {
-    static const char *const control[NUM_CONTROL] = {"<|start|>",    "<|channel|>", "<|message|>",
-                                                     "<|end|>",      "<|return|>",  "<|call|>",
-                                                     "<|constrain|>"};
-    vocabulary *const v = calloc(1, sizeof *v);
-    if (v == NULL) return NULL;
-    v->tokenizer = tokenizer;
-    v->num_words = ((size_t)vocab_size + 31) / 32;
-    v->tokens = calloc((size_t)vocab_size, sizeof *v->tokens);
-    v->all = calloc(v->num_words, sizeof *v->all);
-    v->plain = calloc(v->num_words, sizeof *v->plain);
-    if (v->tokens == NULL || v->all == NULL || v->plain == NULL) {
-        vocabulary_destroy(v);
-        return NULL;
+static int find_plain(grammar *g, int state) {
+    static const lead_kind kinds[] = {{0xc2, 0xdf, 0x80, 0xbf, 0}, {0xe0, 0xe0, 0xa0, 0xbf, 1},
+                                      {0xe1, 0xec, 0x80, 0xbf, 1}, {0xed, 0xed, 0x80, 0x9f, 1},
+                                      {0xee, 0xef, 0x80, 0xbf, 1}, {0xf0, 0xf0, 0x90, 0xbf, 2},
+                                      {0xf1, 0xf3, 0x80, 0xbf, 2}, {0xf4, 0xf4, 0x80, 0x8f, 2}};
+    const int to = lead_of(g, state, 0x20, 0x7e);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0] && to >= 0; i++) {
+        if (lead_of_kind(g, state, &kinds[i]) != to) return MIXED;
     }
-    collect(v, vocab_size, false);
-    v->num_others = v->num_tokens;
-    collect(v, vocab_size, true);
-    sort(v->tokens, v->num_others);
-    sort(v->tokens + v->num_others, v->num_tokens - v->num_others);
-    for (int i = 0; i < NUM_CONTROL; i++) {
-        v->control[i] = kv8_tokenizer_special_id(tokenizer, control[i]);
-        if (v->control[i] >= vocab_size) v->control[i] = -1;
-    }
-    for (int32_t i = 0; i < num_eos && v->num_eos < 8; i++)
-        if (eos[i] >= 0 && eos[i] < vocab_size) v->eos[v->num_eos++] = eos[i];
-    return v;
+    return to;
 }
 
-bool vocabulary_has_control(const vocabulary *v) {
-    for (int i = 0; i < NUM_CONTROL; i++) {
-        if (v->control[i] < 0) return false;
-    }
-    return true;
+static int plain_of(constraint *c, int state) {
+    known *const it = keep(c, state);
+    if (it == NULL) return MIXED;
+    if (it->plain == UNKNOWN) it->plain = find_plain(c->grammar, state);
+    return it->plain;
 }
 
-void vocabulary_destroy(vocabulary *v) {
-    if (v == NULL) return;
-    free(v->tokens);
-    free(v->all);
-    free(v->plain);
-    free(v);
+/* Plain characters that a state takes in a row, all of them or none; -1 = it takes some of them. */
+static int run_of(constraint *c, int state) {
+    for (int run = 0; run < MAX_RUN; run++) {
+        const int to = plain_of(c, state);
+        if (to == state) return MAX_RUN;
+        if (to <= 0) return to == 0 ? run : -1;
+        state = to;
+    }
+    return MAX_RUN;
 }
 
 /* --- masks --- */
 
-static bool loops(grammar *g, int state, int from, int to) {
-    for (int byte = from; byte <= to; byte++) {
-        if (byte != '"' && byte != '\\' && grammar_step(g, state, byte) != state) return false;
-    }
-    return true;
+/* Where a walk stands: the children of a node that are still to see. */
+typedef struct frame {
+    const uint16_t *row; /* of the state behind the node */
+    int32_t child, end;
+    int length; /* characters begun before the children */
+} frame;
+
+/* Plain tokens of a node's subtree, whose bytes up to the node have `length` characters. */
+static void set_subtree(const token_trie *trie, const trie_node *node, int length, int run,
+                        uint32_t *words) {
+    for (int32_t i = node->own; i < node->end; i++)
+        if (trie->lengths[i] - length <= run) mask_set(words, trie->ids[i]);
 }
 
-static bool is_free_text(grammar *g, int state) {
-    return loops(g, state, 0, 255) && grammar_step(g, state, '"') == state &&
-           grammar_step(g, state, '\\') == state;
-}
-
-/* Strings of all schemas are made by one function: two bytes tell for the longer characters too. */
-static bool is_string(grammar *g, int state) {
-    return loops(g, state, 0x20, 0x7e) &&
-           grammar_step(g, grammar_step(g, state, 0xc3), 0xa9) == state;
-}
-
-static bool begins_alike(const sorted_token *a, const sorted_token *b, int32_t length) {
-    return b->length >= length && memcmp(a->bytes, b->bytes, (size_t)length) == 0;
-}
-
-/* The first token after `from` that does not share its first `length` bytes: by strides that
- * double, then halve. */
-static size_t skip_alike(const sorted_token *tokens, size_t num, size_t from, int32_t length) {
-    size_t stride = 1, at = from; /* the last one known to share them */
-    while (at + stride < num && begins_alike(&tokens[from], &tokens[at + stride], length)) {
-        at += stride;
-        stride *= 2;
-    }
-    for (; stride > 0; stride /= 2) {
-        if (at + stride < num && begins_alike(&tokens[from], &tokens[at + stride], length))
-            at += stride;
-    }
-    return at + 1;
+/* The frame of a node, at a state. No children: all of its subtree is known. */
+static frame enter(constraint *c, int state, const token_trie *trie, const trie_node *node,
+                   int length, uint32_t *words) {
+    for (int32_t i = node->first; i < node->own; i++) mask_set(words, trie->ids[i]);
+    if (node->num_children == 0) return (frame){0};
+    const int run = node->plain ? run_of(c, state) : -1;
+    if (run > 0) set_subtree(trie, node, length, run, words);
+    const uint16_t *const row = run >= 0 ? NULL : grammar_row(c->grammar, state);
+    const int32_t num = row == NULL ? 0 : node->num_children;
+    return (frame){.row = row, .child = node->child, .end = node->child + num, .length = length};
 }
 
 /* Sets the bits of those tokens that the state goes on with. */
-static void walk(grammar *g, int from, const sorted_token *tokens, size_t num, uint32_t *words) {
-    int states[MAX_TOKEN_BYTES + 1]; /* after so many bytes of the token */
-    int32_t alive = 0;               /* bytes that lead somewhere */
-    states[0] = from;
-    for (size_t i = 0; i < num;) {
-        const sorted_token *const token = &tokens[i];
-        if (token->common < alive) alive = token->common;
-        while (alive < token->length) {
-            const int to = grammar_step(g, states[alive], token->bytes[alive]);
-            if (to == 0) break;
-            states[++alive] = to;
+static void walk(constraint *c, int state, const token_trie *trie, uint32_t *words) {
+    frame frames[MAX_TOKEN_BYTES + 1];
+    int depth = 0;
+    frames[0] = enter(c, state, trie, &trie->nodes[0], 0, words);
+    while (depth >= 0) {
+        frame *const f = &frames[depth];
+        while (f->child < f->end && f->row[trie->bytes[f->child]] == 0) f->child++;
+        if (f->child == f->end) {
+            depth--;
+            continue;
         }
-        if (alive == token->length) {
-            set_bit(words, token->id);
-            i++;
-        } else {
-            i = skip_alike(tokens, num, i, alive + 1);
-        }
+        const unsigned char byte = trie->bytes[f->child];
+        const int length = f->length + ((byte & 0xc0) != 0x80);
+        frames[++depth] = enter(c, f->row[byte], trie, &trie->nodes[f->child++], length, words);
+    }
+}
+
+static bool is_free_text(grammar *g, int state) {
+    const uint16_t *const row = grammar_row(g, state);
+    for (int byte = 0; byte < 256 && row != NULL; byte++) {
+        if (row[byte] != state) return false;
+    }
+    return row != NULL;
+}
+
+/* Plain tokens as long as the run is, and the others by what is behind their plain characters. */
+static void compute_string(constraint *c, int state, int run, uint32_t *words) {
+    const vocabulary *const v = c->vocabulary;
+    memcpy(words, v->short_ones + (size_t)run * v->num_words, v->num_words * sizeof *words);
+    for (int before = 0; before <= run; before++) {
+        walk(c, state, &v->behind[before], words);
+        if (before < run) state = plain_of(c, state);
     }
 }
 
 static void compute(constraint *c, int state, uint32_t *words) {
     const vocabulary *const v = c->vocabulary;
     grammar *const g = c->grammar;
+    const int run = run_of(c, state);
     if (is_free_text(g, state)) {
         memcpy(words, v->all, v->num_words * sizeof *words);
+    } else if (run > 0) {
+        compute_string(c, state, run, words);
     } else {
-        const bool string = is_string(g, state);
-        if (string) memcpy(words, v->plain, v->num_words * sizeof *words);
-        walk(g, state, v->tokens, v->num_others, words);
-        if (!string)
-            walk(g, state, v->tokens + v->num_others, v->num_tokens - v->num_others, words);
+        walk(c, state, &v->plain, words);
+        walk(c, state, &v->others, words);
     }
     for (int i = 0; i < NUM_CONTROL; i++) {
         if (v->control[i] >= 0 && grammar_step(g, state, 256 + i) != 0)
-            set_bit(words, v->control[i]);
+            mask_set(words, v->control[i]);
     }
-    for (int32_t i = 0; i < v->num_eos && grammar_may_end(g, state); i++) set_bit(words, v->eos[i]);
+    for (int32_t i = 0; i < v->num_eos && grammar_may_end(g, state); i++)
+        mask_set(words, v->eos[i]);
+}
+
+/* Computes the mask of a state and keeps it, if there is room. */
+static void compute_and_keep(constraint *c, int state, uint32_t *words) {
+    compute(c, state, words);
+    known *const it = keep(c, state);
+    if (it == NULL || c->num_masks == MAX_MASKS) return;
+    const size_t size = c->vocabulary->num_words * sizeof *words;
+    it->mask = malloc(size);
+    if (it->mask == NULL) return;
+    memcpy(it->mask, words, size);
+    c->num_masks++;
 }
 
 void constraint_mask(void *cookie, uint32_t *words) {
     const constraint_place *const place = cookie;
     constraint *const c = place->constraint;
-    const size_t size = c->vocabulary->num_words * sizeof *words;
     pthread_mutex_lock(&c->lock);
-    uint32_t *kept = place->state < MAX_MASKS ? c->masks[place->state] : NULL;
-    if (kept == NULL && place->state < MAX_MASKS) {
-        kept = calloc(1, size);
-        if (kept != NULL) compute(c, place->state, kept);
-        c->masks[place->state] = kept;
-    }
-    if (kept != NULL)
-        memcpy(words, kept, size);
+    const known *const it = keep(c, place->state);
+    if (it != NULL && it->mask != NULL)
+        memcpy(words, it->mask, c->vocabulary->num_words * sizeof *words);
     else
-        compute(c, place->state, words);
+        compute_and_keep(c, place->state, words);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -242,13 +225,27 @@ constraint *constraint_create(const vocabulary *v, grammar *g, int entry) {
     c->vocabulary = v;
     c->grammar = g;
     c->first = first;
+    atomic_init(&c->num_users, 1);
     pthread_mutex_init(&c->lock, NULL);
     return c;
 }
 
-void constraint_destroy(constraint *c) {
-    if (c == NULL) return;
-    for (int i = 0; i < MAX_MASKS; i++) free(c->masks[i]);
+constraint *constraint_share(constraint *c) {
+    atomic_fetch_add(&c->num_users, 1);
+    return c;
+}
+
+bool constraint_is_full(constraint *c) {
+    pthread_mutex_lock(&c->lock);
+    const bool full = grammar_is_half_full(c->grammar);
+    pthread_mutex_unlock(&c->lock);
+    return full;
+}
+
+void constraint_release(constraint *c) {
+    if (c == NULL || atomic_fetch_sub(&c->num_users, 1) > 1) return;
+    for (int i = 0; i < c->num_known; i++) free(c->states[i].mask);
+    free(c->states);
     grammar_destroy(c->grammar);
     pthread_mutex_destroy(&c->lock);
     free(c);

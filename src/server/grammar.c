@@ -14,7 +14,8 @@ enum {
     MAX_STATES = 1 << 15,
     MAX_PLACES = 1 << 11, /* of a state */
     MAX_DEPTH = 128,      /* of calls: values within values */
-    NUM_BUCKETS = 1 << 12
+    NUM_BUCKETS = 1 << 12,
+    NUM_RECENT = 256
 };
 
 typedef enum node_kind { NODE_END, NODE_RANGE, NODE_EITHER, NODE_CALL } node_kind;
@@ -34,9 +35,15 @@ typedef struct place {
     int node, stack;
 } place;
 
+/* Where a step to a single place led. */
+typedef struct recent {
+    place from;
+    int to; /* 0 = nothing is remembered here */
+} recent;
+
 typedef struct state {
     size_t first, num; /* of grammar.places */
-    int *next;         /* [GRAMMAR_NUM_SYMBOLS]; -1 = not known yet. NULL = none is */
+    uint16_t *row;     /* [GRAMMAR_NUM_SYMBOLS]: where they lead; NULL = not known yet */
     bool may_end;
     int same_hash;
 } state;
@@ -55,6 +62,7 @@ struct grammar {
     int stack_buckets[NUM_BUCKETS], state_buckets[NUM_BUCKETS]; /* 0 = empty */
     place *found; /* [MAX_PLACES]: where a step leads, those passed through too */
     size_t num_found;
+    recent recent[NUM_RECENT];
     bool broken;
 };
 
@@ -180,10 +188,19 @@ static bool waits(const grammar *g, const place *at) {
     return kind == NODE_RANGE || (kind == NODE_END && at->stack == 0);
 }
 
-static int by_place(const void *a, const void *b) {
-    const place *const x = a, *const y = b;
-    return x->node != y->node ? (x->node > y->node) - (x->node < y->node)
-                              : (x->stack > y->stack) - (x->stack < y->stack);
+static bool comes_before(const place *x, const place *y) {
+    return x->node != y->node ? x->node < y->node : x->stack < y->stack;
+}
+
+/* They are few, and nearly in order. */
+static void sort_found(grammar *g) {
+    for (size_t i = 1; i < g->num_found; i++) {
+        const place it = g->found[i];
+        size_t to = i;
+        for (; to > 0 && comes_before(&it, &g->found[to - 1]); to--)
+            g->found[to] = g->found[to - 1];
+        g->found[to] = it;
+    }
 }
 
 /* Of what was found, the places that wait, in order. */
@@ -193,7 +210,7 @@ static void keep_waiting(grammar *g) {
         if (waits(g, &g->found[i])) g->found[num++] = g->found[i];
     }
     g->num_found = num;
-    qsort(g->found, num, sizeof *g->found, by_place);
+    sort_found(g);
 }
 
 static bool add_places(grammar *g) {
@@ -250,33 +267,64 @@ int grammar_begin(grammar *g, int entry) {
     return g->broken ? 0 : intern(g);
 }
 
-int grammar_step(grammar *g, int from, int symbol) {
-    if (from == 0) return 0;
-    state *s = &g->states[from];
-    if (s->next == NULL) {
-        s->next = malloc(GRAMMAR_NUM_SYMBOLS * sizeof *s->next);
-        if (s->next == NULL) return 0;
-        memset(s->next, 0xff, GRAMMAR_NUM_SYMBOLS * sizeof *s->next);
-    }
-    if (s->next[symbol] >= 0) return s->next[symbol];
+/* As intern(), with a look at what a single place led to before. */
+static int intern_recent(grammar *g) {
+    if (g->num_found != 1) return intern(g);
+    const place from = g->found[0];
+    const uint32_t slot = mix(mix(3, (uint32_t)from.node), (uint32_t)from.stack) % NUM_RECENT;
+    recent *const r = &g->recent[slot];
+    if (r->to == 0 || r->from.node != from.node || r->from.stack != from.stack)
+        *r = (recent){.from = from, .to = intern(g)};
+    return r->to;
+}
+
+/* Where a symbol leads from a state. */
+static int find_next(grammar *g, int from, int symbol) {
+    const state *const s = &g->states[from];
     g->num_found = 0;
     for (size_t i = s->first; i < s->first + s->num; i++) {
         const place here = g->places[i];
-        const node at = g->nodes[here.node];
-        if (at.kind == NODE_RANGE && symbol >= at.lo && symbol <= at.hi)
-            find(g, at.next, here.stack);
+        const node *const at = &g->nodes[here.node];
+        if (at->kind == NODE_RANGE && symbol >= at->lo && symbol <= at->hi)
+            find(g, at->next, here.stack);
     }
-    const int to = intern(g);
-    g->states[from].next[symbol] = to;
-    return to;
+    return g->num_found == 0 ? 0 : intern_recent(g);
+}
+
+/* Symbols at which a range of a state begins, or has ended. */
+static void mark_cuts(const grammar *g, const state *s, bool cuts[GRAMMAR_NUM_SYMBOLS + 1]) {
+    for (size_t i = s->first; i < s->first + s->num; i++) {
+        const node *const at = &g->nodes[g->places[i].node];
+        if (at->kind != NODE_RANGE) continue;
+        cuts[at->lo] = true;
+        cuts[at->hi + 1] = true;
+    }
+}
+
+const uint16_t *grammar_row(grammar *g, int from) {
+    if (from == 0 || g->states[from].row != NULL) return g->states[from].row;
+    bool cuts[GRAMMAR_NUM_SYMBOLS + 1] = {false};
+    uint16_t *const row = malloc(GRAMMAR_NUM_SYMBOLS * sizeof *row);
+    if (row == NULL) return NULL;
+    mark_cuts(g, &g->states[from], cuts);
+    for (int symbol = 0, to = 0; symbol < GRAMMAR_NUM_SYMBOLS; symbol++) {
+        if (cuts[symbol]) to = find_next(g, from, symbol);
+        row[symbol] = (uint16_t)to;
+    }
+    return g->states[from].row = row;
+}
+
+int grammar_step(grammar *g, int from, int symbol) {
+    const uint16_t *const row = grammar_row(g, from);
+    return row == NULL ? 0 : row[symbol];
 }
 
 bool grammar_may_end(const grammar *g, int at) {
     return at != 0 && g->states[at].may_end;
 }
 
-int grammar_num_states(const grammar *g) {
-    return (int)g->num_states;
+bool grammar_is_half_full(const grammar *g) {
+    return g->num_states >= MAX_STATES / 2;
 }
 
 /* --- life --- */
@@ -298,7 +346,7 @@ grammar *grammar_create(void) {
 
 void grammar_destroy(grammar *g) {
     if (g == NULL) return;
-    for (size_t i = 0; i < g->num_states; i++) free(g->states[i].next);
+    for (size_t i = 0; i < g->num_states; i++) free(g->states[i].row);
     free(g->nodes);
     free(g->rules);
     free(g->stacks);

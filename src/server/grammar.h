@@ -52,9 +52,12 @@ int grammar_call(grammar *g, int rule, int next);
 
 /* States are numbers; 0 is the one from which nothing follows. */
 int grammar_begin(grammar *g, int entry);
+/* Where each symbol leads, [GRAMMAR_NUM_SYMBOLS]; NULL = nowhere. It stays while the grammar does.
+ */
+const uint16_t *grammar_row(grammar *g, int state);
 int grammar_step(grammar *g, int state, int symbol);
 bool grammar_may_end(const grammar *g, int state);
-/* States, for whoever keeps something by state: below this. */
-int grammar_num_states(const grammar *g);
+/* Half of the states that there may be are known; beyond the last, answers end in state 0. */
+bool grammar_is_half_full(const grammar *g);
 
 #endif

@@ -135,13 +135,15 @@ static size_t longest_token(const server_model *model) {
 bool server_open(server *s, const server_model *model) {
     s->vocabulary =
         vocabulary_create(model->tokenizer, model->vocab_size, model->eos, model->num_eos);
-    if (s->vocabulary == NULL) return false;
+    s->constraints = constraint_store_create();
+    if (s->vocabulary == NULL || s->constraints == NULL) return false;
     s->model_given = *model;
     s->model = (api_model){.name = s->options.names[0],
                            .names = s->options.names,
                            .num_names = s->options.num_names,
                            .tokenizer = model->tokenizer,
                            .vocabulary = s->vocabulary,
+                           .constraints = s->constraints,
                            .vocab_size = model->vocab_size,
                            .max_model_len = model->max_model_len,
                            .max_prompt_bytes = longest_token(model) * (size_t)model->max_model_len,
@@ -159,6 +161,7 @@ void server_stop(server *s) {
     if (s == NULL) return;
     if (s->daemon != NULL) MHD_stop_daemon(s->daemon);
     watch_end(s);
+    constraint_store_destroy(s->constraints);
     vocabulary_destroy(s->vocabulary);
     metrics_destroy(&s->metrics);
     free(s);

@@ -19,6 +19,7 @@ struct server {
     server_model model_given; /* from SERVER_OPEN on */
     api_model model;
     vocabulary *vocabulary;
+    constraint_store *constraints;
     _Atomic int phase; /* server_phase */
     metrics metrics;
     int64_t started; /* Unix time */

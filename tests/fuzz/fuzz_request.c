@@ -25,12 +25,14 @@ static const api_model *tiny(void) {
     must(kv8_tokenizer_open(&tokenizer, KV8_TINY_TOKENIZER) == KV8_OK, "tokenizer");
     const int32_t vocab_size = kv8_tokenizer_vocab_size(tokenizer);
     const vocabulary *const v = vocabulary_create(tokenizer, vocab_size, NULL, 0);
-    must(v != NULL, "vocabulary");
+    constraint_store *const constraints = constraint_store_create();
+    must(v != NULL && constraints != NULL, "vocabulary");
     model = (api_model){.name = names[0],
                         .names = names,
                         .num_names = 1,
                         .tokenizer = tokenizer,
                         .vocabulary = v,
+                        .constraints = constraints,
                         .vocab_size = vocab_size,
                         .max_model_len = 4096,
                         .max_prompt_bytes = 1 << 16,

@@ -27,8 +27,9 @@ typedef struct kv8_prefill_item {
     int32_t shared_from, shared_to; /* keys that all of them see; may be none */
     int64_t pages_at;               /* of its first page in the table */
 } kv8_prefill_item;
-/* Items under way in a block on sm_90, in slots. */
+/* Items under way in a block on sm_90, in slots; what a block keeps of a packed row. */
 enum { KV8_PREFILL_ITEM_BYTES = 64, KV8_PREFILL_ITEM_SLOT_BYTES = 80, KV8_PREFILL_ITEM_SLOTS = 4 };
+enum { KV8_PREFILL_ROW_BYTES = 16 };
 
 typedef struct kv8_prefill_queue {
     int32_t num_items;
@@ -51,13 +52,13 @@ typedef struct kv8_prefill_block {
 } kv8_prefill_block;
 
 /* Bytes of shared memory of a kernel on sm_90: Q, the widened tiles of every stage, the codes under
- * way, int8's scales and powers, barriers, items, and 16 bytes a row. */
+ * way, int8's scales and powers, barriers, items, a record a row. */
 #define KV8_PREFILL_SM90_SHARED(code_bytes, int8, head_dim, num_math, num_stages, num_ahead) \
     ((num_math)*128 * (head_dim) + (num_stages)*512 * (head_dim) +                           \
      ((code_bytes) == 1 ? ((num_ahead) + 1) * 256 * (head_dim) : 0) +                        \
      ((int8) ? (num_stages)*256 : 0) + 8 * (4 * (num_stages) + 2 * KV8_PREFILL_ITEM_SLOTS) + \
-     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES + (num_math)*1024 + 16 +           \
-     ((int8) ? (num_stages)*4 : 0))
+     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES +                                  \
+     (num_math)*64 * KV8_PREFILL_ROW_BYTES + 16 + ((int8) ? (num_stages)*4 : 0))
 
 /* Kernels on mma.sync. Bytes of a row of a tile of head_dim values, and of the tile to come: 16-bit
  * K and V where both are, else as they lie in pages. */
@@ -68,20 +69,21 @@ typedef struct kv8_prefill_block {
                           : (((keys) * (head_dim) * ((k_wide) + 1) + 2047) / 2048 +  \
                              ((keys) * (head_dim) * ((v_wide) + 1) + 2047) / 2048) * \
                                 2048)
-/* All of a block's shared memory: Q, a tile of K and V, the next, 16 bytes a row, a scale a key, an
+/* All of a block's shared memory: Q, a tile of K and V, the next, a record a row, a scale a key, an
  * item, a word. */
-#define KV8_PREFILL_MMA_SHARED(head_dim, rows, keys, k_wide, v_wide)               \
-    (((rows) + 2 * (keys)) * KV8_PREFILL_MMA_PITCH(head_dim) +                     \
-     KV8_PREFILL_MMA_NEXT(head_dim, keys, k_wide, v_wide) + (rows)*16 + (keys)*2 + \
-     KV8_PREFILL_ITEM_BYTES + 16)
+#define KV8_PREFILL_MMA_SHARED(head_dim, rows, keys, k_wide, v_wide)                       \
+    (((rows) + 2 * (keys)) * KV8_PREFILL_MMA_PITCH(head_dim) +                             \
+     KV8_PREFILL_MMA_NEXT(head_dim, keys, k_wide, v_wide) + (rows)*KV8_PREFILL_ROW_BYTES + \
+     (keys)*2 + KV8_PREFILL_ITEM_BYTES + 16)
 
 /* Of a kernel that multiplies codes: Q, the stages of K and of V (turned, with eight columns for
- * the sums), V's codes of a tile, sums of both levels, barriers, items, 16 bytes a row
- * twice, a word. */
+ * the sums), V's codes of a tile, sums of both levels, barriers, items, two records
+ * a row, a word. */
 #define KV8_PREFILL_FP8_SHARED(head_dim, num_math, k_stages, v_stages)                    \
     ((num_math)*64 * (head_dim) + (k_stages)*128 * (head_dim) +                           \
      (v_stages)*128 * ((head_dim) + 8) + 128 * (head_dim) + (num_math)*256 * (head_dim) + \
      8 * (2 * ((k_stages) + (v_stages)) + 2 + 2 * KV8_PREFILL_ITEM_SLOTS) +               \
-     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES + (num_math)*2048 + 16)
+     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES +                               \
+     2 * (num_math)*64 * KV8_PREFILL_ROW_BYTES + 16)
 
 #endif

@@ -188,76 +188,70 @@ __device__ __forceinline__ void registers_pin(uint32_t (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i]));
 }
 
-#define KV8_D8(d, i)                                                                            \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-        "+f"(d[i + 6]), "+f"(d[i + 7])
-#define KV8_D32(d) KV8_D8(d, 0), KV8_D8(d, 8), KV8_D8(d, 16), KV8_D8(d, 24)
-#define KV8_D64(d)                                                                          \
-    KV8_D8(d, 0), KV8_D8(d, 8), KV8_D8(d, 16), KV8_D8(d, 24), KV8_D8(d, 32), KV8_D8(d, 40), \
-        KV8_D8(d, 48), KV8_D8(d, 56)
-#define KV8_REGS_32                                                                               \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define KV8_REGS_64                                                                               \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
-    "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
-    "%56, %57, %58, %59, %60, %61, %62, %63}"
+// Accumulators as asm operands, and the text that names them.
+#define KV8_D4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define KV8_D16(d, i) KV8_D4(d, i), KV8_D4(d, i + 4), KV8_D4(d, i + 8), KV8_D4(d, i + 12)
+#define KV8_D32       KV8_D16(d, 0), KV8_D16(d, 16)
+#define KV8_D64       KV8_D32, KV8_D16(d, 32), KV8_D16(d, 48)
+#define KV8_D36       KV8_D32, KV8_D4(e, 0)
+#define KV8_D68       KV8_D64, KV8_D4(e, 0)
+#define KV8_NAMES_32                                                                             \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define KV8_NAMES_64                                                                              \
+    KV8_NAMES_32                                                                                  \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49," \
+    " %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-#define KV8_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define KV8_REGS_36                                                                               \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35}"
-#define KV8_REGS_68                                                                               \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
-    "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
-    "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67}"
+// D = A * B, or D += A * B where the predicate's operand is not 0: 64 rows, one macro a number N of
+// columns, whose D is d and e. TYPES: k and the types. AB, IF: the numbers of A, B and the
+// predicate's operand, behind D's. SIGNS: 1s, and which 16-bit operands run across k.
+#define KV8_WGMMA(TYPES, NAMES, D, AB, IF, SIGNS, ...)                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " IF                                     \
+                 ", 0;\n"                                                                   \
+                 "wgmma.mma_async.sync.aligned.m64" TYPES " {" NAMES "}, " AB ", p, " SIGNS \
+                 ";\n}\n"                                                                   \
+                 : D                                                                        \
+                 : __VA_ARGS__)
+#define KV8_WGMMA_N64(TYPES, ...) KV8_WGMMA("n64" TYPES, KV8_NAMES_32, KV8_D32, __VA_ARGS__)
+#define KV8_WGMMA_N72(TYPES, ...) \
+    KV8_WGMMA("n72" TYPES, KV8_NAMES_32 ", %32, %33, %34, %35", KV8_D36, __VA_ARGS__)
+#define KV8_WGMMA_N128(TYPES, ...) KV8_WGMMA("n128" TYPES, KV8_NAMES_64, KV8_D64, __VA_ARGS__)
+#define KV8_WGMMA_N136(TYPES, ...) \
+    KV8_WGMMA("n136" TYPES, KV8_NAMES_64 ", %64, %65, %66, %67", KV8_D68, __VA_ARGS__)
+#define KV8_A_SHARED    "l"(a), "l"(b), "r"(accumulate)
+#define KV8_A_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
 
 // d (64 x 128) = or += A (64 x 16, shared) * B (16 x 128, shared, rows are columns of d).
 template <bool IS_BF16>
-__device__ __forceinline__ void wgmma_shared_n128(float (&d)[64], uint64_t a, uint64_t b,
-                                                  int accumulate) {
-#define KV8_WGMMA(TYPE)                                                              \
-    asm volatile(                                                                    \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                 \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " KV8_REGS_64 \
-        ", %64, %65, p, 1, 1, 0, 0;\n}\n"                                            \
-        : KV8_D64(d)                                                                 \
-        : "l"(a), "l"(b), "r"(accumulate))
+__device__ __forceinline__ void wgmma_shared(float (&d)[64], uint64_t a, uint64_t b,
+                                             int accumulate) {
     if (IS_BF16)
-        KV8_WGMMA("bf16");
+        KV8_WGMMA_N128("k16.f32.bf16.bf16", "%64, %65", "%66", "1, 1, 0, 0", KV8_A_SHARED);
     else
-        KV8_WGMMA("f16");
-#undef KV8_WGMMA
+        KV8_WGMMA_N128("k16.f32.f16.f16", "%64, %65", "%66", "1, 1, 0, 0", KV8_A_SHARED);
 }
 
-// d (64 x 64 or 64 x 128) += A (64 x 16, registers) * B (16 x N, shared, rows are k).
+// d (64 x 64 or 64 x 128) = or += A (64 x 16, registers) * B (16 x N, shared, rows are k).
 template <bool IS_BF16>
-__device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t *a, uint64_t b) {
-#define KV8_WGMMA(TYPE)                                                                      \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " KV8_REGS_32 \
-                 ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;\n"                                \
-                 : KV8_D32(d)                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+__device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t *a, uint64_t b,
+                                                int accumulate) {
     if (IS_BF16)
-        KV8_WGMMA("bf16");
+        KV8_WGMMA_N64("k16.f32.bf16.bf16", "{%32, %33, %34, %35}, %36", "%37", "1, 1, 1",
+                      KV8_A_REGISTERS);
     else
-        KV8_WGMMA("f16");
-#undef KV8_WGMMA
+        KV8_WGMMA_N64("k16.f32.f16.f16", "{%32, %33, %34, %35}, %36", "%37", "1, 1, 1",
+                      KV8_A_REGISTERS);
 }
 template <bool IS_BF16>
-__device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t *a, uint64_t b) {
-#define KV8_WGMMA(TYPE)                                                                       \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " KV8_REGS_64 \
-                 ", {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"                                 \
-                 : KV8_D64(d)                                                                 \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+__device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t *a, uint64_t b,
+                                                int accumulate) {
     if (IS_BF16)
-        KV8_WGMMA("bf16");
+        KV8_WGMMA_N128("k16.f32.bf16.bf16", "{%64, %65, %66, %67}, %68", "%69", "1, 1, 1",
+                       KV8_A_REGISTERS);
     else
-        KV8_WGMMA("f16");
-#undef KV8_WGMMA
+        KV8_WGMMA_N128("k16.f32.f16.f16", "{%64, %65, %66, %67}, %68", "%69", "1, 1, 1",
+                       KV8_A_REGISTERS);
 }
 
 // --- wgmma of e4m3 by e4m3 or e5m2; both operands' rows run along k ---
@@ -266,18 +260,10 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t *
 template <bool IS_E5M2>
 __device__ __forceinline__ void wgmma8_shared(float (&d)[32], uint64_t a, uint64_t b,
                                               int accumulate) {
-#define KV8_WGMMA(TYPE)                                                         \
-    asm volatile(                                                               \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                            \
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3." TYPE " " KV8_REGS_32 \
-        ", %32, %33, p, 1, 1;\n}\n"                                             \
-        : KV8_D32(d)                                                            \
-        : "l"(a), "l"(b), "r"(accumulate))
     if (IS_E5M2)
-        KV8_WGMMA("e5m2");
+        KV8_WGMMA_N64("k32.f32.e4m3.e5m2", "%32, %33", "%34", "1, 1", KV8_A_SHARED);
     else
-        KV8_WGMMA("e4m3");
-#undef KV8_WGMMA
+        KV8_WGMMA_N64("k32.f32.e4m3.e4m3", "%32, %33", "%34", "1, 1", KV8_A_SHARED);
 }
 
 // d, e (64 x 64 and 64 x 8, or 64 x 128 and 64 x 8) = or += A (64 x 32, registers) * B (32 x N,
@@ -285,34 +271,22 @@ __device__ __forceinline__ void wgmma8_shared(float (&d)[32], uint64_t a, uint64
 template <bool IS_E5M2>
 __device__ __forceinline__ void wgmma8_registers(float (&d)[32], float (&e)[4], const uint32_t *a,
                                                  uint64_t b, int accumulate) {
-#define KV8_WGMMA(TYPE)                                                         \
-    asm volatile(                                                               \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %41, 0;\n"                            \
-        "wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3." TYPE " " KV8_REGS_36 \
-        ", {%36, %37, %38, %39}, %40, p, 1, 1;\n}\n"                            \
-        : KV8_D32(d), KV8_D4(e, 0)                                              \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
     if (IS_E5M2)
-        KV8_WGMMA("e5m2");
+        KV8_WGMMA_N72("k32.f32.e4m3.e5m2", "{%36, %37, %38, %39}, %40", "%41", "1, 1",
+                      KV8_A_REGISTERS);
     else
-        KV8_WGMMA("e4m3");
-#undef KV8_WGMMA
+        KV8_WGMMA_N72("k32.f32.e4m3.e4m3", "{%36, %37, %38, %39}, %40", "%41", "1, 1",
+                      KV8_A_REGISTERS);
 }
 template <bool IS_E5M2>
 __device__ __forceinline__ void wgmma8_registers(float (&d)[64], float (&e)[4], const uint32_t *a,
                                                  uint64_t b, int accumulate) {
-#define KV8_WGMMA(TYPE)                                                          \
-    asm volatile(                                                                \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %73, 0;\n"                             \
-        "wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3." TYPE " " KV8_REGS_68 \
-        ", {%68, %69, %70, %71}, %72, p, 1, 1;\n}\n"                             \
-        : KV8_D64(d), KV8_D4(e, 0)                                               \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
     if (IS_E5M2)
-        KV8_WGMMA("e5m2");
+        KV8_WGMMA_N136("k32.f32.e4m3.e5m2", "{%68, %69, %70, %71}, %72", "%73", "1, 1",
+                       KV8_A_REGISTERS);
     else
-        KV8_WGMMA("e4m3");
-#undef KV8_WGMMA
+        KV8_WGMMA_N136("k32.f32.e4m3.e4m3", "{%68, %69, %70, %71}, %72", "%73", "1, 1",
+                       KV8_A_REGISTERS);
 }
 
 }  // namespace kv8

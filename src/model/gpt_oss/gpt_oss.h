@@ -37,6 +37,6 @@ typedef struct kv8_gpt_oss {
 /* What the model's step runs: gpt_oss_forward.c. */
 kv8_status kv8_gpt_oss_compute(kv8_model *model, kv8_cache *cache, const kv8_step *step);
 /* residual += mixture of experts over act.normed, n rows: gpt_oss_experts.c. */
-void kv8_experts_run(kv8_gpt_oss *own, const kv8_gpt_oss_layer *layer, int32_t n);
+void kv8_gpt_oss_experts_run(kv8_gpt_oss *own, const kv8_gpt_oss_layer *layer, int32_t n);
 
 #endif

@@ -41,15 +41,15 @@ static void group_rows(const kv8_gpt_oss *own, int32_t n) {
 }
 
 /* One job for every expert that somebody chose. x_rows NULL: x is grouped already. */
-static void multiply(const kv8_gpt_oss *own, const kv8_experts *experts, const float *x,
+static void multiply(const kv8_gpt_oss *own, const kv8_gpt_oss_experts *experts, const float *x,
                      const int32_t *x_rows, float *y) {
     const kv8_activations *const a = &own->act;
     size_t num_jobs = 0;
     for (int32_t e = 0; e < own->config.num_experts; e++) {
         const int64_t first = a->expert_first[e], rows = a->expert_first[e + 1] - first;
         if (rows == 0) continue;
-        a->jobs[num_jobs++] = (kv8_matmul_job){.w = kv8_experts_weight(experts, e),
-                                               .bias = kv8_experts_bias(experts, e),
+        a->jobs[num_jobs++] = (kv8_matmul_job){.w = kv8_gpt_oss_experts_weight(experts, e),
+                                               .bias = kv8_gpt_oss_experts_bias(experts, e),
                                                .x = x_rows != NULL ? x : x + first * experts->cols,
                                                .x_stride = experts->cols,
                                                .x_rows = x_rows != NULL ? x_rows + first : NULL,
@@ -72,7 +72,7 @@ static void gate_row(void *cookie, size_t row, int32_t thread_idx) {
                        own->act.gated + row * width);
 }
 
-void kv8_experts_run(kv8_gpt_oss *own, const kv8_gpt_oss_layer *layer, int32_t n) {
+void kv8_gpt_oss_experts_run(kv8_gpt_oss *own, const kv8_gpt_oss_layer *layer, int32_t n) {
     const kv8_activations *const a = &own->act;
     const size_t hidden = (size_t)own->config.hidden_size;
     const int32_t k = own->config.num_experts_per_token;

@@ -43,7 +43,7 @@ static kv8_status run_layer(kv8_model *model, kv8_cache *cache, int32_t idx, con
     kv8_axpy(own->options->isa, 1.0f, a->projected, (size_t)n * (size_t)own->config.hidden_size,
              a->residual);
     normalize(own, a->residual, &layer->mlp_norm, n);
-    kv8_experts_run(own, layer, n);
+    kv8_gpt_oss_experts_run(own, layer, n);
     return KV8_OK;
 }
 

@@ -198,11 +198,11 @@ static kv8_status bind_sinks(const binder *b, const kv8_gpt_oss_config *c, int32
 
 static kv8_status bind_experts(const binder *b, int32_t idx, const char *blocks, const char *scales,
                                const char *bias, int64_t num_experts, int64_t rows, int64_t cols,
-                               kv8_experts *out) {
+                               kv8_gpt_oss_experts *out) {
     char text[NAME_SIZE];
     const int64_t groups = cols / KV8_MXFP4_BLOCK;
     const kv8_tensor *tensor = NULL;
-    *out = (kv8_experts){.rows = rows, .cols = cols};
+    *out = (kv8_gpt_oss_experts){.rows = rows, .cols = cols};
     KV8_TRY(take(b, layer_name(b, idx, blocks, "", text), TYPE_BYTES,
                  &(shape){4, {num_experts, rows, groups, KV8_MXFP4_BLOCK_BYTES}}, &tensor));
     out->blocks = tensor->data;
@@ -317,7 +317,7 @@ void kv8_gpt_oss_weights_release(kv8_gpt_oss_weights *weights) {
     *weights = (kv8_gpt_oss_weights){0};
 }
 
-kv8_weight kv8_experts_weight(const kv8_experts *experts, int64_t expert) {
+kv8_weight kv8_gpt_oss_experts_weight(const kv8_gpt_oss_experts *experts, int64_t expert) {
     const int64_t groups = experts->rows * (experts->cols / KV8_MXFP4_BLOCK);
     return (kv8_weight){.kind = KV8_WEIGHT_MXFP4,
                         .data = experts->blocks + expert * groups * KV8_MXFP4_BLOCK_BYTES,
@@ -326,6 +326,6 @@ kv8_weight kv8_experts_weight(const kv8_experts *experts, int64_t expert) {
                         .cols = experts->cols};
 }
 
-const void *kv8_experts_bias(const kv8_experts *experts, int64_t expert) {
+const void *kv8_gpt_oss_experts_bias(const kv8_gpt_oss_experts *experts, int64_t expert) {
     return experts->bias + expert * experts->rows * BF16_BYTES;
 }

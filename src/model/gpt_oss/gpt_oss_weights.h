@@ -13,17 +13,17 @@
 #include "linear.h"
 
 /* One matrix [rows, cols] per expert, MXFP4, and its bias. */
-typedef struct kv8_experts {
+typedef struct kv8_gpt_oss_experts {
     const uint8_t *blocks, *scales, *bias;
     int64_t rows, cols;
-} kv8_experts;
+} kv8_gpt_oss_experts;
 
 typedef struct kv8_gpt_oss_layer {
     kv8_gain attention_norm, mlp_norm;
     kv8_linear q, k, v, o, router;
-    const float *sink_logit; /* [num_qo_heads] */
-    kv8_experts gate_up;     /* rows interleaved: gate 0, up 0, gate 1, .. */
-    kv8_experts down;
+    const float *sink_logit;     /* [num_qo_heads] */
+    kv8_gpt_oss_experts gate_up; /* rows interleaved: gate 0, up 0, gate 1, .. */
+    kv8_gpt_oss_experts down;
 } kv8_gpt_oss_layer;
 
 typedef struct kv8_gpt_oss_weights {
@@ -45,8 +45,8 @@ kv8_status kv8_gpt_oss_weights_bind(kv8_gpt_oss_weights *out, const kv8_gpt_oss_
 void kv8_gpt_oss_weights_release(kv8_gpt_oss_weights *weights);
 
 /* Expert e's matrix, borrowed. */
-kv8_weight kv8_experts_weight(const kv8_experts *experts, int64_t expert);
+kv8_weight kv8_gpt_oss_experts_weight(const kv8_gpt_oss_experts *experts, int64_t expert);
 /* Its bias, [rows] bf16. */
-const void *kv8_experts_bias(const kv8_experts *experts, int64_t expert);
+const void *kv8_gpt_oss_experts_bias(const kv8_gpt_oss_experts *experts, int64_t expert);
 
 #endif

@@ -17,6 +17,14 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
 }
 
+// What a block keeps of a packed row in shared memory.
+struct RowRecord {
+    float factor;        // from S to log2 units
+    float top;           // the row's maximum as S has it; -INFINITY: no key seen yet
+    int32_t begin, end;  // keys that the row may see
+};
+static_assert(sizeof(RowRecord) == KV8_PREFILL_ROW_BYTES, "what the host asks for");
+
 struct ItemView {
     int32_t request, kv_head, row_begin, num_rows;  // num_rows: packed rows of the request left
     int32_t q_begin, qo_len, kv_len;
@@ -120,11 +128,32 @@ __device__ __forceinline__ __half key_scale(const kv8_kernel_pages &p, int page,
                                         kv_head * p.scale_stride_head]);
 }
 
+// Of a row of O: one value, two neighbours.
 __device__ __forceinline__ void store_one(const kv8_kernel_args &a, int64_t at, float x) {
     if (a.o_dtype == KV8_F32)
         ((float *)a.o)[at] = x;
     else
         ((uint16_t *)a.o)[at] = (uint16_t)(a.o_dtype == BF16 ? pack_bf16(x, x) : pack_f16(x, x));
+}
+__device__ __forceinline__ void store_pair(const kv8_kernel_args &a, int64_t at, float x, float y) {
+    if (a.o_dtype == KV8_F32) {
+        float *const to = (float *)a.o + at;
+        if (a.prefill.o_aligned) {
+            *(float2 *)to = make_float2(x, y);
+        } else {
+            to[0] = x;
+            to[1] = y;
+        }
+    } else {
+        uint16_t *const to = (uint16_t *)a.o + at;
+        const uint32_t pair = a.o_dtype == BF16 ? pack<true>(x, y) : pack<false>(x, y);
+        if (a.prefill.o_aligned) {
+            *(uint32_t *)to = pair;
+        } else {
+            to[0] = (uint16_t)pair;
+            to[1] = (uint16_t)(pair >> 16);
+        }
+    }
 }
 
 }  // namespace kv8

@@ -7,72 +7,36 @@
 // already), a record per row. Bound by the tensor cores and, beside them, by ldmatrix: a warp reads
 // every K and V of a tile for its own rows, 32 where registers allow.
 //
-// The softmax is the wgmma kernels': no maximum per tile.
+// The softmax is the wgmma kernels': no maximum per tile. What rows keep and how they end:
+// prefill_mma_row_state.cuh.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "prefill/prefill_reference.cuh"
-#include "prefill_mma_tile.cuh"
+#include "prefill_mma_row_state.cuh"
 
 namespace kv8 {
 
 template <class SHAPE>
-struct MmaBlock {
-    enum {
-        D = SHAPE::HEAD_DIM,
-        ROW_TILES = SHAPE::ROW_TILES,
-        KEY_TILES = SHAPE::KEYS / 8,
-        DIM_TILES = D / 8,
-        PIECES = SHAPE::ROWS / 64  // of a slot: the places of partial results
-    };
+struct MmaBlock : MmaRowState<SHAPE> {
+    using rows = MmaRowState<SHAPE>;
+    using rows::a, rows::shared, rows::loader, rows::warp, rows::lane, rows::small;
+    using rows::D, rows::ROW_TILES, rows::KEY_TILES, rows::DIM_TILES;
+    using rows::factor, rows::max_, rows::o, rows::sum, rows::scales_at;
+    using rows::load_top, rows::set_top, rows::scale_output, rows::cleared_at, rows::small_at;
+    using rows::row_address, rows::row_of, rows::row_factor, rows::first_key, rows::end_key;
     static constexpr bool IS_BF16 = SHAPE::IS_BF16;
-    const kv8_kernel_args &a;
-    const uint32_t shared;
-    TileLoader<SHAPE> loader;
-    const int warp, lane;
-    // In shared memory, behind the tiles. flag_at: a word of join().
-    uint32_t rows_at, scales_at, flag_at;
     uint32_t q_lane, k_lane, v_lane;  // this lane's addresses of its fragments
     int full_from, full_to;           // keys that every row of the warp may see
     int warp_from, warp_to;           // keys that some row may
     bool fresh;                       // some row of the warp has no maximum yet
-    bool small;                       // int8: O is 2^-7 as large
     bool odd;                         // S is never ready as it comes
-    // Of rows lane / 4 (slot 0) and lane / 4 + 8 (slot 1) of each tile of 16.
-    float factor[ROW_TILES][2];                   // from S to log2 units
-    float max_[ROW_TILES][2], sum[ROW_TILES][2];  // max_ in log2 units, or NO_MAXIMUM; P and sum
-                                                  // are relative to it
-    float o[ROW_TILES][DIM_TILES][4];
 
-    __device__ MmaBlock(const kv8_kernel_args &args, uint32_t base)
-        : a(args), shared(base), loader(args, base), warp(loader.warp), lane(loader.lane) {
-        rows_at = base + SHAPE::NEXT_AT +
-                  KV8_PREFILL_MMA_NEXT(D, SHAPE::KEYS, is_wide(a.k_dtype), is_wide(a.v_dtype));
-        scales_at = rows_at + SHAPE::ROWS * SHAPE::ROW_BYTES;
-        loader.item_at = scales_at + SHAPE::SCALE_BYTES;
-        flag_at = loader.item_at + KV8_PREFILL_ITEM_BYTES;
+    __device__ MmaBlock(const kv8_kernel_args &args, uint32_t base) : rows(args, base) {
         odd = a.soft_cap > 0 || a.mask_bits != nullptr || a.k_dtype == INT8;
         q_lane = base + SHAPE::Q_AT + SHAPE::at(warp * SHAPE::WARP_ROWS + lane % 16, lane / 16);
         k_lane = base + SHAPE::K_AT + SHAPE::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
         v_lane = base + SHAPE::V_AT + SHAPE::at(lane % 16, lane / 16);
-    }
-    // Behind flag_at: whether values of V that are not finite were cleared; a byte a warp, of its
-    // keys of V (TileLoader).
-    __device__ __forceinline__ uint32_t cleared_at() const { return flag_at + 4; }
-    __device__ __forceinline__ uint32_t small_at() const { return flag_at + 8; }
-    // Of the block's.
-    __device__ __forceinline__ int row_of(int tile, int slot) const {
-        return warp * SHAPE::WARP_ROWS + 16 * tile + 8 * slot + lane / 4;
-    }
-    // Of a row: factor, its maximum as S has it, first key, end of keys.
-    __device__ __forceinline__ uint32_t row_address(int row) const {
-        return rows_at + SHAPE::ROW_BYTES * row;
-    }
-    __device__ __forceinline__ int row_word(int row, int word) const {
-        int x;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(row_address(row) + 4 * word));
-        return x;
     }
 
     // --- the start of an item ---
@@ -150,8 +114,7 @@ struct MmaBlock {
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
                 // the cap leaves log2 units
-                factor[t][slot] =
-                    a.soft_cap > 0 ? 1.0f : __int_as_float(row_word(row_of(t, slot), 0));
+                factor[t][slot] = a.soft_cap > 0 ? 1.0f : row_factor(row_of(t, slot));
                 max_[t][slot] = NO_MAXIMUM;
                 sum[t][slot] = 0;
             }
@@ -160,8 +123,8 @@ struct MmaBlock {
                 o[t][i][0] = o[t][i][1] = o[t][i][2] = o[t][i][3] = 0;
         }
         const int first = warp * SHAPE::WARP_ROWS, last = first + SHAPE::WARP_ROWS - 1;
-        warp_from = row_word(first, 2), full_to = row_word(first, 3);
-        full_from = row_word(last, 2), warp_to = row_word(last, 3);
+        warp_from = first_key(first), full_to = end_key(first);
+        full_from = first_key(last), warp_to = end_key(last);
         fresh = true;
         small = false;
     }
@@ -233,64 +196,6 @@ struct MmaBlock {
             }
         }
     }
-    __device__ __forceinline__ void cap_scores(float (&s)[KEY_TILES][4], int t) const {
-        const float inverse = __frcp_rn(a.soft_cap);
-#pragma unroll
-        for (int slot = 0; slot < 2; slot++) {
-            const float to_cap = __int_as_float(row_word(row_of(t, slot), 0)) * inverse;
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; i++) {
-                s[i][2 * slot] =
-                    a.soft_cap * tanh_of_exponent(2 * LOG2E * (s[i][2 * slot] * to_cap));
-                s[i][2 * slot + 1] =
-                    a.soft_cap * tanh_of_exponent(2 * LOG2E * (s[i][2 * slot + 1] * to_cap));
-            }
-        }
-    }
-    __device__ __forceinline__ void hide_by_range(float (&s)[KEY_TILES][4], int t, int tile) const {
-#pragma unroll
-        for (int slot = 0; slot < 2; slot++) {
-            const int first = tile * SHAPE::KEYS + lane % 4 * 2, row = row_of(t, slot);
-            const int begin = row_word(row, 2) - first, end = row_word(row, 3) - first;
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; i++) {
-                if (8 * i < begin || 8 * i >= end) s[i][2 * slot] = -INFINITY;
-                if (8 * i + 1 < begin || 8 * i + 1 >= end) s[i][2 * slot + 1] = -INFINITY;
-            }
-        }
-    }
-    // The four lanes of a row read 16 keys' bits each, no byte behind the row's last.
-    __device__ __forceinline__ void hide_by_mask(float (&s)[KEY_TILES][4], int t, int tile) const {
-#pragma unroll
-        for (int slot = 0; slot < 2; slot++) {
-            const int row = min(row_of(t, slot), loader.view.num_rows - 1);
-            const int query = query_of(a, loader.view.row_begin + row);
-            const int64_t row_bits = (int64_t)query * loader.keys.kv_len;
-            const int64_t bit = row_bits + tile * SHAPE::KEYS + lane % 4 * 16;
-            uint32_t mine = 0;
-#pragma unroll
-            for (int i = 0; i < 3; i++)
-                if ((bit / 8 + i) * 8 < row_bits + loader.keys.kv_len)
-                    mine |= (uint32_t)loader.keys.mask[bit / 8 + i] << (8 * i);
-            mine >>= bit % 8;
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; i += 2) {
-                const uint32_t bits = __shfl_sync(~0u, mine, (lane & ~3) + i / 2) >> (lane % 4 * 2);
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    if (!(bits >> (j / 2 * 8 + j % 2) & 1))
-                        s[i + j / 2][2 * slot + j % 2] = -INFINITY;
-            }
-        }
-    }
-    __device__ __forceinline__ float load_top(int t, int slot) const {
-        return __int_as_float(row_word(row_of(t, slot), 1));
-    }
-    __device__ __forceinline__ void set_top(int t, int slot, float top) {
-        __syncwarp();  // the row's other lanes have read the last one
-        store_shared(row_address(row_of(t, slot)) + 4, __float_as_uint(top));
-        max_[t][slot] = maximum_of(top, factor[t][slot]);
-    }
     static __device__ __forceinline__ float row_maximum(const float (&s)[KEY_TILES][4], int slot) {
         float top = s[0][2 * slot];
 #pragma unroll
@@ -308,9 +213,9 @@ struct MmaBlock {
         bool open = false;
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
-            if (a.soft_cap > 0) cap_scores(s[t], t);
-            if (edge) hide_by_range(s[t], t, tile);
-            if (loader.keys.mask != nullptr) hide_by_mask(s[t], t, tile);
+            if (a.soft_cap > 0) this->cap_scores(s[t], t);
+            if (edge) this->hide_by_range(s[t], t, tile);
+            if (loader.keys.mask != nullptr) this->hide_by_mask(s[t], t, tile);
             if (!fresh) continue;
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
@@ -393,14 +298,6 @@ struct MmaBlock {
                         multiply_f16(p[t][i / 2][i % 2 * 2 + slot], 0x20002000u);
         }
     }
-    __device__ __forceinline__ void scale_output(float by) {
-#pragma unroll
-        for (int t = 0; t < ROW_TILES; t++)
-#pragma unroll
-            for (int i = 0; i < DIM_TILES; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) o[t][i][j] *= by;
-    }
     // A tile; the next one's copies (where next >= 0) begin when S has left its registers.
     __device__ __forceinline__ void compute(int tile, int buffer, int next, int next_buffer) {
         const bool seen = tile * SHAPE::KEYS < warp_to && (tile + 1) * SHAPE::KEYS > warp_from;
@@ -441,167 +338,7 @@ struct MmaBlock {
             }
             compute(tile, buffer, tile + 1 < end ? tile + 1 : -1, buffer ^ in_place);
         }
-        finish(item, v);
-    }
-
-    // --- the end of an item ---
-
-    // Leaves this split and returns whether it was the last; then the state is all splits', and
-    // `cleared` says whether any of them has V without values that were not finite.
-    __device__ __forceinline__ bool join(const kv8_prefill_item &item, bool &cleared) {
-        constexpr int THREADS = SHAPE::THREADS;
-        const int64_t place = (int64_t)item.slot + item.split;
-        float *const mine = a.prefill.partials + place * (SHAPE::ROWS * D) + threadIdx.x;
-        float2 *const my_sums =
-            (float2 *)a.prefill.partial_sums + place * (PIECES * 256) + threadIdx.x;
-#pragma unroll
-        for (int t = 0; t < ROW_TILES; t++) {
-#pragma unroll
-            for (int i = 0; i < DIM_TILES; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    mine[THREADS * ((t * DIM_TILES + i) * 4 + j)] = o[t][i][j];
-#pragma unroll
-            for (int slot = 0; slot < 2; slot++)
-                my_sums[THREADS * (2 * t + slot)] = make_float2(max_[t][slot], sum[t][slot]);
-        }
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            uint32_t *const arrivals = a.prefill.arrivals + (int64_t)item.slot * PIECES;
-            const uint32_t before = atomicAdd(arrivals, cleared ? 0x10001 : 1);
-            if ((before & 0xffff) + 1 == (uint32_t)item.num_splits) *arrivals = 0;
-            store_shared(flag_at, before);
-        }
-        __syncthreads();
-        const uint32_t before = load_shared<4>(flag_at).w[0];
-        if ((before & 0xffff) + 1 != (uint32_t)item.num_splits) return false;
-        cleared = cleared || before >> 16 != 0;
-        __threadfence();
-#pragma unroll
-        for (int t = 0; t < ROW_TILES; t++) {
-#pragma unroll
-            for (int i = 0; i < DIM_TILES; i++)
-                o[t][i][0] = o[t][i][1] = o[t][i][2] = o[t][i][3] = 0;
-            max_[t][0] = max_[t][1] = -INFINITY;
-            sum[t][0] = sum[t][1] = 0;
-        }
-        for (int split = 0; split < item.num_splits; split++) {
-            const int64_t at = (int64_t)item.slot + split;
-            const float *const from = a.prefill.partials + at * (SHAPE::ROWS * D) + threadIdx.x;
-#pragma unroll
-            for (int t = 0; t < ROW_TILES; t++) {
-                float keep[2], add[2];
-#pragma unroll
-                for (int slot = 0; slot < 2; slot++) {
-                    const float2 other =
-                        __ldcg((const float2 *)a.prefill.partial_sums + at * (PIECES * 256) +
-                               threadIdx.x + THREADS * (2 * t + slot));
-                    const float top = max_nan(max_[t][slot], other.x);
-                    const float base = top == -INFINITY ? 0.0f : top;
-                    keep[slot] = exp2_fast(max_[t][slot] - base);
-                    add[slot] = exp2_fast(other.x - base);
-                    max_[t][slot] = top;
-                    sum[t][slot] = sum[t][slot] * keep[slot] + other.y * add[slot];
-                }
-#pragma unroll
-                for (int i = 0; i < DIM_TILES; i++)
-#pragma unroll
-                    for (int j = 0; j < 4; j++)
-                        o[t][i][j] =
-                            o[t][i][j] * keep[j / 2] +
-                            __ldcg(from + THREADS * ((t * DIM_TILES + i) * 4 + j)) * add[j / 2];
-            }
-        }
-        return true;
-    }
-
-    __device__ __forceinline__ void finish(const kv8_prefill_item &item, const ItemView &v) {
-        constexpr int WORDS = (D + 31) / 32;
-        if (small) scale_output(0x1p7f);
-#pragma unroll
-        for (int t = 0; t < ROW_TILES; t++) {
-#pragma unroll
-            for (int slot = 0; slot < 2; slot++) {
-                sum[t][slot] = quad_sum(sum[t][slot]);
-                max_[t][slot] = load_top(t, slot) * factor[t][slot];
-            }
-        }
-        bool cleared = load_shared<4>(cleared_at()).w[0] != 0;
-        if (item.slot >= 0 && !join(item, cleared)) return;
-        const bool may_break = has_infinities(a.v_dtype) || a.v_dtype == INT8;
-        const float v_scale = v_scale_of(a, v);
-        uint32_t finite = 0;  // bits of the warp's rows whose sums and V's weights are numbers
-        bool broken = cleared;
-#pragma unroll
-        for (int t = 0; t < ROW_TILES; t++) {
-#pragma unroll
-            for (int slot = 0; slot < 2; slot++) {
-                const int row = row_of(t, slot);
-                bool here = row < v.num_rows;
-                if (here) here = store_result(v, row, t, slot, v_scale);
-                if (may_break && here) broken = broken || holds_nan(t, slot);
-                const uint32_t lanes = __ballot_sync(~0u, here);
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-                    finite |= (lanes >> (4 * i) & 1) << (16 * t + 8 * slot + i);
-            }
-        }
-        broken = broken && finite != 0;
-        if ((may_break || cleared) && __syncthreads_or(broken)) {  // nobody needs the tiles
-            const NonfiniteSearch search = {shared + SHAPE::K_AT, warp, SHAPE::WARPS, 0};
-            write_nonfinite<WORDS, ANY, ANY>(a, item, search, warp * SHAPE::WARP_ROWS, finite);
-        }
-    }
-    __device__ __forceinline__ bool holds_nan(int t, int slot) const {
-        bool nan = false;
-#pragma unroll
-        for (int i = 0; i < DIM_TILES; i++)
-            nan = nan || isnan(o[t][i][2 * slot]) || isnan(o[t][i][2 * slot + 1]);
-        return nan;
-    }
-
-    // False where the results are 0 or NaN by definition, whatever V holds.
-    __device__ __forceinline__ bool store_result(const ItemView &v, int row, int t, int slot,
-                                                 float v_scale) const {
-        const RowPlace place = place_of(a, v, row);
-        const bool none = (max_[t][slot] == -INFINITY && sum[t][slot] == 0) ||
-                          row_begin(a, v, place.query) >= row_end(a, v, place.query);
-        const float sink = a.sink_logit != nullptr ? a.sink_logit[place.head] * LOG2E : -INFINITY;
-        const bool empty = none || sink == INFINITY;
-        float total = sum[t][slot];
-        if (a.sink_logit != nullptr) total += exp2_fast(sink - max_[t][slot]);
-        const float weight = v_scale / total;
-        const int64_t at = place.o + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < DIM_TILES; i++)
-            if (8 * i < a.v_head_dim)
-                store_two(at + 8 * i, empty ? 0.0f : o[t][i][2 * slot] * weight,
-                          empty ? 0.0f : o[t][i][2 * slot + 1] * weight);
-        if (a.lse != nullptr && lane % 4 == 0)
-            a.lse[place.lse] =
-                none ? -INFINITY : (max_[t][slot] + __log2f(sum[t][slot])) * a.lse_scale;
-        return !empty && !isnan(total);
-    }
-    __device__ __forceinline__ void store_two(int64_t at, float x, float y) const {
-        if (a.o_dtype == KV8_F32) {
-            float *const to = (float *)a.o + at;
-            if (a.prefill.o_aligned) {
-                *(float2 *)to = make_float2(x, y);
-            } else {
-                to[0] = x;
-                to[1] = y;
-            }
-        } else {
-            uint16_t *const to = (uint16_t *)a.o + at;
-            const uint32_t pair = a.o_dtype == BF16 ? pack_bf16(x, y) : pack_f16(x, y);
-            if (a.prefill.o_aligned) {
-                *(uint32_t *)to = pair;
-            } else {
-                to[0] = (uint16_t)pair;
-                to[1] = (uint16_t)(pair >> 16);
-            }
-        }
+        this->finish(item, v);
     }
 };
 

@@ -35,7 +35,6 @@ struct MmaShape {
     // The next tile: 16 bits as K and V, 8 as codes.
     static constexpr int NEXT_AT = V_AT + TILE_BYTES;
     // Behind what the host adds for the next tile.
-    static constexpr int ROW_BYTES = 16;  // factor, maximum, first key, end of keys
     static constexpr int SCALE_BYTES = KEYS * 2;
     static_assert(KEYS % 16 == 0 && KV8_PREFILL_TILE_KEYS % KEYS == 0, "whole steps");
     static_assert(WARP_KEYS <= 32 && WARP_KEYS * WARPS == KEYS, "a lane owns a key");

@@ -25,9 +25,6 @@ struct Consumer : RowState<SHAPE> {
 
     __device__ Consumer(const kv8_kernel_args &args, uint32_t base) : rows(args, base) {}
 
-    __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
-        return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
-    }
     __device__ __forceinline__ uint32_t q_address() const {
         return shared + SHAPE::Q_AT + index * SHAPE::COLUMNS * Q_BYTES;
     }
@@ -85,7 +82,8 @@ struct Consumer : RowState<SHAPE> {
             const int query = query_of(a, packed_row(v, i));
             const float f = !isfinite(scale) ? NAN : sign == 0 ? 1.0f : fabsf(scale) / power;
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(row_address(row)), "f"(f) : "memory");
-            asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(row_address(row) + 8),
+            asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(
+                             row_address(row, offsetof(RowRecord, begin))),
                          "r"(row_begin(a, v, query)), "r"(row_end(a, v, query))
                          : "memory");
         }
@@ -145,14 +143,14 @@ struct Consumer : RowState<SHAPE> {
     __device__ __forceinline__ void start_scores(float (&s)[64], uint32_t q, uint32_t k) {
 #pragma unroll
         for (int i = 0; i < D / 16; i++)
-            wgmma_shared_n128<IS_BF16>(s, descriptor_at(q, i / 4 * Q_BYTES + i % 4 * 32),
-                                       descriptor_at(k, i / 4 * TILE_BYTES + i % 4 * 32), i != 0);
+            wgmma_shared<IS_BF16>(s, descriptor_at(q, i / 4 * Q_BYTES + i % 4 * 32),
+                                  descriptor_at(k, i / 4 * TILE_BYTES + i % 4 * 32), i != 0);
         wgmma_commit();
     }
     __device__ __forceinline__ void start_output(const uint32_t (&p)[32], uint32_t v) {
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            wgmma_registers<IS_BF16>(o, p + 4 * i, descriptor_at(v, i * 2048));
+            wgmma_registers<IS_BF16>(o, p + 4 * i, descriptor_at(v, i * 2048), 1);
         wgmma_commit();
     }
     __device__ __forceinline__ uint32_t k_descriptor(uint32_t stage) const {
@@ -163,10 +161,11 @@ struct Consumer : RowState<SHAPE> {
                                  TILE_BYTES);
     }
     __device__ __forceinline__ void release_k(uint32_t stage) {
-        if (SHAPE::K_ARRIVALS == 32 || elected()) barrier_arrive(barrier(1, stage));
+        if (SHAPE::K_ARRIVALS == 32 || elected())
+            barrier_arrive(SHAPE::barrier(shared, K_EMPTY, stage));
     }
     __device__ __forceinline__ void release_v(uint32_t stage) {
-        if (elected()) barrier_arrive(barrier(3, stage));
+        if (elected()) barrier_arrive(SHAPE::barrier(shared, V_EMPTY, stage));
     }
 
     // int8: a key's scale is its column's.
@@ -185,7 +184,7 @@ struct Consumer : RowState<SHAPE> {
     }
     // A row's maximum as S has it, in its record: few tiles ask.
     __device__ __forceinline__ uint32_t top_address(int slot) const {
-        return row_address(row_of(slot)) + 4;
+        return row_address(row_of(slot), offsetof(RowRecord, top));
     }
     __device__ __forceinline__ float load_top(int slot) const {
         return __uint_as_float(load_word(top_address(slot)));
@@ -330,7 +329,7 @@ struct Consumer : RowState<SHAPE> {
             fetch_q(view_item(a, item_at(0)), raw);
             store_q(view_item(a, item_at(0)), raw);
         }
-        barrier_wait(barrier(0, tiles.stage()), tiles.parity());
+        barrier_wait(SHAPE::barrier(shared, K_FULL, tiles.stage()), tiles.parity());
         wait_turn(turn());
         registers_pin(s);
         wgmma_fence();
@@ -345,16 +344,19 @@ struct Consumer : RowState<SHAPE> {
             release_k(tiles.stage());
             const Ring<SHAPE::NUM_STAGES> v_tiles = tiles;
             tiles.next();
-            const bool v_here = barrier_test(barrier(2, v_tiles.stage()), v_tiles.parity());
-            const bool k_here = barrier_test(barrier(0, tiles.stage()), tiles.parity());
+            const bool v_here =
+                barrier_test(SHAPE::barrier(shared, V_FULL, v_tiles.stage()), v_tiles.parity());
+            const bool k_here =
+                barrier_test(SHAPE::barrier(shared, K_FULL, tiles.stage()), tiles.parity());
             const int kind = tile == special ? prepare(s) : 0;
             softmax(s, p);
             const int mine = turn();
             const uint32_t v = v_descriptor(v_tiles.stage());
             const uint32_t k = k_descriptor(tiles.stage());
-            if (!v_here) barrier_wait(barrier(2, v_tiles.stage()), v_tiles.parity());
+            if (!v_here)
+                barrier_wait(SHAPE::barrier(shared, V_FULL, v_tiles.stage()), v_tiles.parity());
             if (!k_here && (kind & (LAST | NEXT)) != LAST)
-                barrier_wait(barrier(0, tiles.stage()), tiles.parity());
+                barrier_wait(SHAPE::barrier(shared, K_FULL, tiles.stage()), tiles.parity());
             if (SHAPE::CODE == INT8) shrink_weights(p, v_tiles.stage());
             wait_turn(mine);
             registers_pin(s);

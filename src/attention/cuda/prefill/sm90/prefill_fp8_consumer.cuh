@@ -62,8 +62,12 @@ struct Fp8Consumer : RowState<SHAPE> {
                          : "r"(row_address(row_of(slot))));
             if (a.soft_cap > 0) factor[slot] = 1.0f;  // the cap leaves log2 units
         }
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(full_to) : "r"(row_address(0) + 12));
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(full_from) : "r"(row_address(63) + 8));
+        asm volatile("ld.shared.u32 %0, [%1];"
+                     : "=r"(full_to)
+                     : "r"(row_address(0, offsetof(RowRecord, end))));
+        asm volatile("ld.shared.u32 %0, [%1];"
+                     : "=r"(full_from)
+                     : "r"(row_address(63, offsetof(RowRecord, begin))));
         held = 0;
         flushed = false;
     }
@@ -95,17 +99,17 @@ struct Fp8Consumer : RowState<SHAPE> {
         return matrix_descriptor(shared + SHAPE::V_AT + v_tiles.stage * SHAPE::V_BYTES, 16);
     }
     __device__ __forceinline__ void wait_k() const {
-        barrier_wait(k_barrier<SHAPE>(shared, 0, k_tiles.stage), k_tiles.parity);
+        barrier_wait(SHAPE::barrier(shared, K_FULL, k_tiles.stage), k_tiles.parity);
     }
     __device__ __forceinline__ void wait_v() const {
-        barrier_wait(v_barrier<SHAPE>(shared, 0, v_tiles.stage), v_tiles.parity);
+        barrier_wait(SHAPE::barrier(shared, V_FULL, v_tiles.stage), v_tiles.parity);
     }
     __device__ __forceinline__ void release_k() {
-        if (elected()) barrier_arrive(k_barrier<SHAPE>(shared, 1, k_tiles.stage));
+        if (elected()) barrier_arrive(SHAPE::barrier(shared, K_EMPTY, k_tiles.stage));
         k_tiles.next();
     }
     __device__ __forceinline__ void release_v() {
-        if (elected()) barrier_arrive(v_barrier<SHAPE>(shared, 1, v_tiles.stage));
+        if (elected()) barrier_arrive(SHAPE::barrier(shared, V_EMPTY, v_tiles.stage));
         v_tiles.next();
     }
 

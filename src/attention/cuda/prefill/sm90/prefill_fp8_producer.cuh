@@ -68,7 +68,7 @@ struct Fp8Producer : KeyLoader {
         const uint8_t *const my_k = key_of(a.k, slot);
         const uint32_t k = shared + SHAPE::K_AT + fetched.stage * SHAPE::K_BYTES + 32 * warp * D;
         const uint32_t v = raw_address();
-        barrier_wait(k_barrier<SHAPE>(shared, 1, fetched.stage), fetched.parity ^ 1);
+        barrier_wait(SHAPE::barrier(shared, K_EMPTY, fetched.stage), fetched.parity ^ 1);
         if (has_twin_pools()) {
             fetch_rows_of<true, true>(my_k, k, v, seen);
         } else {
@@ -106,7 +106,8 @@ struct Fp8Producer : KeyLoader {
     __device__ __forceinline__ void fetch_rows() {
         barrier_wait(shared + SHAPE::Q_BARRIER_AT, num_queries % 2 ^ 1);
         const uint32_t records =
-            shared + SHAPE::ROWS_AT + num_queries % 2 * (SHAPE::NUM_CONSUMERS * 64 * 16);
+            shared + SHAPE::ROWS_AT +
+            num_queries % 2 * (SHAPE::NUM_CONSUMERS * 64 * KV8_PREFILL_ROW_BYTES);
         num_queries++;
         const float scale = a.score_scale * k_scale_of(a, item);
 #pragma unroll 1
@@ -119,8 +120,8 @@ struct Fp8Producer : KeyLoader {
                                         head * a.q_stride_head;
             float factor = scale * q_scale_of(a, item, query, head);
             if (factor == 0) factor = 1e-37f;  // or hidden keys would be NaN
-            store_shared(records + 16 * (first + lane), __float_as_uint(factor), 0,
-                         row_begin(a, item, query), row_end(a, item, query));
+            store_shared(records + KV8_PREFILL_ROW_BYTES * (first + lane), __float_as_uint(factor),
+                         0, row_begin(a, item, query), row_end(a, item, query));
 #pragma unroll 1
             for (int i = 0; i < CHUNKS; i++) {
                 const int row = ROWS * i + lane / CHUNKS, chunk = lane % CHUNKS;
@@ -150,15 +151,15 @@ struct Fp8Producer : KeyLoader {
         copy_commit();
         for (bool more = true; more;) {
             copy_wait<0>();
-            publish(k_barrier<SHAPE>(shared, 0, landed.stage));
+            publish(SHAPE::barrier(shared, K_FULL, landed.stage));
             landed.next();
-            barrier_wait(v_barrier<SHAPE>(shared, 1, turned.stage), turned.parity ^ 1);
+            barrier_wait(SHAPE::barrier(shared, V_EMPTY, turned.stage), turned.parity ^ 1);
             if (!is_plain(tile - 1)) {
                 clear_values<SHAPE::CODE, D / 16>(tile - 1, raw_address(), D);
                 __syncwarp();
             }
             turn_tile();
-            publish(v_barrier<SHAPE>(shared, 0, turned.stage));
+            publish(SHAPE::barrier(shared, V_FULL, turned.stage));
             turned.next();
             more = tile < tile_end;
             if (more) fetch_tile();

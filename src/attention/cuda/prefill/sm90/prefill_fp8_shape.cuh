@@ -36,17 +36,21 @@ struct Fp8Shape {
     // Second level of O's sums, f32: each thread's own, in places of 16 bytes 128 threads apart.
     static constexpr int SUMS_AT = RAW_AT + 4 * RAW_BYTES;
     static constexpr int SUMS_BYTES = 64 * HEAD_DIM * 4;
-    // Barriers: K full, K empty, V full, V empty per stage; rows' records full; Q empty; item full,
-    // empty.
+    // Barriers: of the stages; rows' records full; Q empty; of the items.
     static constexpr int K_BARRIERS_AT = SUMS_AT + NUM_CONSUMERS * SUMS_BYTES;
     static constexpr int V_BARRIERS_AT = K_BARRIERS_AT + 8 * 2 * K_STAGES;
+    static __device__ __forceinline__ uint32_t barrier(uint32_t shared, StageBarrier kind,
+                                                       uint32_t stage) {
+        return kind < V_FULL ? shared + K_BARRIERS_AT + 8 * (kind * K_STAGES + stage)
+                             : shared + V_BARRIERS_AT + 8 * ((kind - V_FULL) * V_STAGES + stage);
+    }
     static constexpr int ROWS_BARRIER_AT = V_BARRIERS_AT + 8 * 2 * V_STAGES;
     static constexpr int Q_BARRIER_AT = ROWS_BARRIER_AT + 8;
     static constexpr int ITEM_BARRIERS_AT = Q_BARRIER_AT + 8;
     static constexpr int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS;
     static constexpr int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES;
     // Where the list of items with broken rows begins.
-    static constexpr int BROKEN_AT = ROWS_AT + 2 * NUM_CONSUMERS * 64 * 16;
+    static constexpr int BROKEN_AT = ROWS_AT + 2 * NUM_CONSUMERS * 64 * KV8_PREFILL_ROW_BYTES;
     static constexpr int SHARED_BYTES = BROKEN_AT + 16;
     static_assert(K_BYTES % 1024 == 0 && V_BYTES % 1024 == 0 && Q_BYTES % 1024 == 0, "swizzles");
     static_assert(ITEMS_AT % 16 == 0, "items are stored by 16 bytes");
@@ -82,14 +86,5 @@ struct StageRing {
         }
     }
 };
-
-template <class SHAPE>
-__device__ __forceinline__ uint32_t k_barrier(uint32_t shared, int empty, uint32_t stage) {
-    return shared + SHAPE::K_BARRIERS_AT + 8 * (empty * SHAPE::K_STAGES + stage);
-}
-template <class SHAPE>
-__device__ __forceinline__ uint32_t v_barrier(uint32_t shared, int empty, uint32_t stage) {
-    return shared + SHAPE::V_BARRIERS_AT + 8 * (empty * SHAPE::V_STAGES + stage);
-}
 
 }  // namespace kv8

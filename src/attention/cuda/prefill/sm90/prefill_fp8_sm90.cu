@@ -29,12 +29,12 @@ template <class SHAPE>
 __device__ __forceinline__ void init_fp8_barriers(uint32_t shared) {
     const int warps = 4 * SHAPE::NUM_CONSUMERS;
     for (int i = 0; i < SHAPE::K_STAGES; i++) {
-        barrier_init(k_barrier<SHAPE>(shared, 0, i), 4);
-        barrier_init(k_barrier<SHAPE>(shared, 1, i), warps);
+        barrier_init(SHAPE::barrier(shared, K_FULL, i), 4);
+        barrier_init(SHAPE::barrier(shared, K_EMPTY, i), warps);
     }
     for (int i = 0; i < SHAPE::V_STAGES; i++) {
-        barrier_init(v_barrier<SHAPE>(shared, 0, i), 4);
-        barrier_init(v_barrier<SHAPE>(shared, 1, i), warps);
+        barrier_init(SHAPE::barrier(shared, V_FULL, i), 4);
+        barrier_init(SHAPE::barrier(shared, V_EMPTY, i), warps);
     }
     // Once an item, every lane hands over what it stored, or has read, itself.
     barrier_init(shared + SHAPE::ROWS_BARRIER_AT, 128);

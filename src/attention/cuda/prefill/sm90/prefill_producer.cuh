@@ -35,7 +35,9 @@ struct Producer : KeyLoader {
         }
         KeyLoader::open_item(item, at);
     }
-    __device__ __forceinline__ uint32_t barrier(int kind, int stage) const {
+    // SHAPE::barrier(), written out: the compiler makes other addresses for 16-bit copies of a
+    // call.
+    __device__ __forceinline__ uint32_t barrier(StageBarrier kind, int stage) const {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
     }
     __device__ __forceinline__ __half scale_of(const kv8_kernel_pages &p, int slot) const {
@@ -99,7 +101,7 @@ struct Producer : KeyLoader {
         const int stage = stored.stage();
         const __half2 scale = IS_V ? __high2half2(scales[0]) : __low2half2(scales[0]);
         const int at = IS_V ? SHAPE::V_AT : SHAPE::K_AT;
-        barrier_wait(barrier(2 * IS_V + 1, stage), stored.parity() ^ 1);
+        barrier_wait(barrier(IS_V ? V_EMPTY : K_EMPTY, stage), stored.parity() ^ 1);
         if (SHAPE::CODE == INT8 && !IS_V)
             asm volatile(
                 "st.shared.u16 [%0], %1;" ::"r"(shared + SHAPE::K_SCALES_AT +
@@ -156,17 +158,17 @@ struct Producer : KeyLoader {
             copy_wait<SHAPE::NUM_AHEAD - 1>();
             RawChunk<LOADS> p;
             load_chunk(p, raw_address(stored.steps, 0), 0, lane);
-            if (behind) publish(barrier(2, last_stage()));
+            if (behind) publish(barrier(V_FULL, last_stage()));
             widen_half<false>(p, 0);
             fetch_next(stored.steps + NUM_AHEAD);
             load_chunk(p, raw_address(stored.steps, SHAPE::COLUMNS), 0, lane);
-            publish_k(barrier(0, stored.stage()));
+            publish_k(barrier(K_FULL, stored.stage()));
             widen_half<true>(p, tile - NUM_AHEAD - 1);
             stored.next();
             shift_scales();
             behind = true;
         } while (tile - NUM_AHEAD < tile_end);
-        publish(barrier(2, last_stage()));
+        publish(barrier(V_FULL, last_stage()));
     }
     // Copies of the item's next tile, the block's n-th, if there is one.
     __device__ __forceinline__ void fetch_next(uint32_t n) {
@@ -193,9 +195,9 @@ struct Producer : KeyLoader {
         if (behind) {
             copy_wait<1>();
             if (IS_V) clear_tile(tile - 1, last_stage());
-            publish(barrier(2 * IS_V, last_stage()));
+            publish(barrier(IS_V ? V_FULL : K_FULL, last_stage()));
         }
-        barrier_wait(barrier(2 * IS_V + 1, stage), stored.parity() ^ 1);
+        barrier_wait(barrier(IS_V ? V_EMPTY : K_EMPTY, stage), stored.parity() ^ 1);
         const int row = lane / 8, chunk = lane % 8;  // keys 4i + row; the swizzle's bit 2 is i's
         const uint32_t even = tile_address(IS_V ? SHAPE::V_AT : SHAPE::K_AT, stage, 0) + 128 * row +
                               16 * (chunk ^ row);
@@ -224,9 +226,9 @@ struct Producer : KeyLoader {
         }
         if (!behind) return;
         copy_wait<0>();
-        publish(barrier(0, last_stage()));
+        publish(barrier(K_FULL, last_stage()));
         clear_tile(tile - 1, last_stage());
-        publish(barrier(2, last_stage()));
+        publish(barrier(V_FULL, last_stage()));
     }
 
     __device__ __forceinline__ void run() {

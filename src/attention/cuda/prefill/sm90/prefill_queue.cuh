@@ -12,8 +12,8 @@ namespace kv8 {
 using ItemRing = Ring<KV8_PREFILL_ITEM_SLOTS>;
 
 template <class SHAPE>
-__device__ __forceinline__ uint32_t item_barrier(uint32_t shared, int kind) {
-    return shared + SHAPE::ITEM_BARRIERS_AT + 8 * KV8_PREFILL_ITEM_SLOTS * kind;
+__device__ __forceinline__ uint32_t item_barrier(uint32_t shared, ItemBarrier kind, int slot) {
+    return shared + SHAPE::ITEM_BARRIERS_AT + 8 * KV8_PREFILL_ITEM_SLOTS * kind + 8 * slot;
 }
 template <class SHAPE>
 __device__ __forceinline__ uint32_t item_address(uint32_t shared, int slot) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ bool item_cleared(uint32_t shared, int slot) {
 template <class SHAPE>
 __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t shared,
                                            const ItemRing &r) {
-    barrier_wait(item_barrier<SHAPE>(shared, 1) + 8 * r.stage(), r.parity() ^ 1);
+    barrier_wait(item_barrier<SHAPE>(shared, ITEM_EMPTY, r.stage()), r.parity() ^ 1);
     if (threadIdx.x % 32 == 0) {
         const int n = atomicAdd(&a.prefill.queue->next, 1);
         const int left = n - a.prefill.queue->num_items;
@@ -46,21 +46,21 @@ __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t sh
             store_shared(at + 16 * i, words.x, words.y, words.z, words.w);
         }
         store_shared(at + offsetof(ItemSlot, cleared), 0, (uint32_t)n, 0, 0);
-        barrier_arrive(item_barrier<SHAPE>(shared, 0) + 8 * r.stage());
+        barrier_arrive(item_barrier<SHAPE>(shared, ITEM_FULL, r.stage()));
     }
     __syncwarp();
 }
 // The item of the slot, 0 when there is no more.
 template <class SHAPE>
 __device__ __forceinline__ const kv8_prefill_item *take_item(uint32_t shared, const ItemRing &r) {
-    barrier_wait(item_barrier<SHAPE>(shared, 0) + 8 * r.stage(), r.parity());
+    barrier_wait(item_barrier<SHAPE>(shared, ITEM_FULL, r.stage()), r.parity());
     const kv8_prefill_item *const item = item_slot<SHAPE>(r.stage());
     return item->request < 0 ? 0 : item;
 }
 template <class SHAPE>
 __device__ __forceinline__ void leave_item(uint32_t shared, ItemRing &r) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(item_barrier<SHAPE>(shared, 1) + 8 * r.stage());
+    if (threadIdx.x % 32 == 0) barrier_arrive(item_barrier<SHAPE>(shared, ITEM_EMPTY, r.stage()));
     r.next();
 }
 
@@ -68,8 +68,8 @@ template <class SHAPE>
 __device__ __forceinline__ void init_items(uint32_t shared) {
     store_shared(shared + SHAPE::BROKEN_AT, 0);
     for (int i = 0; i < KV8_PREFILL_ITEM_SLOTS; i++) {
-        barrier_init(item_barrier<SHAPE>(shared, 0) + 8 * i, 1);
-        barrier_init(item_barrier<SHAPE>(shared, 1) + 8 * i, 4 * (SHAPE::NUM_CONSUMERS + 1));
+        barrier_init(item_barrier<SHAPE>(shared, ITEM_FULL, i), 1);
+        barrier_init(item_barrier<SHAPE>(shared, ITEM_EMPTY, i), 4 * (SHAPE::NUM_CONSUMERS + 1));
     }
 }
 

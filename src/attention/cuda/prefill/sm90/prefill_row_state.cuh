@@ -38,10 +38,11 @@ struct RowState {
         const int i = thread();
         return i / 32 * 16 + i % 32 / 4 + 8 * slot;  // of the warpgroup's 64
     }
-    // Of a row: factor, its maximum, first key, end of keys.
-    __device__ __forceinline__ uint32_t row_address(int row) const {
+    // Of a field of a row's record.
+    __device__ __forceinline__ uint32_t row_address(int row, uint32_t field = 0) const {
         return shared + SHAPE::ROWS_AT +
-               16 * (64 * (rows_slot * SHAPE::NUM_CONSUMERS + index) + row);
+               KV8_PREFILL_ROW_BYTES * (64 * (rows_slot * SHAPE::NUM_CONSUMERS + index) + row) +
+               field;
     }
 
     template <int N>
@@ -67,7 +68,7 @@ struct RowState {
             int begin, end;
             asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
                          : "=r"(begin), "=r"(end)
-                         : "r"(row_address(row_of(slot)) + 8));
+                         : "r"(row_address(row_of(slot), offsetof(RowRecord, begin))));
             // What P is 0 of: FP8's factor may be negative.
             const float hidden = SHAPE::FP8 ? copysignf(INFINITY, -factor[slot]) : -INFINITY;
             begin -= first + lane() % 4 * 2;
@@ -107,7 +108,7 @@ struct RowState {
             my_sums[128 * slot] = make_float2(max_[slot], sum[slot]);
         __threadfence();
         named_barrier_sync(WARPGROUP_BARRIER + index, 128);
-        const uint32_t flag = row_address(0) + 4;
+        const uint32_t flag = row_address(0, offsetof(RowRecord, top));
         if (thread == 0) {
             uint32_t *const arrivals = a.prefill.arrivals + group;
             const uint32_t before = atomicAdd(arrivals, cleared ? 0x10001 : 1);
@@ -227,7 +228,8 @@ struct RowState {
         }
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
-            store_pair(at + 8 * i, o[4 * i + 2 * slot] * weight, o[4 * i + 2 * slot + 1] * weight);
+            store_pair(a, at + 8 * i, o[4 * i + 2 * slot] * weight,
+                       o[4 * i + 2 * slot + 1] * weight);
     }
     // FP8: column 16m + 8e + r of the product is dimension 16m + 2r + e, so that a lane has four
     // neighbours of every 16.
@@ -252,26 +254,6 @@ struct RowState {
             *(uint2 *)((uint16_t *)a.o + at) =
                 make_uint2(bf16 ? pack<true>(x[0], x[1]) : pack<false>(x[0], x[1]),
                            bf16 ? pack<true>(x[2], x[3]) : pack<false>(x[2], x[3]));
-        }
-    }
-    __device__ __forceinline__ void store_pair(int64_t at, float x, float y) const {
-        if (a.o_dtype == KV8_F32) {
-            float *const to = (float *)a.o + at;
-            if (a.prefill.o_aligned) {
-                *(float2 *)to = make_float2(x, y);
-            } else {
-                to[0] = x;
-                to[1] = y;
-            }
-        } else {
-            uint16_t *const to = (uint16_t *)a.o + at;
-            const uint32_t pair = a.o_dtype == BF16 ? pack<true>(x, y) : pack<false>(x, y);
-            if (a.prefill.o_aligned) {
-                *(uint32_t *)to = pair;
-            } else {
-                to[0] = (uint16_t)pair;
-                to[1] = (uint16_t)(pair >> 16);
-            }
         }
     }
 };

@@ -14,6 +14,11 @@ enum {
     Q_BYTES = 64 * 128             // one warpgroup's rows of 64 columns
 };
 
+// Barriers in shared memory: a stage's K or V has come, or has been read by every consumer; an
+// item's slot likewise.
+enum StageBarrier : int { K_FULL, K_EMPTY, V_FULL, V_EMPTY };
+enum ItemBarrier : int { ITEM_FULL, ITEM_EMPTY };
+
 // One row of prefill_kernels.inc.
 template <Format CODE_, int HEAD_DIM_, int NUM_CONSUMERS_, int NUM_STAGES_, int NUM_AHEAD_,
           int CONSUMER_REGISTERS_, int PRODUCER_REGISTERS_>
@@ -41,12 +46,15 @@ struct Sm90Shape {
     static constexpr int K_SCALES_AT = RAW_AT + 4 * (NUM_AHEAD + 1) * RAW_TILE_BYTES;
     static constexpr int BARRIERS_AT =
         K_SCALES_AT + (CODE == INT8 ? NUM_STAGES * TILE_KEYS * 2 : 0);
-    // Barriers: K full, K empty, V full, V empty per stage; item full, empty.
+    static __device__ __forceinline__ uint32_t barrier(uint32_t shared, StageBarrier kind,
+                                                       int stage) {
+        return shared + BARRIERS_AT + 8 * (kind * NUM_STAGES + stage);
+    }
     static constexpr int ITEM_BARRIERS_AT = BARRIERS_AT + 8 * 4 * NUM_STAGES;
     static constexpr int ITEMS_AT = ITEM_BARRIERS_AT + 8 * 2 * KV8_PREFILL_ITEM_SLOTS;
     static constexpr int ROWS_AT = ITEMS_AT + KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES;
     // Where the list of items with broken rows begins.
-    static constexpr int BROKEN_AT = ROWS_AT + NUM_CONSUMERS * 64 * 16;
+    static constexpr int BROKEN_AT = ROWS_AT + NUM_CONSUMERS * 64 * KV8_PREFILL_ROW_BYTES;
     // int8: a byte for each stage and producer warp: whether its 32 keys of V are 2^-7 as large.
     static constexpr int SMALL_AT = BROKEN_AT + 16;
     static constexpr int SHARED_BYTES = SMALL_AT + (CODE == INT8 ? NUM_STAGES * 4 : 0);

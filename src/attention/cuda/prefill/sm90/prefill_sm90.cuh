@@ -45,11 +45,13 @@ __device__ __forceinline__ void prefill_block(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t shared = smem_address(memory);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < SHAPE::NUM_STAGES; i++)
-            for (int kind = 0; kind < 4; kind++)
-                barrier_init(shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + i),
-                             (kind % 2 == 0 ? 4 : 4 * SHAPE::NUM_CONSUMERS) *
-                                 (kind < 2 ? SHAPE::K_ARRIVALS : 1));
+        const int warps = 4 * SHAPE::NUM_CONSUMERS;
+        for (int i = 0; i < SHAPE::NUM_STAGES; i++) {
+            barrier_init(SHAPE::barrier(shared, K_FULL, i), 4 * SHAPE::K_ARRIVALS);
+            barrier_init(SHAPE::barrier(shared, K_EMPTY, i), warps * SHAPE::K_ARRIVALS);
+            barrier_init(SHAPE::barrier(shared, V_FULL, i), 4);
+            barrier_init(SHAPE::barrier(shared, V_EMPTY, i), warps);
+        }
         init_items<SHAPE>(shared);
         barrier_init_fence();
     }
