@@ -230,6 +230,18 @@ typedef struct kv8_engine_stats {
 KV8_API KV8_NODISCARD kv8_status kv8_engine_get_stats(const kv8_engine *engine,
                                                       kv8_engine_stats *stats_out);
 
+/* Where the pool's pages are held: those of all groups in turn, cut into cells of equal size. */
+enum { KV8_PAGE_CELLS = 240 };
+typedef struct kv8_page_map {
+    size_t struct_size;
+    int32_t num_cells; /* at most as many as there are pages */
+    int32_t pages[KV8_PAGE_CELLS], used[KV8_PAGE_CELLS], shared[KV8_PAGE_CELLS]; /* of each cell */
+} kv8_page_map;
+#define KV8_PAGE_MAP_INIT KV8_SIZED(kv8_page_map)
+/* *map_out begins as KV8_PAGE_MAP_INIT. */
+KV8_API KV8_NODISCARD kv8_status kv8_engine_get_page_map(const kv8_engine *engine,
+                                                         kv8_page_map *map_out);
+
 /* --- the service: a thread that steps an engine --- */
 
 typedef struct kv8_service kv8_service;
@@ -263,9 +275,13 @@ KV8_API KV8_NODISCARD kv8_status kv8_service_submit(kv8_service *service,
 /* Ends a request after the step under way, with KV8_FINISH_CANCELLED, unless that step ends it.
  * KV8_ERR_NOT_FOUND when it has ended. */
 KV8_API KV8_NODISCARD kv8_status kv8_service_cancel(kv8_service *service, uint64_t id);
-/* As kv8_engine_get_stats, after the step under way. */
+/* As kv8_engine_get_stats, of the last step that has ended: it waits for none. What is asked for
+ * behind an event has that event in it. While steps run, kv_clips and kv_nans are up to a second
+ * old, and so is the map. */
 KV8_API KV8_NODISCARD kv8_status kv8_service_get_stats(kv8_service *service,
                                                        kv8_engine_stats *stats_out);
+KV8_API KV8_NODISCARD kv8_status kv8_service_get_page_map(kv8_service *service,
+                                                          kv8_page_map *map_out);
 /* Takes no more requests and returns when those it has have ended. Not from on_event. NULL is
  * fine. */
 KV8_API void kv8_service_drain(kv8_service *service);

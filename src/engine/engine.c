@@ -297,8 +297,7 @@ static kv8_status add_counters(const kv8_engine *e, kv8_engine_stats *stats) {
     return KV8_OK;
 }
 
-kv8_status kv8_engine_get_stats(const kv8_engine *engine, kv8_engine_stats *stats_out) {
-    KV8_REQUIRE(engine, stats_out);
+void kv8_engine_count(const kv8_engine *engine, kv8_engine_stats *stats_out) {
     kv8_engine_stats stats = engine->stats;
     kv8_scheduler_stats scheduler;
     kv8_scheduler_get_stats(engine->scheduler, &scheduler);
@@ -314,7 +313,47 @@ kv8_status kv8_engine_get_stats(const kv8_engine *engine, kv8_engine_stats *stat
         stats.pages_used += kv8_pages_num_pages(pages, g) - kv8_pages_num_free(pages, g);
         stats.pages_shared += kv8_pages_num_shared(pages, g);
     }
+    *stats_out = stats;
+}
+
+kv8_status kv8_engine_get_stats(const kv8_engine *engine, kv8_engine_stats *stats_out) {
+    KV8_REQUIRE(engine, stats_out);
+    kv8_engine_stats stats;
+    kv8_engine_count(engine, &stats);
     KV8_TRY(add_counters(engine, &stats));
     KV8_WRITE_STRUCT(kv8_engine_stats, stats_out, &stats);
+    return KV8_OK;
+}
+
+/* Adds pages [first, end) of all groups together to a cell. */
+static void add_to_cell(const kv8_pages *pages, int64_t first, int64_t end, kv8_page_map *map,
+                        int32_t cell) {
+    for (int32_t g = 0; g < kv8_pages_num_groups(pages) && end > 0; g++) {
+        const int64_t num = kv8_pages_num_pages(pages, g);
+        const int64_t from = kv8_max_i64(first, 0), to = kv8_min_i64(end, num);
+        int32_t used = 0, shared = 0;
+        if (from < to)
+            kv8_pages_count(pages, g, (int32_t)from, (int32_t)(to - from), &used, &shared);
+        map->used[cell] += used;
+        map->shared[cell] += shared;
+        first -= num;
+        end -= num;
+    }
+}
+
+kv8_status kv8_engine_get_page_map(const kv8_engine *engine, kv8_page_map *map_out) {
+    KV8_REQUIRE(engine, map_out);
+    kv8_page_map map = KV8_PAGE_MAP_INIT;
+    const kv8_pages *const pages = kv8_cache_pages(engine->cache);
+    int64_t total = 0;
+    for (int32_t g = 0; g < kv8_pages_num_groups(pages); g++)
+        total += kv8_pages_num_pages(pages, g);
+    map.num_cells = (int32_t)kv8_min_i64(total, KV8_PAGE_CELLS);
+    for (int32_t i = 0; i < map.num_cells; i++) {
+        const int64_t first = total * i / map.num_cells, end = total * (i + 1) / map.num_cells;
+        map.pages[i] = (int32_t)(end - first);
+        add_to_cell(pages, first, end, &map, i);
+    }
+    KV8_WRITE_STRUCT(kv8_page_map, map_out, &map);
     return KV8_OK;
 }

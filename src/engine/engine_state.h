@@ -65,6 +65,8 @@ kv8_status kv8_engine_prepare(const kv8_engine *engine, const kv8_request *reque
 /* A prepared request joins the others, of which there are fewer than max_alive. Its id is above all
  * before. */
 void kv8_engine_admit(kv8_engine *engine, kv8_running *running);
+/* What kv8_engine_get_stats gives, without the cache's counters, which may lie on a device. */
+void kv8_engine_count(const kv8_engine *engine, kv8_engine_stats *stats_out);
 /* Forgets a request that the scheduler has forgotten. */
 void kv8_engine_forget(kv8_engine *engine, kv8_running *running);
 

@@ -13,12 +13,23 @@
 
 #include "engine_state.h"
 
+enum { LOOK_NS = 1000000000 }; /* between looks at what takes its time to read */
+
 /* A request that has not been told to have ended. */
 typedef struct entry {
     uint64_t id;
     kv8_running *running;
     kv8_finish finish; /* how it is to end after the step under way; NONE = it goes on */
 } entry;
+
+/* What the service tells about the engine, as of the last step that has ended. */
+typedef struct figures {
+    kv8_engine_stats stats;
+    kv8_page_map map;
+    uint64_t looked_ns; /* when the map and the cache's counters were read */
+    kv8_status status;  /* of reading the counters */
+    char message[KV8_ENGINE_MESSAGE];
+} figures;
 
 struct kv8_service {
     kv8_service_options options;
@@ -35,10 +46,9 @@ struct kv8_service {
     int32_t num_alive; /* those whose last event is being told, too */
     uint64_t last_id;
     bool drains, stops;
-    uint64_t stats_asked, stats_given; /* questions so far, and answered ones */
-    kv8_engine_stats stats;
-    kv8_status stats_status;
-    char stats_message[KV8_ENGINE_MESSAGE];
+    bool sleeps;           /* the thread, until there is something to do */
+    uint64_t asked, given; /* questions while it sleeps, and answered ones */
+    figures figures;
 
     /* The thread's. */
     entry *ending; /* [max_alive] */
@@ -109,6 +119,42 @@ static int32_t take_marked(kv8_service *s) {
     return num;
 }
 
+/* --- figures --- */
+
+/* The map and the cache's counters, which may lie on a device. Under the lock. */
+static void look(kv8_service *s, uint64_t now_ns) {
+    figures *const f = &s->figures;
+    f->looked_ns = now_ns;
+    f->map = (kv8_page_map)KV8_PAGE_MAP_INIT;
+    f->stats = (kv8_engine_stats)KV8_ENGINE_STATS_INIT;
+    KV8_MUST(kv8_engine_get_page_map(s->engine, &f->map));
+    f->status = kv8_engine_get_stats(s->engine, &f->stats);
+    if (f->status != KV8_OK) snprintf(f->message, sizeof f->message, "%s", kv8_status_message());
+}
+
+/* What the engine only counts. Under the lock. */
+static void count(kv8_service *s) {
+    const kv8_engine_stats before = s->figures.stats;
+    kv8_engine_count(s->engine, &s->figures.stats);
+    s->figures.stats.kv_clips = before.kv_clips;
+    s->figures.stats.kv_nans = before.kv_nans;
+}
+
+static void note_figures(kv8_service *s) {
+    pthread_mutex_lock(&s->lock);
+    count(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Before a step, when somebody asks while the thread sleeps, or when the last look is old. */
+static void look_again(kv8_service *s) {
+    const uint64_t now_ns = kv8_time_ns();
+    if (s->given == s->asked && now_ns - s->figures.looked_ns < LOOK_NS) return;
+    look(s, now_ns);
+    s->given = s->asked;
+    pthread_cond_broadcast(&s->moved);
+}
+
 static void end_marked(kv8_service *s, int32_t num) {
     for (int32_t i = 0; i < num; i++) {
         const entry *const e = &s->ending[i];
@@ -118,18 +164,9 @@ static void end_marked(kv8_service *s, int32_t num) {
                                  .message = e->finish == KV8_FINISH_FAILED ? s->failure : NULL,
                                  .user = e->running->spec.user};
         KV8_MUST(kv8_engine_cancel(s->engine, e->id));
+        note_figures(s);
         tell(s, &event);
     }
-}
-
-static void give_stats(kv8_service *s) {
-    if (s->stats_given == s->stats_asked) return;
-    s->stats = (kv8_engine_stats)KV8_ENGINE_STATS_INIT;
-    s->stats_status = kv8_engine_get_stats(s->engine, &s->stats);
-    if (s->stats_status != KV8_OK)
-        snprintf(s->stats_message, sizeof s->stats_message, "%s", kv8_status_message());
-    s->stats_given = s->stats_asked;
-    pthread_cond_broadcast(&s->moved);
 }
 
 /* A step that fails would fail again: the requests that it was for end with its message. */
@@ -141,6 +178,7 @@ static void step(kv8_service *s) {
         mark_all(s, KV8_FINISH_FAILED);
         pthread_mutex_unlock(&s->lock);
     }
+    note_figures(s);
     for (int32_t i = 0; i < num_events; i++) {
         const kv8_event *const event = kv8_engine_event(s->engine, i);
         if (event->finish != KV8_FINISH_NONE) drop_entry(s, event->request);
@@ -153,13 +191,16 @@ static void *run(void *opaque) {
     pthread_mutex_lock(&s->lock);
     for (;;) {
         admit_new(s);
+        count(s);
         if (s->stops) mark_all(s, KV8_FINISH_CANCELLED);
-        give_stats(s);
+        look_again(s);
         const int32_t num_ending = take_marked(s);
         const bool idle = s->num_entries == 0 && num_ending == 0;
         if (idle && s->stops) break;
         if (idle) {
+            s->sleeps = true;
             pthread_cond_wait(&s->wake, &s->lock);
+            s->sleeps = false;
             continue;
         }
         pthread_mutex_unlock(&s->lock);
@@ -223,6 +264,7 @@ kv8_status kv8_service_start(kv8_service **out, kv8_engine *engine,
     }
     if (status == KV8_OK) {
         s->ending = memory;
+        look(s, kv8_time_ns());
         status = start_thread(s);
     }
     if (status == KV8_OK)
@@ -291,20 +333,34 @@ kv8_status kv8_service_cancel(kv8_service *service, uint64_t id) {
     return kv8_fail(KV8_ERR_NOT_FOUND, "no request %llu", (unsigned long long)id);
 }
 
+/* The figures as they are, after a look if nothing runs: that is when a look waits for no step. */
+static void read_figures(kv8_service *s, figures *out) {
+    pthread_mutex_lock(&s->lock);
+    if (pthread_equal(pthread_self(), s->thread)) look(s, kv8_time_ns()); /* from on_event */
+    if (s->sleeps) {
+        const uint64_t question = ++s->asked;
+        pthread_cond_signal(&s->wake);
+        while (s->given < question) pthread_cond_wait(&s->moved, &s->lock);
+    }
+    *out = s->figures;
+    out->stats.num_waiting += s->num_new;
+    pthread_mutex_unlock(&s->lock);
+}
+
 kv8_status kv8_service_get_stats(kv8_service *service, kv8_engine_stats *stats_out) {
     KV8_REQUIRE(service, stats_out);
-    pthread_mutex_lock(&service->lock);
-    const uint64_t question = ++service->stats_asked;
-    pthread_cond_signal(&service->wake);
-    if (pthread_equal(pthread_self(), service->thread)) give_stats(service); /* from on_event */
-    while (service->stats_given < question) pthread_cond_wait(&service->moved, &service->lock);
-    kv8_engine_stats stats = service->stats;
-    stats.num_waiting += service->num_new;
-    const kv8_status status = service->stats_status;
-    if (status != KV8_OK) (void)kv8_fail(status, "%s", service->stats_message);
-    pthread_mutex_unlock(&service->lock);
-    KV8_TRY(status);
-    KV8_WRITE_STRUCT(kv8_engine_stats, stats_out, &stats);
+    figures f;
+    read_figures(service, &f);
+    if (f.status != KV8_OK) return kv8_fail(f.status, "%s", f.message);
+    KV8_WRITE_STRUCT(kv8_engine_stats, stats_out, &f.stats);
+    return KV8_OK;
+}
+
+kv8_status kv8_service_get_page_map(kv8_service *service, kv8_page_map *map_out) {
+    KV8_REQUIRE(service, map_out);
+    figures f;
+    read_figures(service, &f);
+    KV8_WRITE_STRUCT(kv8_page_map, map_out, &f.map);
     return KV8_OK;
 }
 

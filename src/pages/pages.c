@@ -151,6 +151,16 @@ int32_t kv8_pages_num_shared(const kv8_pages *pages, int32_t group) {
     return pages->groups[group].pool.num_shared;
 }
 
+void kv8_pages_count(const kv8_pages *pages, int32_t group, int32_t first, int32_t num,
+                     int32_t *used_out, int32_t *shared_out) {
+    const int32_t *const refcount = pages->groups[group].pool.refcount + first;
+    *used_out = *shared_out = 0;
+    for (int32_t i = 0; i < num; i++) {
+        *used_out += refcount[i] > 0;
+        *shared_out += refcount[i] > 1;
+    }
+}
+
 int32_t kv8_pages_longest_list(const kv8_pages *pages) {
     return pages->table_pages;
 }

@@ -45,6 +45,9 @@ KV8_SHARED int32_t kv8_pages_num_pages(const kv8_pages *pages, int32_t group);
 KV8_SHARED int32_t kv8_pages_num_free(const kv8_pages *pages, int32_t group);
 /* Pages that more than one sequence holds. */
 KV8_SHARED int32_t kv8_pages_num_shared(const kv8_pages *pages, int32_t group);
+/* Of pages [first, first + num) of a group: how many are held, and by more than one sequence. */
+KV8_SHARED void kv8_pages_count(const kv8_pages *pages, int32_t group, int32_t first, int32_t num,
+                                int32_t *used_out, int32_t *shared_out);
 /* Tokens before the next one that a sequence keeps in a group, the slack included; -1 = all. */
 KV8_SHARED int64_t kv8_pages_reach(const kv8_pages *pages, int32_t group);
 /* The longest list that a sequence can have in any group. */

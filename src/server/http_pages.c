@@ -80,6 +80,19 @@ void handle_metrics(exchange *x, json_t *body) {
     byte_buffer_free(&text);
 }
 
+/* [[pages, used, shared], ..]: the cells of the pool's map. */
+static json_t *page_map(const server *s) {
+    kv8_page_map map = KV8_PAGE_MAP_INIT;
+    json_t *const cells = json_array();
+    if (atomic_load(&s->phase) == SERVER_LOADING ||
+        kv8_service_get_page_map(s->model_given.service, &map) != KV8_OK)
+        return cells;
+    for (int32_t i = 0; i < map.num_cells; i++)
+        json_array_append_new(cells,
+                              json_pack("[i, i, i]", map.pages[i], map.used[i], map.shared[i]));
+    return cells;
+}
+
 void handle_stats(exchange *x, json_t *body) {
     const server *const s = x->server;
     kv8_engine_stats e;
@@ -88,7 +101,7 @@ void handle_stats(exchange *x, json_t *body) {
     reply_json(
         x, 200,
         json_pack("{s:s, s:s, s:i, s:I, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, "
-                  "s:I, s:I, s:I}",
+                  "s:I, s:I, s:I, s:o}",
                   "model", s->options.names[0], "kv_format",
                   s->model_given.kv_format == NULL ? "" : s->model_given.kv_format, "max_model_len",
                   s->model.max_model_len, "kv_bytes", (json_int_t)s->model_given.kv_bytes,
@@ -98,7 +111,7 @@ void handle_stats(exchange *x, json_t *body) {
                   "prefix_hits", (json_int_t)e.prefix_hits, "prompt_tokens",
                   (json_int_t)e.prompt_tokens, "generated_tokens", (json_int_t)e.generated_tokens,
                   "steps", (json_int_t)e.num_steps, "kv_clips", (json_int_t)e.kv_clips, "kv_nans",
-                  (json_int_t)e.kv_nans));
+                  (json_int_t)e.kv_nans, "map", page_map(s)));
 }
 
 /* --- tokens and text --- */

@@ -208,6 +208,39 @@ static void callers_at_random_get_one_end_each(void **state) {
     close_hall(&h);
 }
 
+/* A step that lasts as long as the test wants. */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int num_at_gate;
+
+static kv8_status answer_behind_the_gate(kv8_model *m, kv8_cache *cache, const kv8_step *step) {
+    num_at_gate++;
+    pthread_mutex_lock(&gate);
+    pthread_mutex_unlock(&gate);
+    return answer_at_once(m, cache, step);
+}
+
+static void figures_wait_for_no_step(void **state) {
+    (void)state;
+    ticket t;
+    set_stub(answer_behind_the_gate);
+    hall h = open_hall(64, 2);
+    kv8_engine_stats stats = KV8_ENGINE_STATS_INIT;
+    kv8_page_map map = KV8_PAGE_MAP_INIT;
+    pthread_mutex_lock(&gate);
+    assert_ok(try_submit(&h, request_of(ids, 40, 1), &t));
+    while (num_at_gate == 0) sched_yield();
+    assert_ok(kv8_service_get_stats(h.service, &stats)); /* while the step stands still */
+    assert_ok(kv8_service_get_page_map(h.service, &map));
+    assert_int_equal(stats.num_running + stats.num_waiting, 1);
+    assert_int_equal(stats.num_steps, 0);
+    pthread_mutex_unlock(&gate);
+    wait_for(&t);
+    assert_ok(kv8_service_get_stats(h.service, &stats));
+    assert_int_equal(stats.num_steps, 1);
+    assert_int_equal(stats.pages_used, 0);
+    close_hall(&h);
+}
+
 static void a_full_line_refuses_and_stop_ends_everybody(void **state) {
     (void)state;
     enum { NUM = 66 }; /* two run, 64 wait */
@@ -341,6 +374,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(many_at_once_equal_each_alone, drop_stub),
         cmocka_unit_test_teardown(callers_at_random_get_one_end_each, drop_stub),
+        cmocka_unit_test_teardown(figures_wait_for_no_step, drop_stub),
         cmocka_unit_test_teardown(a_full_line_refuses_and_stop_ends_everybody, drop_stub),
         cmocka_unit_test_teardown(a_step_that_fails_ends_its_requests_by_name, drop_stub),
         cmocka_unit_test_teardown(events_may_submit_and_look, drop_stub),

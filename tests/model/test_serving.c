@@ -96,6 +96,17 @@ static void figures_count_what_runs(void **state) {
     assert_int_equal(stats.pages_total, 128); /* two groups */
     assert_int_equal(stats.pages_used, 8);    /* of each three, of which two are shared */
     assert_int_equal(stats.pages_shared, 4);
+    kv8_page_map map = KV8_PAGE_MAP_INIT;
+    assert_ok(kv8_engine_get_page_map(b.engine, &map));
+    assert_int_equal(map.num_cells, 128); /* a page each, the groups' one after the other */
+    int32_t used[2] = {0, 0}, shared[2] = {0, 0};
+    for (int i = 0; i < 128; i++) {
+        assert_int_equal(map.pages[i], 1);
+        used[i / 64] += map.used[i];
+        shared[i / 64] += map.shared[i];
+        assert_true(map.shared[i] <= map.used[i]);
+    }
+    for (int g = 0; g < 2; g++) assert_true(used[g] == 4 && shared[g] == 2);
     assert_true(stats.model_ns > 0 && stats.schedule_ns > 0 && stats.sample_ns > 0);
     assert_int_equal(stats.kv_nans, 0);
     while (num_events > 0 && stats_of(b.engine).num_resting < 2)

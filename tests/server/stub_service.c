@@ -128,6 +128,12 @@ kv8_status kv8_service_cancel(kv8_service *s, uint64_t id) {
     return found ? KV8_OK : KV8_ERR_NOT_FOUND;
 }
 
+kv8_status kv8_service_get_page_map(kv8_service *s, kv8_page_map *map) {
+    (void)s;
+    map->num_cells = 0;
+    return KV8_OK;
+}
+
 kv8_status kv8_service_get_stats(kv8_service *s, kv8_engine_stats *stats) {
     pthread_mutex_lock(&s->lock);
     stats->num_running = s->num_running;

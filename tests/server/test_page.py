@@ -152,6 +152,7 @@ class Page(unittest.TestCase):
         self.browser.wait(f"{LAST} && {LAST}.textContent.length > 40")
         self.browser.wait("Number(document.querySelector('#running').textContent) === 1")
         self.browser.wait("document.querySelector('#pages .private') !== null")
+        self.browser.wait("document.querySelectorAll('#pages i').length === 240")
         self.browser.picture("streaming")
         self.browser.press(ESCAPE)
         self.browser.wait(IDLE)

@@ -297,6 +297,10 @@ static void engine_calls(void **state) {
     REFUSED(kv8_service_cancel(NULL, 1));
     REFUSED(kv8_service_get_stats(NULL, P));
     REFUSED(kv8_service_get_stats(P, NULL));
+    REFUSED(kv8_engine_get_page_map(NULL, P));
+    REFUSED(kv8_engine_get_page_map(P, NULL));
+    REFUSED(kv8_service_get_page_map(NULL, P));
+    REFUSED(kv8_service_get_page_map(P, NULL));
     REFUSED(kv8_step_time_fit(NULL, 1, P));
     REFUSED(kv8_step_time_fit(P, 1, NULL));
     REFUSED(kv8_simulate(NULL, P));
