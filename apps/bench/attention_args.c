@@ -96,9 +96,15 @@ static int each_name(const char *option, const char *text, bench_args *out,
 }
 
 static int take_kv(bench_args *out, const char *name) {
-    if (out->num_kv == KV8_DTYPE_COUNT) return cli_fail("--kv names too many formats");
-    const kv8_status status = kv8_dtype_from_name(name, &out->kv[out->num_kv++]);
-    return status == KV8_OK ? CLI_OK : cli_fail_kv(name);
+    if (out->num_kv == BENCH_MAX_VALUES)
+        return cli_fail("--kv names more than %d formats", (int)BENCH_MAX_VALUES);
+    bench_kv *const kv = &out->kv[out->num_kv++];
+    char k[sizeof kv->name];
+    snprintf(kv->name, sizeof kv->name, "%s", name);
+    snprintf(k, sizeof k, "%.*s", (int)strcspn(name, "/"), name);
+    const char *const v = name[strlen(k)] == '/' ? name + strlen(k) + 1 : k;
+    if (kv8_dtype_from_name(k, &kv->k) != KV8_OK) return cli_fail_kv(k);
+    return kv8_dtype_from_name(v, &kv->v) == KV8_OK ? CLI_OK : cli_fail_kv(v);
 }
 
 static int take_isa(bench_args *out, const char *name) {
@@ -221,7 +227,8 @@ static int parse_words(words *w, int argc, char **argv) {
         {"heads", "Q/KV/D", "query heads, KV heads and head_dim instead of a named shape", CLI_TEXT,
          &w->heads},
         {"phase", "LIST", "decode,prefill (both)", CLI_TEXT, &w->phase},
-        {"kv", "LIST", "formats of the cache (e4m3,int8,bf16)", CLI_TEXT, &w->kv},
+        {"kv", "LIST", "formats of the cache, or K's/V's as int8/e4m3 (e4m3,int8,bf16)", CLI_TEXT,
+         &w->kv},
         {"q", "FORMAT", "format of the queries (bf16)", CLI_TEXT, &w->q},
         {"math", "NAME", "auto, f32 or bf16: what to multiply in (auto)", CLI_TEXT, &w->math},
         {"batch", "LIST", "requests of a run (1)", CLI_TEXT, &w->batch},

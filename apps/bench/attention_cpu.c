@@ -110,7 +110,8 @@ static kv8_status make_plan(bench_run *r, const bench_args *args, const bench_ro
     spec.num_kv_heads = args->num_kv_heads;
     spec.head_dim = args->head_dim;
     spec.q_dtype = args->q;
-    spec.k_dtype = spec.v_dtype = row->kv;
+    spec.k_dtype = row->kv.k;
+    spec.v_dtype = row->kv.v;
     spec.page_size = args->page_size;
     spec.window_left = args->window;
     spec.causal = 1;

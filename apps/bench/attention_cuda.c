@@ -98,32 +98,34 @@ static kv8_status fill_pool(device_run *r, kv8_stream *stream, const void *piece
 
 static kv8_status make_pages(device_run *r, const bench_device *b, const bench_row *row) {
     const bench_args *const a = b->args;
-    const int64_t size = (int64_t)kv8_dtype_size(row->kv), dim = a->head_dim;
-    const int64_t heads = a->num_kv_heads, slots = a->page_size;
-    const size_t bytes = (size_t)(r->num_sets * r->pages_per_set * slots * heads * dim * size);
+    const int64_t dim = a->head_dim, heads = a->num_kv_heads, slots = a->page_size;
+    const size_t num = (size_t)(r->num_sets * r->pages_per_set * slots * heads * dim);
     const size_t num_scales = (size_t)(r->num_sets * r->pages_per_set * slots * heads);
     uint8_t *const piece = malloc(PIECE_BYTES);
     if (piece == NULL) return KV8_ERR_NO_MEMORY;
     kv8_status status = KV8_OK;
     kv8_paged *const both[2] = {&r->k, &r->v};
+    const kv8_dtype dtypes[2] = {row->kv.k, row->kv.v};
     r->k = r->v = (kv8_paged)KV8_PAGED_INIT;
     r->args.k = &r->k;
     r->args.v = &r->v;
     for (int i = 0; status == KV8_OK && i < 2; i++) {
-        status = random_codes(row->kv, PIECE_BYTES / (size_t)size, 2 + (uint64_t)i, piece);
+        const size_t size = kv8_dtype_size(dtypes[i]);
+        status = random_codes(dtypes[i], PIECE_BYTES / size, 2 + (uint64_t)i, piece);
         if (status == KV8_OK)
-            status = fill_pool(r, b->stream, piece, PIECE_BYTES, bytes, &both[i]->data);
+            status = fill_pool(r, b->stream, piece, PIECE_BYTES, num * size, &both[i]->data);
         both[i]->stride_page = slots * heads * dim;
         both[i]->stride_slot = a->hnd ? dim : heads * dim;
         both[i]->stride_head = a->hnd ? slots * dim : dim;
     }
-    if (status == KV8_OK && row->kv == KV8_INT8) {
+    if (status == KV8_OK && (row->kv.k == KV8_INT8 || row->kv.v == KV8_INT8)) {
         kv8_f16 *const scales = (kv8_f16 *)(void *)piece;
         uint64_t state = 1;
         for (size_t i = 0; i < PIECE_BYTES / sizeof *scales; i++)
             scales[i] = kv8_f16_from_f32(0.02f + (float)(bench_random(&state) % 1024) * 2e-5f);
         for (int i = 0; status == KV8_OK && i < 2; i++) {
             const void *to = NULL;
+            if (dtypes[i] != KV8_INT8) continue;
             for (size_t n = 0; i == 1 && a->sick == SICK_SCALES && n < PIECE_BYTES / 2; n++)
                 scales[n] = kv8_f16_from_f32(1000);
             status = fill_pool(r, b->stream, piece, PIECE_BYTES, num_scales * sizeof *scales, &to);
@@ -210,7 +212,7 @@ static kv8_status make_queries(device_run *r, const bench_device *b, const bench
 static kv8_status make_sick(device_run *r, const bench_device *b, const bench_row *row) {
     const bench_sick sick = b->args->sick;
     if (sick != SICK_Q && sick != SICK_K && sick != SICK_V) return KV8_OK;
-    const kv8_dtype dtype = sick == SICK_Q ? b->args->q : row->kv;
+    const kv8_dtype dtype = sick == SICK_Q ? b->args->q : sick == SICK_K ? row->kv.k : row->kv.v;
     const int32_t key = bench_request_keys(b->args, row, 0) / 2;
     const kv8_paged *const p = sick == SICK_V ? &r->v : &r->k;
     const size_t size = dtype == KV8_INT8 ? 2 : kv8_dtype_size(dtype);
@@ -249,7 +251,8 @@ static kv8_attention_spec make_spec(const bench_device *b, const bench_row *row)
     spec.num_kv_heads = a->num_kv_heads;
     spec.head_dim = a->head_dim;
     spec.q_dtype = a->q;
-    spec.k_dtype = spec.v_dtype = row->kv;
+    spec.k_dtype = row->kv.k;
+    spec.v_dtype = row->kv.v;
     spec.page_size = a->page_size;
     spec.window_left = a->window;
     spec.causal = 1;
@@ -379,8 +382,8 @@ static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
     if (status == KV8_OK)
         status = kv8_stream_copy(b->stream, ids, r->page_indices, (size_t)num_pages * sizeof *ids);
     if (status == KV8_OK) status = kv8_stream_synchronize(b->stream);
-    if (status == KV8_OK) status = download_pages(b->stream, &r->k, row->kv, ids, num_pages, &k);
-    if (status == KV8_OK) status = download_pages(b->stream, &r->v, row->kv, ids, num_pages, &v);
+    if (status == KV8_OK) status = download_pages(b->stream, &r->k, row->kv.k, ids, num_pages, &k);
+    if (status == KV8_OK) status = download_pages(b->stream, &r->v, row->kv.v, ids, num_pages, &v);
     for (int32_t i = 0; status == KV8_OK && i < num_pages; i++) ids[i] = i;
     for (int32_t i = 0; status == KV8_OK && i < SAMPLES && i < qo_len; i++) {
         const int32_t query = (int32_t)((int64_t)(qo_len - 1) * i / (SAMPLES - 1));
@@ -392,13 +395,11 @@ static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
         s.pages.block_table = ids;
         s.pages.block_table_stride = num_pages;
         s.pages.seq_lens = &s.kv_len;
-        const int64_t size = (int64_t)kv8_dtype_size(row->kv);
-        s.k.data = k.data + kv_head * s.k.stride_head * size;
-        s.v.data = v.data + kv_head * s.v.stride_head * size;
-        if (row->kv == KV8_INT8) {
-            s.k.row_scale = k.scales + kv_head * s.k.row_scale_stride_head;
-            s.v.row_scale = v.scales + kv_head * s.v.row_scale_stride_head;
-        }
+        const int64_t at = kv_head * s.k.stride_head;
+        s.k.data = k.data + at * (int64_t)kv8_dtype_size(row->kv.k);
+        s.v.data = v.data + at * (int64_t)kv8_dtype_size(row->kv.v);
+        if (row->kv.k == KV8_INT8) s.k.row_scale = k.scales + kv_head * s.k.row_scale_stride_head;
+        if (row->kv.v == KV8_INT8) s.v.row_scale = v.scales + kv_head * s.v.row_scale_stride_head;
         status = check_row(r, b, &s, query, kv_head, sums);
     }
     row->error = sqrt(sums[0] / sums[1]);
@@ -474,8 +475,8 @@ static kv8_status read_ceiling(bench_device *b, double bytes, double *gb_s_out) 
 static int32_t choose_runs(const bench_device *b, const bench_row *row, device_run *run) {
     const bench_args *const a = b->args;
     enum { MOST_SETS = 64, MOST_PREFILLS = 4, LEAST_DECODES = 32 };
-    const double set_bytes = 2.0 * (double)run->pages_per_set * a->page_size * a->num_kv_heads *
-                             a->head_dim * (double)kv8_dtype_size(row->kv);
+    const double set_bytes =
+        (double)run->pages_per_set * a->page_size * bench_slot_bytes(a, &row->kv);
     const double sets = 2 + floor(a->pool_mib * 1048576.0 / set_bytes);
     const bool decodes = row->qo_len == 1;
     run->num_sets = (int32_t)fmin(sets, decodes ? MOST_SETS : MOST_PREFILLS);

@@ -40,12 +40,19 @@ enum { BENCH_MAX_VALUES = 16, BENCH_MAX_ROWS = 512 };
 /* Values beside the random ones, of which no time may depend (attention_args.c names them). */
 typedef enum bench_sick { SICK_NONE = 0, SICK_Q, SICK_K, SICK_V, SICK_SCALES, NUM_SICK } bench_sick;
 
+/* Formats of K and V, and their name: "int8", or of two "int8/e4m3". */
+typedef struct bench_kv {
+    kv8_dtype k, v;
+    char name[32];
+} bench_kv;
+
 typedef struct bench_args {
     const char *shape; /* its name */
     int32_t num_qo_heads, num_kv_heads, head_dim;
     int32_t window, page_size, pool_mib, qo_len, shared_prefix;
     int32_t longest; /* keys of the first request; 0 = as the others */
-    kv8_dtype q, kv[KV8_DTYPE_COUNT];
+    kv8_dtype q;
+    bench_kv kv[BENCH_MAX_VALUES];
     kv8_isa isa[KV8_ISA_COUNT];
     kv8_attention_math math;
     int32_t batch[BENCH_MAX_VALUES], context[BENCH_MAX_VALUES], threads[BENCH_MAX_VALUES];
@@ -63,7 +70,7 @@ int bench_args_parse(bench_args *args, int argc, char **argv);
 /* One line of the result. */
 typedef struct bench_row {
     const char *phase;
-    kv8_dtype kv;
+    bench_kv kv;
     int32_t batch, context, qo_len, shared_prefix;
     kv8_isa isa;               /* asked for; BEST on a GPU */
     int32_t threads;           /* 0 on a GPU */
@@ -98,7 +105,7 @@ int bench_rows_add(bench_rows *rows, const bench_args *args, const bench_row *of
 /* Keys of a request of the row. */
 int32_t bench_request_keys(const bench_args *args, const bench_row *row, int32_t request);
 /* Bytes of K and V of one token. */
-double bench_slot_bytes(const bench_args *args, kv8_dtype kv);
+double bench_slot_bytes(const bench_args *args, const bench_kv *kv);
 /* Tokens that the sequences of a set really share: a fork that goes on copies a begun page. */
 int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size);
 /* Of the nearer limit. */

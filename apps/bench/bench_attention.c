@@ -18,7 +18,7 @@ static int walk(const bench_machine *machine, const bench_args *args, bench_rows
                                .context = args->context[i % args->num_context],
                                .shared_prefix = args->shared_prefix,
                                .error = (double)NAN};
-        cli_progress_show(&progress, kv8_dtype_name(row.kv), (uint64_t)i, (uint64_t)total);
+        cli_progress_show(&progress, row.kv.name, (uint64_t)i, (uint64_t)total);
         status = machine->measure(machine->self, &row, rows);
     }
     cli_progress_end(&progress);

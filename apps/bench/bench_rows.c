@@ -10,9 +10,12 @@ int32_t bench_request_keys(const bench_args *args, const bench_row *row, int32_t
     return request == 0 && args->longest > 0 ? args->longest : row->context;
 }
 
-double bench_slot_bytes(const bench_args *args, kv8_dtype kv) {
-    const double scales = kv == KV8_INT8 ? 2 : 0; /* an f16 per head of K and of V */
-    return 2.0 * args->num_kv_heads * (args->head_dim * (double)kv8_dtype_size(kv) + scales);
+/* Of one head; int8 has an f16 beside it. */
+static double row_bytes(const bench_args *args, kv8_dtype dtype) {
+    return args->head_dim * (double)kv8_dtype_size(dtype) + (dtype == KV8_INT8 ? 2 : 0);
+}
+double bench_slot_bytes(const bench_args *args, const bench_kv *kv) {
+    return args->num_kv_heads * (row_bytes(args, kv->k) + row_bytes(args, kv->v));
 }
 
 int32_t bench_shared_tokens(int32_t shared_prefix, int32_t context, int32_t page_size) {
@@ -36,7 +39,7 @@ static void count_work(bench_row *row, const bench_args *args) {
         own_keys += keys - fmax(first, shared);
         shared_keys = fmax(shared_keys, shared - first);
     }
-    row->kv_bytes = (own_keys + shared_keys) * bench_slot_bytes(args, row->kv);
+    row->kv_bytes = (own_keys + shared_keys) * bench_slot_bytes(args, &row->kv);
     row->macs = 2 * pairs * args->num_qo_heads * args->head_dim;
 }
 

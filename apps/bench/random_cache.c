@@ -63,12 +63,12 @@ kv8_status bench_cache_open(bench_cache *b, const bench_args *args, const bench_
                             kv8_threads *threads) {
     const int32_t shared = bench_shared_tokens(row->shared_prefix, row->context, args->page_size);
     const double set_tokens = shared + (double)row->batch * (row->context - shared);
-    const double set_bytes = bench_slot_bytes(args, row->kv) * set_tokens;
+    const double set_bytes = bench_slot_bytes(args, &row->kv) * set_tokens;
     const int32_t num_sets = 1 + (int32_t)(args->pool_mib * 1048576.0 / set_bytes);
     const int32_t own_pages = (row->context - shared + args->page_size - 1) / args->page_size;
     const int32_t stem_pages = (row->shared_prefix + args->page_size - 1) / args->page_size;
     const kv8_cache_layer layer = {
-        .struct_size = sizeof layer, .k_dtype = row->kv, .v_dtype = row->kv, .window_left = -1};
+        .struct_size = sizeof layer, .k_dtype = row->kv.k, .v_dtype = row->kv.v, .window_left = -1};
     kv8_cache_options options = KV8_CACHE_OPTIONS_INIT;
     options.threads = threads;
     options.num_layers = 1;

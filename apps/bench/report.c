@@ -23,7 +23,7 @@ static cells cells_of(const bench_args *args, const bench_row *row) {
     return (cells){.shape = args->shape,
                    .phase = row->phase,
                    .q = kv8_dtype_name(args->q),
-                   .kv = kv8_dtype_name(row->kv),
+                   .kv = row->kv.name,
                    .isa = kv8_isa_name(row->isa),
                    .kernel = row->kernel,
                    .math = row->math,

@@ -149,7 +149,7 @@ static bench_bar bar_of(const bench_args *args, const bench_row *r) {
     } else {
         snprintf(bar.group, sizeof bar.group, "%d", r->context);
     }
-    size_t at = (size_t)snprintf(bar.series, sizeof bar.series, "%s", kv8_dtype_name(r->kv));
+    size_t at = (size_t)snprintf(bar.series, sizeof bar.series, "%s", r->kv.name);
     if (args->num_isa > 1)
         at +=
             (size_t)snprintf(bar.series + at, sizeof bar.series - at, " %s", kv8_isa_name(r->isa));

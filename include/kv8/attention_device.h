@@ -33,9 +33,9 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
  * other GPUs, the general kernel, which is exact.
  *
  * With fewer rows a decode kernel is taken, on sm_90 and sm_100: formats as with wgmma, head_dim 64
- * and 128 (e4m3: also 80, 96, 256 where page_size is a multiple of 16), neither mask nor
- * batch_invariant. What it does not take goes to a prefill kernel, and what neither takes to a
- * general kernel: as right, and about a hundred times slower.
+ * and 128, and where page_size is a multiple of 16 any two of e4m3, int8 and bf16, or e4m3 at
+ * head_dim 80, 96, 256; not batch_invariant. What it does not take goes to a prefill kernel, and
+ * what neither takes to a general kernel: as right, and about a hundred times slower.
  *
  * Decode kernels take windows to the right, ragged K and V, and runs with qo_lens, num_pages, lse
  * in any strides and base, and O of e4m3 or e5m2. Key ranges, O of e4m3fnuz and whatever of these a

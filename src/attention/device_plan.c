@@ -14,8 +14,9 @@ static const char schedule_name[] = "kv8_prefill_schedule__sm80";
 /* Granules whose time a block loses between two splits: it would read so many bytes meanwhile. */
 static int32_t split_units(const kv8_attention_spec *spec, int32_t heads) {
     enum { LOST_BYTES = 192 << 10 };
-    const int64_t units =
-        LOST_BYTES / (2 * (int64_t)KV8_DECODE_TOKENS * kv8_k_row_bytes(spec) * heads);
+    const int64_t token_bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim) +
+                                kv8_head_bytes(spec->v_dtype, spec->v_head_dim);
+    const int64_t units = LOST_BYTES / (KV8_DECODE_TOKENS * token_bytes * heads);
     return (int32_t)kv8_min_i64(units, KV8_DECODE_MAX_SPLIT_UNITS);
 }
 

@@ -25,27 +25,28 @@ enum {
     CLUSTER_TAKES = DECODE_TAKES & ~(KV8_NEEDS_MASK | KV8_NEEDS_SOFT_CAP),
     WGMMA_TAKES = KV8_NEEDS_INVARIANT | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_WINDOW_RIGHT |
                   KV8_NEEDS_RAGGED | KV8_NEEDS_QO_LENS | KV8_NEEDS_LSE_LAYOUT,
-    MMA_TAKES = WGMMA_TAKES | KV8_NEEDS_UNLIKE | KV8_NEEDS_MASK,
+    MMA_TAKES = WGMMA_TAKES | KV8_NEEDS_TWO_DIMS | KV8_NEEDS_MASK,
 };
 
-#define DECODE(code, way_, kernel, dim, pages, kv_heads, least, most, takes_, warps, heads, bytes) \
-    {.name = #kernel,                                                                              \
-     .way = way_,                                                                                  \
-     .q = QUERIES(code),                                                                           \
-     .k = BIT(code),                                                                               \
-     .v = BIT(code),                                                                               \
-     .o = FLOATS | BIT(KV8_E4M3) | BIT(KV8_E5M2),                                                  \
-     .takes = takes_,                                                                              \
-     .head_dim = dim,                                                                              \
-     .page_step = pages,                                                                           \
-     .num_kv_heads = kv_heads,                                                                     \
-     .min_batch = least,                                                                           \
-     .max_batch = most,                                                                            \
-     .num_warps = warps,                                                                           \
-     .warp_heads = heads,                                                                          \
+#define DECODE(k_, v_, way_, kernel, dim, pages, kv_heads, least, most, takes_, warps, heads, \
+               bytes)                                                                         \
+    {.name = #kernel,                                                                         \
+     .way = way_,                                                                             \
+     .q = QUERIES(k_),                                                                        \
+     .k = BIT(k_),                                                                            \
+     .v = BIT(v_),                                                                            \
+     .o = FLOATS | BIT(KV8_E4M3) | BIT(KV8_E5M2),                                             \
+     .takes = takes_,                                                                         \
+     .head_dim = dim,                                                                         \
+     .page_step = pages,                                                                      \
+     .num_kv_heads = kv_heads,                                                                \
+     .min_batch = least,                                                                      \
+     .max_batch = most,                                                                       \
+     .num_warps = warps,                                                                      \
+     .warp_heads = heads,                                                                     \
      .shared_bytes = bytes},
-#define ROWS(code, kernel, dim, warps, whole, heads, bytes)                                      \
-    DECODE(code, KV8_WAY_ROWS, kernel, dim, whole ? KV8_DECODE_TOKENS : PAGES_OF_ANY_SIZE, 0, 1, \
+#define ROWS(k, v, kernel, dim, warps, whole, heads, bytes)                                      \
+    DECODE(k, v, KV8_WAY_ROWS, kernel, dim, whole ? KV8_DECODE_TOKENS : PAGES_OF_ANY_SIZE, 0, 1, \
            INT32_MAX, DECODE_TAKES, warps, heads, bytes)
 #define PREFILL(kernel, q_, k_, v_, takes_, dim, step, warps, rows, keys, bytes) \
     {.name = #kernel,                                                            \
@@ -67,22 +68,24 @@ enum {
 
 /* Of several that take a spec and work one way, the first is taken: the faster stand first. */
 static const kv8_variant variants[] = {
-#define KV8_DECODE_CLUSTER(format, name, dim, warps, stages, bytes)                             \
-    DECODE(KV8_##format, KV8_WAY_CLUSTER, name, dim, KV8_DECODE_TOKENS, 0, 1, 1, CLUSTER_TAKES, \
-           warps, 1, bytes)
-#define KV8_DECODE_BULK(format, name, dim, kv_heads, warps, stages, bytes)                       \
-    DECODE(KV8_##format, KV8_WAY_BULK, name, dim, KV8_DECODE_TOKENS, kv_heads, BULK_LEAST_BATCH, \
-           INT32_MAX, DECODE_TAKES, warps, 1, bytes)
+#define KV8_DECODE_CLUSTER(format, name, dim, warps, stages, bytes)                            \
+    DECODE(KV8_##format, KV8_##format, KV8_WAY_CLUSTER, name, dim, KV8_DECODE_TOKENS, 0, 1, 1, \
+           CLUSTER_TAKES, warps, 1, bytes)
+#define KV8_DECODE_BULK(format, name, dim, kv_heads, warps, stages, bytes)                   \
+    DECODE(KV8_##format, KV8_##format, KV8_WAY_BULK, name, dim, KV8_DECODE_TOKENS, kv_heads, \
+           BULK_LEAST_BATCH, INT32_MAX, DECODE_TAKES, warps, 1, bytes)
+#define KV8_DECODE_MIXED(k, v, name, dim, warps, stages, whole, heads, bytes) \
+    ROWS(KV8_##k, KV8_##v, name, dim, warps, whole, heads, bytes)
 #define KV8_DECODE_E4M3(name, dim, warps, stages, whole, heads, bytes) \
-    ROWS(KV8_E4M3, name, dim, warps, whole, heads, bytes)
+    ROWS(KV8_E4M3, KV8_E4M3, name, dim, warps, whole, heads, bytes)
 #define KV8_DECODE_E5M2(name, dim, warps, stages, whole, heads, bytes) \
-    ROWS(KV8_E5M2, name, dim, warps, whole, heads, bytes)
+    ROWS(KV8_E5M2, KV8_E5M2, name, dim, warps, whole, heads, bytes)
 #define KV8_DECODE_INT8(name, dim, warps, stages, whole, heads, bytes) \
-    ROWS(KV8_INT8, name, dim, warps, whole, heads, bytes)
+    ROWS(KV8_INT8, KV8_INT8, name, dim, warps, whole, heads, bytes)
 #define KV8_DECODE_BF16(name, dim, warps, stages, whole, heads, bytes) \
-    ROWS(KV8_BF16, name, dim, warps, whole, heads, bytes)
+    ROWS(KV8_BF16, KV8_BF16, name, dim, warps, whole, heads, bytes)
 #define KV8_DECODE_F16(name, dim, warps, stages, whole, heads, bytes) \
-    ROWS(KV8_F16, name, dim, warps, whole, heads, bytes)
+    ROWS(KV8_F16, KV8_F16, name, dim, warps, whole, heads, bytes)
 #include "cuda/decode/decode_kernels.inc"
 
 /* On wgmma, for sm_90a: warpgroups of 64 rows, and one of producers. */
@@ -132,8 +135,7 @@ static uint32_t need(bool is_asked, kv8_need bit) {
     return is_asked ? (uint32_t)bit : 0;
 }
 uint32_t kv8_needs_of_spec(const kv8_attention_spec *spec) {
-    return need(spec->k_dtype != spec->v_dtype || spec->head_dim != spec->v_head_dim,
-                KV8_NEEDS_UNLIKE) |
+    return need(spec->head_dim != spec->v_head_dim, KV8_NEEDS_TWO_DIMS) |
            need(spec->has_mask, KV8_NEEDS_MASK) | need(spec->has_key_range, KV8_NEEDS_KEY_RANGE) |
            need(spec->batch_invariant, KV8_NEEDS_INVARIANT) |
            need(!spec->causal && spec->window_right >= 0, KV8_NEEDS_WINDOW_RIGHT) |
@@ -157,8 +159,9 @@ int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attent
     enum { LINE = 128, LARGE_BATCH = 32, LONG = 32768 };
     if (variant->num_kv_heads > 0) return variant->num_kv_heads;
     int32_t most = 4;
-    if (spec->max_batch <= LARGE_BATCH && kv8_k_row_bytes(spec) * variant->warp_heads % LINE == 0)
-        most = 2;
+    const int32_t k_bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim) * variant->warp_heads;
+    const int32_t v_bytes = kv8_head_bytes(spec->v_dtype, spec->head_dim) * variant->warp_heads;
+    if (spec->max_batch <= LARGE_BATCH && k_bytes % LINE == 0 && v_bytes % LINE == 0) most = 2;
     if (spec->max_batch <= 4 && spec->max_kv_len <= LONG) most = 2;
     if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
     int32_t heads = 1;
@@ -195,7 +198,7 @@ static bool fits_decode(const kv8_variant *variant, const kv8_attention_spec *sp
 /* Keys of a head so many that reading them takes longer than combining what clusters leave. */
 static bool fits_cluster(const kv8_attention_spec *spec) {
     enum { MAX_HEAD_BYTES = 2 << 20 };
-    return spec->max_kv_len <= MAX_HEAD_BYTES / kv8_k_row_bytes(spec);
+    return spec->max_kv_len <= MAX_HEAD_BYTES / kv8_head_bytes(spec->k_dtype, spec->head_dim);
 }
 
 /* --- the choice --- */
@@ -277,8 +280,8 @@ static bool fits_scales(const kv8_variant *variant, const kv8_kernel_pages *p) {
 }
 /* The tokens of a page one after another, each with its KV heads one after another. */
 static bool has_whole_pages(const kv8_attention_spec *spec, const kv8_kernel_pages *p) {
-    return p->stride_head == kv8_k_row_bytes(spec) &&
-           p->stride_slot == (int64_t)kv8_k_row_bytes(spec) * spec->num_kv_heads;
+    const int32_t bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim); /* V's are as many */
+    return p->stride_head == bytes && p->stride_slot == (int64_t)bytes * spec->num_kv_heads;
 }
 
 bool kv8_variant_takes_run(const kv8_variant *variant, const kv8_attention_spec *spec,

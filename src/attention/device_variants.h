@@ -25,7 +25,7 @@ typedef enum kv8_way {
 
 /* What a spec or the args of a run may ask for beside the plain case. */
 typedef enum kv8_need {
-    KV8_NEEDS_UNLIKE = 1 << 0, /* K and V of two formats or head_dims */
+    KV8_NEEDS_TWO_DIMS = 1 << 0, /* K and V of two head_dims */
     KV8_NEEDS_MASK = 1 << 1,
     KV8_NEEDS_KEY_RANGE = 1 << 2,
     KV8_NEEDS_INVARIANT = 1 << 3,
@@ -77,8 +77,9 @@ size_t kv8_variant_shared_bytes(const kv8_variant *variant, const kv8_attention_
 /* Row tiles of a decode kernel that any run within the bounds has: a tile is of one request. */
 int64_t kv8_decode_max_row_tiles(const kv8_attention_spec *spec);
 
-static inline int32_t kv8_k_row_bytes(const kv8_attention_spec *spec) {
-    return spec->head_dim * (int32_t)kv8_dtype_size(spec->k_dtype);
+/* Of one head of a token. */
+static inline int32_t kv8_head_bytes(kv8_dtype dtype, int32_t head_dim) {
+    return head_dim * (int32_t)kv8_dtype_size(dtype);
 }
 
 enum {

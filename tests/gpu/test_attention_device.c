@@ -243,6 +243,42 @@ static void one_request_of_every_length(void **state) {
     one_request(gpu_get_with_kernels(state), 16, 64);
 }
 
+/* K and V choose their formats apart: every mix of three, whatever rows and masks. */
+static void k_and_v_of_two_formats(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const kv8_dtype formats[] = {KV8_E4M3, KV8_INT8, KV8_BF16};
+    test_rng rng = {29};
+    for (int i = 0; i < 144; i++) {
+        const int k = i % 3, v = (k + 1 + i / 3 % 2) % 3;
+        attention_case c = {.group_size = rng_range(&rng, 1, 9),
+                            .num_kv_heads = rng_range(&rng, 1, 6),
+                            .head_dim = i / 6 % 2 ? 128 : 64,
+                            .q_dtype = k != 2 && i % 5 == 0 ? KV8_F16 : KV8_BF16,
+                            .k_dtype = formats[k],
+                            .v_dtype = formats[v],
+                            .page_size = i % 4 ? 16 : 48,
+                            .window_left = i % 7 == 0 ? 40 : -1,
+                            .soft_cap = i % 9 == 4 ? 3.0f : 0.0f,
+                            .sink = (sink_kind)rng_range(&rng, 0, SINK_KINDS - 1),
+                            .mask = i % 8 == 5 ? MASK_RANDOM : MASK_NONE,
+                            .scale = (scale_kind)rng_range(&rng, 0, SCALE_KINDS - 1),
+                            .layout = i / 2 % 2 ? LAYOUT_NHD : LAYOUT_HND,
+                            .dense_table = i % 2,
+                            .causal = 1,
+                            .nan_newest = i % 11 == 7,
+                            .ragged = i % 13 == 3,
+                            .batch = i % 6 == 0 ? 1 : rng_range(&rng, 2, 5),
+                            .seed = (uint64_t)i};
+        for (int b = 0; b < c.batch; b++) {
+            c.qo_len[b] = rng_range(&rng, 1, 3);
+            c.kv_len[b] = rng_range(&rng, c.qo_len[b], 700);
+        }
+        if (c.ragged) c.page_size = 1, c.num_kv_heads = 2, c.layout = LAYOUT_NHD;
+        if (!device_case_check(g, &c))
+            fail_msg("not on tensor cores: %s", case_text(&c, KV8_ISA_BEST));
+    }
+}
+
 static void wrong_inputs_are_refused(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     static attention_inputs in;
@@ -422,6 +458,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_graph_follows_the_lengths),
         cmocka_unit_test(a_graph_of_whole_pages_follows_them),
         cmocka_unit_test(whatever_a_run_asks),
+        cmocka_unit_test(k_and_v_of_two_formats),
         cmocka_unit_test(pages_that_are_not_there_are_skipped),
         cmocka_unit_test(wrong_inputs_are_refused),
     };

@@ -38,7 +38,7 @@ static void high_bars_keep_their_figures(void **state) {
         {0.2, 0.5, 0.9, 1.0}, {0.2, 1.32, 2.08, 0.5}, {0.1, 9.0, 0.3, 1.3}};
     for (int32_t i = 0; i < 4; i++)
         rows.row[i] = (bench_row){.phase = i < 2 ? "decode" : "prefill",
-                                  .kv = KV8_E4M3,
+                                  .kv = {KV8_E4M3, KV8_E4M3, "e4m3"},
                                   .context = i + 1,
                                   .threads = 1,
                                   .us = {.median = 101 + 101 * i}};

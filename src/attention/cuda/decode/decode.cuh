@@ -25,10 +25,10 @@
 namespace kv8 {
 
 // IS_CLUSTER: of decode_cluster.cuh: one request without mask bits and soft cap, one split a block.
-template <Format F_, int DIM_, int NT_, int WARPS_, int STAGES_, bool GRANULE_PAGES_,
+template <Format FK_, Format FV_, int DIM_, int NT_, int WARPS_, int STAGES_, bool GRANULE_PAGES_,
           bool IS_CLUSTER_ = false, int HEADS_ = 1>
 struct DecodeConfig {
-    static constexpr Format F = F_;
+    static constexpr Format FK = FK_, FV = FV_;  // of K and of V: they know nothing of each other
     static constexpr int DIM = DIM_;
     static constexpr int NT = NT_;  // n-tiles of 8 packed query rows
     static constexpr int ROWS = NT * 8;
@@ -39,18 +39,18 @@ struct DecodeConfig {
     static constexpr bool IS_CLUSTER = IS_CLUSTER_;
     // KV heads of a warp, neighbours: their bytes of a token are copied as one row.
     static constexpr int HEADS = HEADS_;
-    static constexpr int MOST_CACHED = 2;  // requests of a lane whose lengths it keeps
-    static constexpr bool IS_BF16 = F == BF16;
-    static constexpr int P_PARTS = IS_BF16 ? 2 : 1;  // bf16 probabilities are kept to 16 bits
-    using R = Row<F, DIM * HEADS>;
-    using K = KeyTile<F, DIM, R>;
-    using V = ValueTile<F, DIM, R>;
-    static constexpr int HEAD_BYTES = DIM * size_of(F);
-    // A stage: a granule of K, of V, and of int8 the words that have the scales of K's rows, then
+    static constexpr int MOST_CACHED = 2;               // requests of a lane whose lengths it keeps
+    static constexpr int P_PARTS = FV == BF16 ? 2 : 1;  // bf16 probabilities are kept to 16 bits
+    using RK = Row<FK, DIM * HEADS>;
+    using RV = Row<FV, DIM * HEADS>;
+    using K = KeyTile<FK, DIM, RK>;
+    using V = ValueTile<FV, DIM, RV>;
+    // A stage: a granule of K, of V, and with int8 the words that have the scales of K's rows, then
     // of V's; where a token's place says nothing of which half, how far to shift follows each word.
-    static constexpr int SCALES = 2 * R::TILE_BYTES, SCALE_PITCH = GRANULE_PAGES ? 4 : 8;
+    static constexpr int SCALES = RK::TILE_BYTES + RV::TILE_BYTES,
+                         SCALE_PITCH = GRANULE_PAGES ? 4 : 8;
     static constexpr int HEAD_SCALES = 2 * TOKENS * SCALE_PITCH;
-    static constexpr int SCALE_BYTES = F == INT8 ? HEADS * HEAD_SCALES : 0;
+    static constexpr int SCALE_BYTES = FK == INT8 || FV == INT8 ? HEADS * HEAD_SCALES : 0;
     static constexpr int STAGE_BYTES = SCALES + SCALE_BYTES;
     // A warp's result of a head: float4 [FRAGMENTS][32 lanes] as the MMA leaves it, then maxima,
     // then sums.

@@ -20,16 +20,17 @@
 namespace kv8 {
 
 template <Format F_, int DIM_, int KV_HEADS_, int WARPS_, int STAGES_>
-struct BulkConfig : DecodeConfig<F_, DIM_, 1, WARPS_, STAGES_, true> {
-    using Base = DecodeConfig<F_, DIM_, 1, WARPS_, STAGES_, true>;
+struct BulkConfig : DecodeConfig<F_, F_, DIM_, 1, WARPS_, STAGES_, true> {
+    using Base = DecodeConfig<F_, F_, DIM_, 1, WARPS_, STAGES_, true>;
     static constexpr int KV_HEADS = KV_HEADS_, SLICES = WARPS_ / KV_HEADS_, SPLITS = 4;
     static_assert(STAGES_ % SLICES == 0, "a warp meets every turn of a stage or none");
     static_assert(F_ != INT8, "scales of rows would need copies of their own");
     static constexpr int MOST_CACHED = 4;  // the producer has the registers
-    using R = PlainRow<KV_HEADS_ * Base::HEAD_BYTES>;
-    using K = KeyTile<F_, DIM_, R>;
-    using V = ValueTile<F_, DIM_, R>;
-    static constexpr int STAGE_BYTES = 2 * R::TILE_BYTES;
+    using RK = PlainRow<KV_HEADS_ * Base::K::BYTES>;
+    using RV = RK;
+    using K = KeyTile<F_, DIM_, RK>;
+    using V = ValueTile<F_, DIM_, RV>;
+    static constexpr int STAGE_BYTES = 2 * RK::TILE_BYTES;
     // The ring of all warps, then the result of each.
     static constexpr int ALL_STAGES = STAGES_ * STAGE_BYTES;
     static constexpr int RING_BYTES = Base::RESULT_BYTES + 127 & ~127;
@@ -127,11 +128,11 @@ class BulkLoader {
         }
         const auto from = [&](const kv8_kernel_pages &p) {
             return p.data + uint64_t(uint32_t(page)) * uint32_t(p.stride_page) +
-                   uint32_t(slot) * C::R::BYTES;
+                   uint32_t(slot) * C::RK::BYTES;
         };
         expect_bytes(barrier, C::STAGE_BYTES);
-        copy_bulk(stage, from(a.k), C::R::TILE_BYTES, barrier, policy);
-        copy_bulk(stage + C::R::TILE_BYTES, from(a.v), C::R::TILE_BYTES, barrier, policy);
+        copy_bulk(stage, from(a.k), C::RK::TILE_BYTES, barrier, policy);
+        copy_bulk(stage + C::RK::TILE_BYTES, from(a.v), C::RK::TILE_BYTES, barrier, policy);
     }
 };
 
@@ -213,8 +214,7 @@ __device__ __forceinline__ void compute_splits(const kv8_kernel_args &a, BulkBlo
 #pragma unroll 1
         for (; key < end; key += C::SLICES * TOKENS) {
             barrier_wait(full + from.index * 8, from.parity);
-            attention.compute(key, ring + from.index * C::STAGE_BYTES + head * C::HEAD_BYTES,
-                              state);
+            attention.compute(key, ring + from.index * C::STAGE_BYTES + head * C::K::BYTES, state);
             __syncwarp();
             if (is_first_lane) barrier_arrive(empty + from.index * 8);
             from.advance(C::SLICES);

@@ -187,11 +187,11 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
 }  // namespace kv8
 
 // Two blocks of a multiprocessor where the registers allow: the next launch's come while these end.
-#define KV8_DECODE_CLUSTER_DEFINE(name, format, head_dim, warps, stages, fixed_bytes)           \
-    extern "C" __global__ void __launch_bounds__(warps * 32,                                    \
-                                                 head_dim * kv8::size_of(format) == 64 ? 2 : 1) \
-        name(const __grid_constant__ kv8_kernel_args a) {                                       \
-        using config = kv8::DecodeConfig<format, head_dim, 1, warps, stages, true, true>;       \
-        static_assert(config::FIXED_BYTES == fixed_bytes);                                      \
-        kv8::cluster_body<config>(a);                                                           \
+#define KV8_DECODE_CLUSTER_DEFINE(name, format, head_dim, warps, stages, fixed_bytes)             \
+    extern "C" __global__ void __launch_bounds__(warps * 32,                                      \
+                                                 head_dim * kv8::size_of(format) == 64 ? 2 : 1)   \
+        name(const __grid_constant__ kv8_kernel_args a) {                                         \
+        using config = kv8::DecodeConfig<format, format, head_dim, 1, warps, stages, true, true>; \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                                        \
+        kv8::cluster_body<config>(a);                                                             \
     }

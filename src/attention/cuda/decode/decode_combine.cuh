@@ -62,12 +62,11 @@ __device__ __noinline__ float rescan_values(const kv8_kernel_args &a, const Requ
     const uint16_t *const q = static_cast<const uint16_t *>(a.q) +
                               (r.qo_begin + token) * a.q_stride_row +
                               (head * a.group_size + row - token * a.group_size) * a.q_stride_head;
-    const auto row_scale = [&](const kv8_kernel_pages &p, int64_t page, int slot) {
-        return C::F == INT8
-                   ? __half2float(__ushort_as_half(
-                         p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
-                                     head * p.scale_stride_head]))
-                   : 1.0f;
+    const auto row_scale = [&](Format f, const kv8_kernel_pages &p, int64_t page, int slot) {
+        return f == INT8 ? __half2float(__ushort_as_half(
+                               p.row_scale[page * p.scale_stride_page + slot * p.scale_stride_slot +
+                                           head * p.scale_stride_head]))
+                         : 1.0f;
     };
     const int32_t *const pages = request_pages(a, r.index, load_lengths(a, r.index));
     float sum = 0;
@@ -78,7 +77,7 @@ __device__ __noinline__ float rescan_values(const kv8_kernel_args &a, const Requ
         if (!page_exists(a, int(page))) continue;
         const uint8_t *const v =
             a.v.data + page * a.v.stride_page + slot * a.v.stride_slot + head * a.v.stride_head;
-        const float value = widen_one<C::F>(v, dim) * row_scale(a.v, page, slot);
+        const float value = widen_one<C::FV>(v, dim) * row_scale(C::FV, a.v, page, slot);
         if (isfinite(value)) continue;
         sum += value;  // two signs make NaN, and NaN stays
         if (a.soft_cap > 0) continue;
@@ -87,9 +86,9 @@ __device__ __noinline__ float rescan_values(const kv8_kernel_args &a, const Requ
         float score = 0;  // of -inf: weight 0 of an infinity
         for (int d = 0; d < C::DIM; d++)
             score +=
-                widen_one<C::F>(k, d) * (a.q_dtype == BF16 ? __uint_as_float(uint32_t(q[d]) << 16)
-                                                           : __half2float(__ushort_as_half(q[d])));
-        if (score * a.score_scale * row_scale(a.k, page, slot) == -INFINITY) return NAN;
+                widen_one<C::FK>(k, d) * (a.q_dtype == BF16 ? __uint_as_float(uint32_t(q[d]) << 16)
+                                                            : __half2float(__ushort_as_half(q[d])));
+        if (score * a.score_scale * row_scale(C::FK, a.k, page, slot) == -INFINITY) return NAN;
     }
     return sum == 0 ? NAN : sum;
 }
@@ -97,7 +96,7 @@ __device__ __noinline__ float rescan_values(const kv8_kernel_args &a, const Requ
 template <class C>
 __device__ float resolve_nan(const kv8_kernel_args &a, const Request &r, int head, int row, int dim,
                              float x, float sum) {
-    if (C::F == E4M3 || !isnan(x) || isnan(sum)) return x;
+    if (C::FV == E4M3 || !isnan(x) || isnan(sum)) return x;
     return rescan_values<C>(a, r, head, row, dim);
 }
 

@@ -6,6 +6,86 @@
 
 namespace kv8 {
 
+// Where 32 granules lie, one per lane; or the tokens of one. Page UNSEEN: nobody sees it. Of a
+// granule that is seen in part, the slot is ~slot.
+struct PageSlot {
+    int page, slot;
+};
+
+// LaneCopies is what one lane copies of a granule's rows R of K or of V, in passes of a warp: its
+// first address in page 0, and how much further each pass goes. HEAD_BYTES of a row are one head's.
+template <class R, int HEAD_BYTES, bool GRANULE_PAGES>
+class LaneCopies {
+   public:
+    __device__ LaneCopies(const kv8_kernel_pages &p, int head) {
+        first = p.data + head * p.stride_head;
+        if constexpr (REGULAR) {
+            first += lane() % CHUNKS / OWN_CHUNKS * p.stride_head + lane() % OWN_CHUNKS * 16;
+            if constexpr (GRANULE_PAGES) first += lane() / CHUNKS * uint32_t(p.stride_slot);
+        } else {
+#pragma unroll
+            for (int n = 0; n < PASSES; n++) {
+                const int index = n * 32 + lane();
+                more[n] = index % CHUNKS / OWN_CHUNKS * uint32_t(p.stride_head) +
+                          index % CHUNKS % OWN_CHUNKS * 16;
+                if constexpr (GRANULE_PAGES) more[n] += index / CHUNKS * uint32_t(p.stride_slot);
+            }
+        }
+    }
+    __device__ void copy_rows(const kv8_kernel_pages &p, const PageSlot &from,
+                              uint32_t stage) const {
+        const uint8_t *const at = row_at(p, from);
+#pragma unroll
+        for (int n = 0; n < PASSES; n++) {
+            const int index = n * 32 + lane(), row = index / CHUNKS;
+            if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
+                copy16_once<WIDE>(stage + R::at(row, index % CHUNKS), at + further(p, n));
+        }
+    }
+    // Zeros for what nobody sees: of pages of whole granules, tokens outside [begin, end).
+    __device__ void copy_visible_rows(const kv8_kernel_pages &p, const PageSlot &place, int token,
+                                      KeyRange seen, uint32_t stage) const {
+#pragma unroll
+        for (int n = 0; n < PASSES; n++) {
+            const int index = n * 32 + lane(), row = index / CHUNKS;
+            PageSlot from = place;
+            if constexpr (!GRANULE_PAGES) {
+                from.page = __shfl_sync(~0u, place.page, row % TOKENS);
+                from.slot = __shfl_sync(~0u, place.slot, row % TOKENS);
+            }
+            bool inside = from.page >= 0;  // an entry of its own says it all
+            if constexpr (GRANULE_PAGES)
+                inside = inside && token + row >= seen.begin && token + row < seen.end;
+            const uint8_t *const at = inside ? row_at(p, from) + further(p, n) : p.data;
+            if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
+                copy16_once_or_zero<WIDE>(stage + R::at(row, index % CHUNKS), at, inside);
+        }
+    }
+
+   private:
+    static constexpr int OWN_CHUNKS = HEAD_BYTES / 16;  // of a head
+    static constexpr int CHUNKS = R::CHUNKS, PASSES = (CHUNKS * TOKENS + 31) / 32;
+    static constexpr bool REGULAR = 32 % CHUNKS == 0;  // each pass takes whole rows
+    static constexpr bool WIDE = R::HALF_LINE;         // rows of whole lines lose 4 % by it
+    const uint8_t *first;
+    uint32_t more[REGULAR ? 1 : PASSES];
+
+    __device__ static int lane() {
+        return threadIdx.x % 32;
+    }
+    __device__ const uint8_t *row_at(const kv8_kernel_pages &p, const PageSlot &from) const {
+        return first + uint64_t(uint32_t(from.page)) * uint32_t(p.stride_page) +
+               uint32_t(from.slot) * uint64_t(uint32_t(p.stride_slot));
+    }
+    // How much further than `first` pass n goes.
+    __device__ uint32_t further(const kv8_kernel_pages &p, int n) const {
+        if constexpr (!REGULAR)
+            return more[n];
+        else
+            return GRANULE_PAGES ? n * (32 / CHUNKS) * uint32_t(p.stride_slot) : 0;
+    }
+};
+
 // Loader copies a warp's granules of a split one after another, each into the next stage of its
 // ring.
 template <class C>
@@ -14,12 +94,17 @@ class Loader {
     // The granules first, first + step, ..: `count` of them.
     __device__ Loader(const kv8_kernel_args &args, Split &split_in, uint32_t ring_in, int head,
                       int first_in, int step_in, int count_in)
-        : a(args), split(split_in), ring(ring_in), first(first_in), step(step_in), count(count_in) {
+        : a(args),
+          split(split_in),
+          ring(ring_in),
+          first(first_in),
+          step(step_in),
+          count(count_in),
+          k(args.k, head),
+          v(args.v, head) {
         look_up(0, now);
         if constexpr (!C::GRANULE_PAGES) look_up(1, next);
-        prepare_copies(a.k, head, k_lane, k_row);
-        prepare_copies(a.v, head, v_lane, v_row);
-        if constexpr (C::F == INT8) {
+        if constexpr (C::SCALE_BYTES > 0) {
             const kv8_kernel_pages &from = lane() < TOKENS ? a.k : a.v;
             scale_lane = from.row_scale + head * from.scale_stride_head;
             if constexpr (C::GRANULE_PAGES) scale_lane += lane() % TOKENS * from.scale_stride_slot;
@@ -62,26 +147,15 @@ class Loader {
     }
 
    private:
-    static constexpr int OWN_CHUNKS = C::HEAD_BYTES / 16;  // of a head
-    static constexpr int CHUNKS = C::R::CHUNKS, PASSES = (CHUNKS * TOKENS + 31) / 32;
-    static constexpr bool REGULAR = 32 % CHUNKS == 0;  // each pass takes whole rows
-    static constexpr bool WIDE = C::R::HALF_LINE;      // rows of whole lines lose 4 % by it
-
     const kv8_kernel_args &a;
     Split &split;
     const uint32_t ring;
     const int first, step, count;
-    int i = 0;   // the next granule
-    int to = 0;  // its stage
-    // Where 32 granules lie, one per lane; or the tokens of one, looked up one ahead. Page
-    // UNSEEN: nobody sees it. Of a granule that is seen in part, the slot is ~slot.
-    struct PageSlot {
-        int page, slot;
-    };
-    PageSlot now, next;
-    // A lane's copies: its first address in page 0, and how much further each pass goes.
-    const uint8_t *k_lane, *v_lane;
-    uint32_t k_row[REGULAR ? 1 : PASSES], v_row[REGULAR ? 1 : PASSES];
+    int i = 0;           // the next granule
+    int to = 0;          // its stage
+    PageSlot now, next;  // tokens are looked up one granule ahead
+    const LaneCopies<typename C::RK, C::K::BYTES, C::GRANULE_PAGES> k;
+    const LaneCopies<typename C::RV, C::V::BYTES, C::GRANULE_PAGES> v;
     const uint16_t *scale_lane;  // int8: lane t has K's token t, lane 16 + t V's
 
     __device__ static int lane() {
@@ -105,100 +179,43 @@ class Loader {
         if (token < split.any.begin || token + SPAN > split.any.end) place.slot = ~place.slot;
         place.page = __ldg(split.pages + index);
     }
-    __device__ void prepare_copies(const kv8_kernel_pages &p, int head, const uint8_t *&lane_from,
-                                   uint32_t (&row_from)[REGULAR ? 1 : PASSES]) const {
-        lane_from = p.data + head * p.stride_head;
-        if constexpr (REGULAR) {
-            lane_from += lane() % CHUNKS / OWN_CHUNKS * p.stride_head + lane() % OWN_CHUNKS * 16;
-            if constexpr (C::GRANULE_PAGES) lane_from += lane() / CHUNKS * uint32_t(p.stride_slot);
-        } else {
-#pragma unroll
-            for (int n = 0; n < PASSES; n++) {
-                const int index = n * 32 + lane();
-                row_from[n] = index % CHUNKS / OWN_CHUNKS * uint32_t(p.stride_head) +
-                              index % CHUNKS % OWN_CHUNKS * 16;
-                if constexpr (C::GRANULE_PAGES)
-                    row_from[n] += index / CHUNKS * uint32_t(p.stride_slot);
-            }
-        }
-    }
-    // How much further than lane_from pass n goes.
-    __device__ static uint32_t further(const kv8_kernel_pages &p, int n,
-                                       const uint32_t (&row_from)[REGULAR ? 1 : PASSES]) {
-        if constexpr (!REGULAR)
-            return row_from[n];
-        else
-            return C::GRANULE_PAGES ? n * (32 / CHUNKS) * uint32_t(p.stride_slot) : 0;
+    // Whether rows of the lane's operand, K or V, have scales.
+    __device__ static bool has_scales() {
+        return C::FK == C::FV || (lane() < TOKENS ? C::FK : C::FV) == INT8;
     }
 
     __device__ void fetch() const {
-        const uint32_t stage = ring + to * C::STAGE_BYTES;
+        const uint32_t stage = ring + to * C::STAGE_BYTES, values = stage + C::RK::TILE_BYTES;
         const int token = token_of(i);
         PageSlot from = now;
         if constexpr (C::GRANULE_PAGES) {
             from.page = __shfl_sync(~0u, now.page, i % 32);
             from.slot = __shfl_sync(~0u, now.slot, i % 32);
             if (page_exists(a, from.page) && from.slot >= 0) {
-                copy_rows(a.k, k_lane, k_row, from, stage);
-                copy_rows(a.v, v_lane, v_row, from, stage + C::R::TILE_BYTES);
-                if constexpr (C::F == INT8) copy_granule_scales(from, true, stage + C::SCALES);
+                k.copy_rows(a.k, from, stage);
+                v.copy_rows(a.v, from, values);
+                if constexpr (C::SCALE_BYTES > 0)
+                    copy_granule_scales(from, true, stage + C::SCALES);
                 return;
             }
             from.slot = from.slot < 0 ? ~from.slot : from.slot;
         }
         if (!page_exists(a, from.page)) from.page = UNSEEN;
-        copy_visible_rows(a.k, k_lane, k_row, from, token, stage);
-        copy_visible_rows(a.v, v_lane, v_row, from, token, stage + C::R::TILE_BYTES);
-        if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
+        k.copy_visible_rows(a.k, from, token, split.any, stage);
+        v.copy_visible_rows(a.v, from, token, split.any, values);
+        if constexpr (C::SCALE_BYTES > 0 && C::GRANULE_PAGES) {
             const int t = token + lane() % TOKENS;
             copy_granule_scales(from, from.page >= 0 && t >= split.any.begin && t < split.any.end,
                                 stage + C::SCALES);
-        } else if constexpr (C::F == INT8) {
+        } else if constexpr (C::SCALE_BYTES > 0) {
             copy_token_scale(from, stage + C::SCALES);
-        }
-    }
-    __device__ static const uint8_t *row_at(const kv8_kernel_pages &p, const uint8_t *lane_from,
-                                            const PageSlot &from) {
-        return lane_from + uint64_t(uint32_t(from.page)) * uint32_t(p.stride_page) +
-               uint32_t(from.slot) * uint64_t(uint32_t(p.stride_slot));
-    }
-    __device__ void copy_rows(const kv8_kernel_pages &p, const uint8_t *lane_from,
-                              const uint32_t (&row_from)[REGULAR ? 1 : PASSES],
-                              const PageSlot &from, uint32_t stage) const {
-        const uint8_t *const at = row_at(p, lane_from, from);
-#pragma unroll
-        for (int n = 0; n < PASSES; n++) {
-            const int index = n * 32 + lane(), row = index / CHUNKS;
-            if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
-                copy16_once<WIDE>(stage + C::R::at(row, index % CHUNKS),
-                                  at + further(p, n, row_from));
-        }
-    }
-    // Zeros for what nobody sees.
-    __device__ void copy_visible_rows(const kv8_kernel_pages &p, const uint8_t *lane_from,
-                                      const uint32_t (&row_from)[REGULAR ? 1 : PASSES],
-                                      const PageSlot &place, int token, uint32_t stage) const {
-#pragma unroll
-        for (int n = 0; n < PASSES; n++) {
-            const int index = n * 32 + lane(), row = index / CHUNKS;
-            PageSlot from = place;
-            if constexpr (!C::GRANULE_PAGES) {
-                from.page = __shfl_sync(~0u, place.page, row % TOKENS);
-                from.slot = __shfl_sync(~0u, place.slot, row % TOKENS);
-            }
-            bool inside = from.page >= 0;  // an entry of its own says it all
-            if constexpr (C::GRANULE_PAGES)
-                inside = inside && token + row >= split.any.begin && token + row < split.any.end;
-            const uint8_t *const at =
-                inside ? row_at(p, lane_from, from) + further(p, n, row_from) : p.data;
-            if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
-                copy16_once_or_zero<WIDE>(stage + C::R::at(row, index % CHUNKS), at, inside);
         }
     }
 
     // int8: lane t copies the word that holds the scale of K's token t, lane 16 + t of V's.
     __device__ void copy_granule_scales(const PageSlot &from, bool inside,
                                         uint32_t to_words) const {
+        if (!has_scales()) return;
         const kv8_kernel_pages &p = lane() < TOKENS ? a.k : a.v;
         const uint16_t *const at = scale_lane +
                                    uint64_t(uint32_t(from.page)) * uint32_t(p.scale_stride_page) +
@@ -209,6 +226,7 @@ class Loader {
                           word_of(inside ? at + h * p.scale_stride_head : p.row_scale), inside);
     }
     __device__ void copy_token_scale(const PageSlot &place, uint32_t to_words) const {
+        if (!has_scales()) return;
         const kv8_kernel_pages &p = lane() < TOKENS ? a.k : a.v;
         const bool inside = place.page >= 0;
         const uint16_t *const at = inside ? scale_lane + place.page * p.scale_stride_page +

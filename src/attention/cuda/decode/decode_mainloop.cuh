@@ -42,9 +42,9 @@ class WarpAttention {
 #pragma unroll
         for (int h = 0; h < C::HEADS; h++) {
             load_q(h);
-            if constexpr (C::F == INT8 && C::GRANULE_PAGES) {
-                scale_half[h][0] = which_half(a.k, h);
-                scale_half[h][1] = which_half(a.v, h);
+            if constexpr (C::GRANULE_PAGES) {
+                if (C::FK == INT8) scale_half[h][0] = which_half(a.k, h);
+                if (C::FV == INT8) scale_half[h][1] = which_half(a.v, h);
             }
         }
     }
@@ -57,25 +57,25 @@ class WarpAttention {
     __device__ void compute(int first_key, uint32_t stage, State<C> (&state)[C::HEADS]) {
         // Every row sees every token?
         const bool masked = first_key < split.all.begin || first_key + TOKENS > split.all.end;
-        const uint32_t values = stage + C::R::TILE_BYTES;
+        const uint32_t values = stage + C::RK::TILE_BYTES;
         float s[C::HEADS][C::NT][4];
 #pragma unroll
         for (int h = 0; h < C::HEADS; h++) {
 #pragma unroll
             for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
-                for (int x = 0; x < 4; x++) s[h][nt][x] = bias[h][nt][C::F == INT8 ? x % 2 : 0];
-            C::K::template multiply<C::NT, C::IS_BF16, 1>(stage, h * C::HEAD_BYTES, g, c, q[h],
-                                                          s[h]);
+                for (int x = 0; x < 4; x++) s[h][nt][x] = bias[h][nt][C::FK == INT8 ? x % 2 : 0];
+            C::K::template multiply<C::NT, 1>(stage, h * C::K::BYTES, g, c, q[h], s[h]);
         }
 #pragma unroll
-        for (int h = 0; h < C::HEADS; h++) scale_scores(h, row_scales(stage, h, false), s[h]);
+        for (int h = 0; h < C::HEADS; h++)
+            scale_scores(h, row_scales<C::FK, false>(stage, h), s[h]);
         if (!C::IS_CLUSTER && a.soft_cap > 0) cap_scores(s);
         if (masked) mask_scores(first_key, s);
         uint32_t p[C::HEADS][C::P_PARTS][C::NT][2];
 #pragma unroll
         for (int h = 0; h < C::HEADS; h++)
-            weigh(row_scales(stage, h, true), masked, s[h], p[h], state[h]);
+            weigh(row_scales<C::FV, true>(stage, h), masked, s[h], p[h], state[h]);
         if (masked && has_non_finite(values))
             add_one_by_one(first_key, values, p, state);
         else
@@ -91,7 +91,7 @@ class WarpAttention {
     float factor[C::HEADS][C::NT][2];  // of columns 2c, 2c + 1: score in base 2 = sum * factor
     // int8: K is multiplied as 2^-24 * (code + 128), which f16 has as code + 128 without a
     // conversion; what the sums of those columns start with.
-    float bias[C::HEADS][C::NT][C::F == INT8 ? 2 : 1];
+    float bias[C::HEADS][C::NT][C::FK == INT8 ? 2 : 1];
     // int8: 2 where the scales of tokens g lie in the upper half of a word.
     uint32_t scale_half[C::HEADS][2];
 
@@ -106,16 +106,17 @@ class WarpAttention {
                                            g * p.scale_stride_slot) &
                2;
     }
-    __device__ RowScales row_scales(uint32_t stage, int h, bool of_v) const {
+    template <Format F, bool OF_V>
+    __device__ RowScales row_scales(uint32_t stage, int h) const {
         RowScales r = {{1, 1}};
-        if constexpr (C::F == INT8)
+        if constexpr (F == INT8)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const uint32_t at = stage + C::SCALES + h * C::HEAD_SCALES +
-                                    (of_v * TOKENS + half * 8 + g) * C::SCALE_PITCH;
+                                    (OF_V * TOKENS + half * 8 + g) * C::SCALE_PITCH;
                 uint32_t bits;
                 if constexpr (C::GRANULE_PAGES) {
-                    bits = load_shared<2>(at + scale_half[h][of_v]).w[0];
+                    bits = load_shared<2>(at + scale_half[h][OF_V]).w[0];
                 } else {
                     const auto word = load_shared<8>(at);
                     bits = word.w[0] >> word.w[1];
@@ -152,7 +153,7 @@ class WarpAttention {
                         ((head + h) * a.group_size + row - token * a.group_size) * a.q_stride_head;
 #pragma unroll
             for (int s = 0; s < C::DIM / 16; s++) {
-                constexpr int PER = 64 / size_of(C::F) / 16;  // steps of a segment
+                constexpr int PER = 64 / size_of(C::FK) / 16;  // steps of a segment
                 const int d = C::K::dim(s / PER, c, s % PER * 4);
                 q[h][0][nt][s][0] = q[h][0][nt][s][1] = 0;
                 if (n < split.num_rows) load_four(from + d, q[h][0][nt][s]);
@@ -165,12 +166,12 @@ class WarpAttention {
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++) {
             float x = a.score_scale * k_scale[h];
-            if (!C::IS_BF16 && a.q_dtype == BF16) x *= narrow_row(q[h][0][nt]);
-            if (C::F == INT8) x *= 0x1p24f;
+            if (C::FK != BF16 && a.q_dtype == BF16) x *= narrow_row(q[h][0][nt]);
+            if (C::FK == INT8) x *= 0x1p24f;
 #pragma unroll
             for (int i = 0; i < 2; i++) factor[h][nt][i] = __shfl_sync(~0u, x, (2 * c + i) * 4);
             bias[h][nt][0] = 0;
-            if constexpr (C::F == INT8) start_sums(q[h][0][nt], bias[h][nt]);
+            if constexpr (C::FK == INT8) start_sums(q[h][0][nt], bias[h][nt]);
         }
     }
     // -128 * 2^-24 * (sum of a row of Q), by the unit that forms the scores.
@@ -216,7 +217,7 @@ class WarpAttention {
 #pragma unroll
                 for (int col = 0; col < 2; col++) {
                     float &x = s[nt][half * 2 + col];
-                    x *= C::F == INT8 ? factor[h][nt][col] * rows.of[half] : factor[h][nt][col];
+                    x *= C::FK == INT8 ? factor[h][nt][col] * rows.of[half] : factor[h][nt][col];
                 }
     }
     __device__ void cap_scores(float (&s)[C::HEADS][C::NT][4]) const {
@@ -288,7 +289,7 @@ class WarpAttention {
         for (int nt = 0; nt < C::NT; nt++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) state.sum[nt][i % 2] += x[nt][i];
-            if (C::F == INT8 && masked) {
+            if (C::FV == INT8 && masked) {
                 // What a row may not see has weight 0, whatever its scale.
                 keep_here();
 #pragma unroll
@@ -298,7 +299,7 @@ class WarpAttention {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const float left = w[nt][2 * half], right = w[nt][2 * half + 1];
-                if constexpr (C::IS_BF16) {
+                if constexpr (C::FV == BF16) {
                     const uint32_t high = pack_bf16(left, right);
                     p[0][nt][half] = transpose8x8(high);
                     p[1][nt][half] =
@@ -319,7 +320,7 @@ class WarpAttention {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 x[nt][i] = exp2_fast(s[nt][i] - state.max[nt][i % 2]);
-                w[nt][i] = C::F == INT8 ? x[nt][i] * v_rows.of[i / 2] : x[nt][i];
+                w[nt][i] = C::FV == INT8 ? x[nt][i] * v_rows.of[i / 2] : x[nt][i];
             }
     }
     // A new reference, by which the largest weight becomes 2^LAZY_TARGET.
@@ -328,7 +329,7 @@ class WarpAttention {
         keep_here();
         // log2 of the factor that joins p on its way to V; int8 alone.
         float more[2] = {0, 0};
-        if constexpr (C::F == INT8)
+        if constexpr (C::FV == INT8)
 #pragma unroll
             for (int half = 0; half < 2; half++)
                 more[half] = __log2f(fmaxf(v_rows.of[half], 0x1p-24f));
@@ -354,20 +355,20 @@ class WarpAttention {
                                State<C> (&state)[C::HEADS]) const {
 #pragma unroll
         for (int h = 0; h < C::HEADS; h++)
-            C::V::each(tile, h * C::HEAD_BYTES, g, c, [&](int d, const uint32_t(&v)[4]) {
+            C::V::each(tile, h * C::V::BYTES, g, c, [&](int d, const uint32_t(&v)[4]) {
 #pragma unroll
                 for (int part = 0; part < C::P_PARTS; part++)
 #pragma unroll
                     for (int nt = 0; nt < C::NT; nt++)
-                        mma<C::IS_BF16>(state[h].o[d][nt], v, p[h][part][nt]);
+                        mma<C::FV == BF16>(state[h].o[d][nt], v, p[h][part][nt]);
             });
     }
     __device__ bool has_non_finite(uint32_t tile) const {
-        const uint32_t exponent = C::IS_BF16 ? 0x7f80u : 0x7c00u;
+        const uint32_t exponent = C::FV == BF16 ? 0x7f80u : 0x7c00u;
         bool found = false;
 #pragma unroll
         for (int h = 0; h < C::HEADS; h++)
-            C::V::each(tile, h * C::HEAD_BYTES, g, c, [&](int, const uint32_t(&v)[4]) {
+            C::V::each(tile, h * C::V::BYTES, g, c, [&](int, const uint32_t(&v)[4]) {
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     found |= (v[i] & exponent) == exponent || (v[i] >> 16 & exponent) == exponent;
@@ -400,7 +401,7 @@ class WarpAttention {
             }
 #pragma unroll
             for (int h = 0; h < C::HEADS; h++)
-                C::V::each(tile, h * C::HEAD_BYTES, g, c, [&](int d, const uint32_t(&v)[4]) {
+                C::V::each(tile, h * C::V::BYTES, g, c, [&](int d, const uint32_t(&v)[4]) {
                     const uint32_t seen[4] = {v[0] & keep[0], v[1] & keep[0], v[2] & keep[1],
                                               v[3] & keep[1]};
 #pragma unroll
@@ -408,7 +409,7 @@ class WarpAttention {
                         float sum[4] = {0, 0, 0, 0};
 #pragma unroll
                         for (int part = 0; part < C::P_PARTS; part++)
-                            mma<C::IS_BF16>(sum, seen, p[h][part][nt]);
+                            mma<C::FV == BF16>(sum, seen, p[h][part][nt]);
 #pragma unroll
                         for (int i = 0; i < 4; i++)
                             if (divide(split.row_begin + nt * 8 + 2 * c + i % 2, a.by_group) ==

@@ -53,8 +53,8 @@ __device__ void prefetch_split(const kv8_kernel_args &a, const Split &p) {
     const int token = granule * TOKENS, slot = token - divide(token, a.by_page) * a.page_size;
     const auto prefetch = [&](const kv8_kernel_pages &of) {
         const uint8_t *const from =
-            of.data + uint32_t(page) * uint64_t(of.stride_page) + slot * C::R::BYTES;
-        for (int at = threadIdx.x % 32 * LINE; at < C::R::TILE_BYTES; at += 32 * LINE)
+            of.data + uint32_t(page) * uint64_t(of.stride_page) + slot * C::RK::BYTES;
+        for (int at = threadIdx.x % 32 * LINE; at < C::RK::TILE_BYTES; at += 32 * LINE)
             prefetch_line(from + at);
     };
     prefetch(a.k), prefetch(a.v);

@@ -63,15 +63,15 @@ struct KeyTile {
         return (segment * 64 + c * lane_bytes(segment)) / size_of(F) + e;
     }
     // scores[nt] += K (tokens x DIM) . Q^T
-    template <int NT, bool IS_BF16, int PARTS>
+    template <int NT, int PARTS>
     __device__ static void multiply(uint32_t tile, int at, int g, int c,
                                     const uint32_t (&q)[PARTS][NT][STEPS][2],
                                     float (&scores)[NT][4]) {
-        segment<0, NT, IS_BF16, PARTS>(tile, at, g, c, q, scores);
+        segment<0, NT, PARTS>(tile, at, g, c, q, scores);
     }
 
    private:
-    template <int I, int NT, bool IS_BF16, int PARTS>
+    template <int I, int NT, int PARTS>
     __device__ static void segment(uint32_t tile, int at, int g, int c,
                                    const uint32_t (&q)[PARTS][NT][STEPS][2],
                                    float (&scores)[NT][4]) {
@@ -96,9 +96,9 @@ struct KeyTile {
                 for (int part = 0; part < PARTS; part++)
 #pragma unroll
                     for (int nt = 0; nt < NT; nt++)
-                        mma<IS_BF16>(scores[nt], a, q[part][nt][FIRST + s]);
+                        mma<F == BF16>(scores[nt], a, q[part][nt][FIRST + s]);
             }
-            segment<I + 1, NT, IS_BF16, PARTS>(tile, at, g, c, q, scores);
+            segment<I + 1, NT, PARTS>(tile, at, g, c, q, scores);
         }
     }
 };
