@@ -250,21 +250,13 @@ typedef struct result {
 static int write_scales(const calibrate_args *args, const plan *p, const cli_model *model,
                         const result *r) {
     if (args->output == NULL) return CLI_OK;
-    kv8_scale_data data = fits_data(&r->fits);
     kv8_mix mix = KV8_MIX_INIT;
-    kv8_scale_file *file = NULL;
-    data.architecture = model->info.architecture;
-    data.model_hash = kv8_model_hash(model->model);
-    kv8_status status = KV8_OK;
     if (r->choice != NULL) {
-        status = kv8_choice_get_mix(r->choice, kv8_choice_chosen(r->choice), &mix);
-        data.kv_dtypes = mix.layers;
+        const kv8_status status = kv8_choice_get_mix(r->choice, kv8_choice_chosen(r->choice), &mix);
+        if (status != KV8_OK) return cli_fail_status(status);
     }
-    if (status == KV8_OK) status = kv8_scale_file_create(&file, &data);
-    if (status == KV8_OK)
-        status = kv8_scale_file_write(file, args->output, p->format, args->num_ranks);
-    kv8_scale_file_close(file);
-    return status == KV8_OK ? CLI_OK : cli_fail_status(status);
+    return fits_write(&r->fits, model, r->choice == NULL ? NULL : mix.layers, args->output,
+                      p->format, args->num_ranks);
 }
 
 static json_t *report_json(const calibrate_args *args, const plan *p, const cli_model *model,

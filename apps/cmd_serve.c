@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "live_calibration.h"
 #include "serve_args.h"
 #include "server.h"
 
@@ -19,6 +20,7 @@ typedef struct running {
     kv8_cache *cache;
     kv8_engine *engine;
     kv8_service *service;
+    live_calibration *live; /* NULL without --calibrate */
     int32_t max_seqs, step_tokens, max_model_len;
     kv8_cache_stats pool;
     double started;
@@ -140,7 +142,8 @@ static kv8_status make_engine(running *r, int64_t num_tokens) {
     engine.max_waiting = r->args->max_waiting > 0 ? r->args->max_waiting : DEFAULT_WAITING;
     engine.share_prefixes = r->args->share_prefixes;
     kv8_service_options service = KV8_SERVICE_OPTIONS_INIT;
-    service.on_event = server_on_event;
+    service.on_event = r->live == NULL ? server_on_event : live_calibration_on_event;
+    service.cookie = r->live;
     r->pool = (kv8_cache_stats)KV8_CACHE_STATS_INIT;
     kv8_status status = kv8_kv_setting_cache_create(&r->cache, r->model.model, &r->setting, &cache);
     if (status == KV8_OK) status = kv8_cache_get_stats(r->cache, &r->pool);
@@ -181,6 +184,9 @@ static int build(running *r) {
     int64_t num_tokens = 0;
     int status = open_model(r);
     if (status == CLI_OK) status = count_tokens(r, &num_tokens);
+    if (status == CLI_OK && r->args->calibrate != NULL)
+        status = live_calibration_open(&r->live, &r->model, r->args->calibrate,
+                                       r->args->calibrate_warmup, r->args->calibrate_tokens);
     if (status != CLI_OK) return status;
     const kv8_status made = make_engine(r, num_tokens);
     return made == KV8_OK ? print_plan(r, num_tokens) : cli_fail_status(made);
@@ -209,6 +215,7 @@ static int start_server(running *r) {
 }
 
 static int serve(running *r) {
+    const server_calibration calibration = live_calibration_serve(r->live, r->service);
     const server_model model = {.service = r->service,
                                 .tokenizer = r->model.tokenizer,
                                 .vocab_size = r->model.info.vocab_size,
@@ -218,7 +225,8 @@ static int serve(running *r) {
                                 .harmony = r->args->harmony,
                                 .current_date = r->args->date,
                                 .kv_format = r->setting.name,
-                                .kv_bytes = r->pool.bytes};
+                                .kv_bytes = r->pool.bytes,
+                                .calibration = r->live == NULL ? NULL : &calibration};
     if (!server_open(r->server, &model)) return cli_fail("no memory for the vocabulary");
     catch_signals(r->server);
     fprintf(stderr, "serving    http://%s:%d as %s, ready in %.2f s\n", r->args->host,
@@ -238,6 +246,7 @@ int cmd_serve(int argc, char **argv) {
     }
     kv8_service_stop(r.service);
     server_stop(r.server);
+    if (live_calibration_close(r.live) != CLI_OK && status == CLI_OK) status = CLI_FAILED;
     kv8_engine_destroy(r.engine);
     kv8_cache_destroy(r.cache);
     cli_scales_close(&r.scales);

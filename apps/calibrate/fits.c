@@ -186,7 +186,7 @@ json_t *fits_json(const fits *f) {
 
 /* --- the file --- */
 
-kv8_scale_data fits_data(const fits *f) {
+static kv8_scale_data data_of(const fits *f) {
     static const char *const methods[] = {"absmax", "percentile", "squared_error"};
     kv8_scale_data data = KV8_SCALE_DATA_INIT;
     data.dtype = f->options.dtype;
@@ -206,6 +206,19 @@ kv8_scale_data fits_data(const fits *f) {
     data.num_bins = KV8_OBSERVE_BINS;
     data.histogram_exponent = KV8_OBSERVE_MIN_EXPONENT;
     return data;
+}
+
+int fits_write(const fits *f, const cli_model *model, const kv8_dtype *mix, const char *path,
+               kv8_scale_format format, int32_t num_ranks) {
+    kv8_scale_data data = data_of(f);
+    kv8_scale_file *file = NULL;
+    data.architecture = model->info.architecture;
+    data.model_hash = kv8_model_hash(model->model);
+    data.kv_dtypes = mix;
+    kv8_status status = kv8_scale_file_create(&file, &data);
+    if (status == KV8_OK) status = kv8_scale_file_write(file, path, format, num_ranks);
+    kv8_scale_file_close(file);
+    return status == KV8_OK ? CLI_OK : cli_fail_status(status);
 }
 
 /* --- another's file beside these --- */

@@ -25,8 +25,9 @@ void fits_free(fits *f);
 /* A row per layer for K and for V, then a line per warning. */
 void fits_print(const fits *f);
 json_t *fits_json(const fits *f);
-/* Borrowed from the fits; the caller adds what it knows of the model. */
-kv8_scale_data fits_data(const fits *f);
+/* Writes them as a scale file of the model; mix: the best formats of every layer, or NULL. */
+int fits_write(const fits *f, const cli_model *model, const kv8_dtype *mix, const char *path,
+               kv8_scale_format format, int32_t num_ranks);
 
 /* Holds the scales of a file against what was observed: each head whose largest value is beyond
  * its scale's range, or fills less than 1/64 of it, is named, and what could explain it. */

@@ -159,7 +159,11 @@ static int check(serve_args *args, const given *g) {
 
 int serve_args_parse(serve_args *args, int argc, char **argv) {
     given g = {.parser = "harmony", .tensor_parallel = 1, .pipeline_parallel = 1};
-    *args = (serve_args){.host = "127.0.0.1", .port = 8000, .device = "cpu", .log = "text"};
+    *args = (serve_args){.host = "127.0.0.1",
+                         .port = 8000,
+                         .device = "cpu",
+                         .log = "text",
+                         .calibrate_tokens = 16384};
     const cli_option options[] = {
         {"device", "DEVICE", "cpu (cpu)", CLI_TEXT, &args->device},
         {"kv", "SETTING", "how the KV cache is stored, see kv8 compare --help (e4m3)", CLI_TEXT,
@@ -188,6 +192,14 @@ int serve_args_parse(serve_args *args, int argc, char **argv) {
          &g.key},
         {"api-key-file", "FILE", "ask for one of the keys in the file, one a line", CLI_TEXT,
          &g.key_file},
+        {"calibrate", "FILE",
+         "fit scales to what is served and write them, as kv8 calibrate\n"
+         "does; POST /calibration/stop and /start end and begin it",
+         CLI_TEXT, &args->calibrate},
+        {"calibrate-warmup", "N", "tokens that pass before any is counted (0)", CLI_INT,
+         &args->calibrate_warmup, 0, 2e9},
+        {"calibrate-tokens", "N", "tokens after which the scales are written (16384)", CLI_INT,
+         &args->calibrate_tokens, 1, 2e9},
         {"reasoning-parser", "NAME", "harmony, or none: channels stay text (harmony)", CLI_TEXT,
          &g.parser},
         {"date", "DATE", "the current date in a chat's system message (none)", CLI_TEXT,

@@ -18,6 +18,8 @@ typedef struct serve_args {
     uint64_t kv_bytes; /* of --kv-memory; 0 = by fraction */
     double kv_fraction;
     bool harmony, share_prefixes;
+    const char *calibrate; /* NULL = not asked for */
+    int32_t calibrate_warmup, calibrate_tokens;
 
     const char *names[SERVE_MAX_NAMES];
     size_t num_names;

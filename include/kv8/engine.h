@@ -257,8 +257,8 @@ typedef struct kv8_service_options {
 } kv8_service_options;
 #define KV8_SERVICE_OPTIONS_INIT KV8_SIZED(kv8_service_options)
 
-/* The engine is the service's until stop: nobody else calls it, its model or its cache. *out is
- * NULL on failure. */
+/* The engine is the service's until stop: nobody else calls it, its model or its cache, but for
+ * what on_event and kv8_service_call do on its thread. *out is NULL on failure. */
 KV8_API KV8_NODISCARD kv8_status kv8_service_start(kv8_service **out, kv8_engine *engine,
                                                    const kv8_service_options *options);
 /* Cancels what is left, with events, and ends the thread. Of no other call at the same time, nor
@@ -282,6 +282,9 @@ KV8_API KV8_NODISCARD kv8_status kv8_service_get_stats(kv8_service *service,
                                                        kv8_engine_stats *stats_out);
 KV8_API KV8_NODISCARD kv8_status kv8_service_get_page_map(kv8_service *service,
                                                           kv8_page_map *map_out);
+/* Has `call` run on the service's thread after the step under way, before the next, and returns
+ * when it has: between steps the engine's model may be given an observer, say. */
+KV8_API void kv8_service_call(kv8_service *service, void (*call)(void *cookie), void *cookie);
 /* Takes no more requests and returns when those it has have ended. Not from on_event. NULL is
  * fine. */
 KV8_API void kv8_service_drain(kv8_service *service);

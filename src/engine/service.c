@@ -31,6 +31,14 @@ typedef struct figures {
     char message[KV8_ENGINE_MESSAGE];
 } figures;
 
+/* A call that waits for the thread, on its caller's stack. */
+typedef struct waiting_call {
+    void (*call)(void *cookie);
+    void *cookie;
+    bool done;
+    struct waiting_call *next;
+} waiting_call;
+
 struct kv8_service {
     kv8_service_options options;
     kv8_engine *engine;
@@ -49,6 +57,7 @@ struct kv8_service {
     bool sleeps;           /* the thread, until there is something to do */
     uint64_t asked, given; /* questions while it sleeps, and answered ones */
     figures figures;
+    waiting_call *calls; /* the last that came is the first */
 
     /* The thread's. */
     entry *ending; /* [max_alive] */
@@ -169,6 +178,18 @@ static void end_marked(kv8_service *s, int32_t num) {
     }
 }
 
+static void run_calls(kv8_service *s) {
+    while (s->calls != NULL) {
+        waiting_call *const first = s->calls;
+        s->calls = first->next;
+        pthread_mutex_unlock(&s->lock);
+        first->call(first->cookie);
+        pthread_mutex_lock(&s->lock);
+        first->done = true;
+        pthread_cond_broadcast(&s->moved);
+    }
+}
+
 /* A step that fails would fail again: the requests that it was for end with its message. */
 static void step(kv8_service *s) {
     int32_t num_events = 0;
@@ -190,12 +211,13 @@ static void *run(void *opaque) {
     kv8_service *const s = opaque;
     pthread_mutex_lock(&s->lock);
     for (;;) {
+        run_calls(s);
         admit_new(s);
         count(s);
         if (s->stops) mark_all(s, KV8_FINISH_CANCELLED);
         look_again(s);
         const int32_t num_ending = take_marked(s);
-        const bool idle = s->num_entries == 0 && num_ending == 0;
+        const bool idle = s->num_entries == 0 && num_ending == 0 && s->calls == NULL;
         if (idle && s->stops) break;
         if (idle) {
             s->sleeps = true;
@@ -362,6 +384,20 @@ kv8_status kv8_service_get_page_map(kv8_service *service, kv8_page_map *map_out)
     read_figures(service, &f);
     KV8_WRITE_STRUCT(kv8_page_map, map_out, &f.map);
     return KV8_OK;
+}
+
+void kv8_service_call(kv8_service *service, void (*call)(void *cookie), void *cookie) {
+    waiting_call own = {.call = call, .cookie = cookie};
+    if (pthread_equal(pthread_self(), service->thread)) { /* from on_event */
+        call(cookie);
+        return;
+    }
+    pthread_mutex_lock(&service->lock);
+    own.next = service->calls;
+    service->calls = &own;
+    pthread_cond_signal(&service->wake);
+    while (!own.done) pthread_cond_wait(&service->moved, &service->lock);
+    pthread_mutex_unlock(&service->lock);
 }
 
 void kv8_service_drain(kv8_service *service) {

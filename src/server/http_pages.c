@@ -114,6 +114,51 @@ void handle_stats(exchange *x, json_t *body) {
                   (json_int_t)e.kv_nans, "map", page_map(s)));
 }
 
+/* --- scales fitted to live traffic --- */
+
+static const server_calibration *find_calibration(exchange *x) {
+    const server_calibration *const c = x->server->model_given.calibration;
+    api_error error;
+    if (c != NULL && atomic_load(&x->server->phase) == SERVER_OPEN) return c;
+    if (c != NULL)
+        api_fail(&error, 503, "shutting_down", NULL, "the server is shutting down");
+    else
+        api_fail(&error, 404, "not_found", NULL, "this server was started without --calibrate");
+    reply_error(x, &error);
+    return NULL;
+}
+
+static void reply_calibration(exchange *x, const server_calibration *c, const char *refused) {
+    if (refused != NULL) {
+        api_error error;
+        api_fail(&error, 409, "conflict", NULL, "%s", refused);
+        reply_error(x, &error);
+        return;
+    }
+    const server_calibration_state now = c->look(c->cookie);
+    reply_json(x, 200,
+               json_pack("{s:s, s:s, s:I, s:I}", "state", now.state, "file", now.path, "tokens",
+                         (json_int_t)now.num_tokens, "max_tokens", (json_int_t)now.max_tokens));
+}
+
+void handle_calibration(exchange *x, json_t *body) {
+    const server_calibration *const c = find_calibration(x);
+    (void)body;
+    if (c != NULL) reply_calibration(x, c, NULL);
+}
+
+void handle_calibration_start(exchange *x, json_t *body) {
+    const server_calibration *const c = find_calibration(x);
+    json_decref(body);
+    if (c != NULL) reply_calibration(x, c, c->start(c->cookie));
+}
+
+void handle_calibration_stop(exchange *x, json_t *body) {
+    const server_calibration *const c = find_calibration(x);
+    json_decref(body);
+    if (c != NULL) reply_calibration(x, c, c->stop(c->cookie));
+}
+
 /* --- tokens and text --- */
 
 static json_t *token_strings(const kv8_tokenizer *tokenizer, const api_prompt *prompt) {

@@ -35,6 +35,21 @@ typedef struct server_options {
 server *server_start(const server_options *options, char *error, size_t error_size);
 int server_port(const server *s);
 
+/* Scales fitted to what is served: behind POST /calibration/start and /stop, GET /calibration. From
+ * any thread; a call waits for a step of the engine, not for a file. */
+typedef struct server_calibration_state {
+    const char *state; /* one word */
+    const char *path;
+    uint64_t num_tokens, max_tokens; /* counted in this state, and of how many */
+} server_calibration_state;
+typedef struct server_calibration {
+    void *cookie;
+    /* NULL, or why not, in one line that stays. */
+    const char *(*start)(void *cookie);
+    const char *(*stop)(void *cookie);
+    server_calibration_state (*look)(void *cookie);
+} server_calibration;
+
 /* What is served. All borrowed; the service's on_event is server_on_event. */
 typedef struct server_model {
     kv8_service *service;
@@ -46,6 +61,7 @@ typedef struct server_model {
     const char *current_date; /* in a chat's system message; NULL = none */
     const char *kv_format;    /* as /metrics calls it */
     uint64_t kv_bytes;
+    const server_calibration *calibration; /* NULL = not asked for */
 } server_model;
 void server_on_event(void *cookie, const kv8_event *event);
 /* From now on requests are taken. false: no memory. */

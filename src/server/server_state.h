@@ -103,6 +103,9 @@ void handle_stats(exchange *x, json_t *body);
 void handle_tokenize(exchange *x, json_t *body);
 void handle_detokenize(exchange *x, json_t *body);
 void handle_page(exchange *x, json_t *body);
+void handle_calibration(exchange *x, json_t *body);
+void handle_calibration_start(exchange *x, json_t *body);
+void handle_calibration_stop(exchange *x, json_t *body);
 
 /* --- watch.c: clients that go while they wait --- */
 

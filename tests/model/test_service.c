@@ -76,14 +76,19 @@ static int32_t next_of(int32_t token, int32_t position) {
     return (int32_t)(((uint32_t)token * 2654435761u ^ (uint32_t)position * 40503u) % 3000);
 }
 
+/* The service's thread's own, so it needs no lock: kv8_service_call never meets a step. */
+static bool is_computing;
+
 static kv8_status answer_at_once(kv8_model *m, kv8_cache *cache, const kv8_step *step) {
     (void)cache;
+    is_computing = true;
     for (int32_t i = 0; i < step->num_logit_rows; i++) {
         const int32_t row = step->logit_rows[i];
         float *const logits = step->logits_out + (size_t)i * (size_t)info.vocab_size;
         memset(logits, 0, (size_t)info.vocab_size * sizeof *logits);
         logits[next_of(step->token_ids[row], m->positions[row])] = 1;
     }
+    is_computing = false;
     return KV8_OK;
 }
 
@@ -138,6 +143,7 @@ typedef struct caller {
     uint64_t seed;
     ticket tickets[EACH];
     int32_t num_prompt[EACH], last[EACH]; /* how many tokens the prompts have, and the last */
+    int32_t num_calls, num_called;
 } caller;
 
 /* The tokens that a request got are the quick model's. */
@@ -147,6 +153,10 @@ static void check_tokens(const caller *c, int32_t i) {
         token = next_of(token, c->num_prompt[i] + t - 1);
         assert_int_equal(c->tickets[i].tokens[t], token);
     }
+}
+
+static void look_between_steps(void *cookie) {
+    *(int32_t *)cookie += is_computing ? -1000000 : 1;
 }
 
 static void *call(void *opaque) {
@@ -171,6 +181,10 @@ static void *call(void *opaque) {
             wait_for(t);
         if (rng_range(&rng, 0, 5) == 0 && kv8_service_get_stats(c->h->service, &stats) != KV8_OK)
             t->num_ends = -9;
+        if (rng_range(&rng, 0, 5) == 0) {
+            kv8_service_call(c->h->service, look_between_steps, &c->num_called);
+            c->num_calls++;
+        }
         if (rng_range(&rng, 0, 2) == 0) wait_for(t);
     }
     return NULL;
@@ -190,6 +204,8 @@ static void callers_at_random_get_one_end_each(void **state) {
     kv8_service_drain(h.service);
     int32_t finishes[8] = {0};
     for (int i = 0; i < CALLERS; i++) {
+        assert_true(callers[i].num_calls > 0);
+        assert_int_equal(callers[i].num_called, callers[i].num_calls);
         for (int k = 0; k < EACH; k++) {
             assert_int_equal(callers[i].tickets[k].num_ends, 1);
             finishes[callers[i].tickets[k].finish]++;
@@ -305,6 +321,9 @@ static void forge(void *cookie, const kv8_event *event) {
     assert_int_equal(stats.num_running, 0);
     if (event->finish == KV8_FINISH_LENGTH)
         assert_refused(kv8_service_cancel(c->service, event->request), KV8_ERR_NOT_FOUND, "no");
+    int32_t num_called = 0; /* at once, from the thread itself */
+    kv8_service_call(c->service, look_between_steps, &num_called);
+    assert_int_equal(num_called, 1);
     c->num_ended++;
     if (c->links > 0) submit_link(c);
     pthread_mutex_unlock(&c->begun);

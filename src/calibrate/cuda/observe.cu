@@ -1,12 +1,12 @@
 // observe.cu - counts rows of K, V and Q as observe.c does, and gives the same numbers.
 //
-// A block counts some rows of one head: a shared histogram, several copies of it side by side so
-// that lanes with like values seldom meet, and maxima in registers, since a thread keeps to its
-// channels. At its end it adds what it has to the head's cell. Sums of whole numbers and maxima do
-// not depend on who comes first.
+// A block counts some rows of one head: a shared histogram, whose atomics take lanes with like
+// values at once, and maxima in registers, since a thread keeps to its channels. At its end it adds
+// what it has to the head's cell. Sums of whole numbers and maxima do not depend on who comes
+// first.
 //
 // Grid: x = ceil(max_rows / rows_per_block), y = counted heads of K, V and Q. Block: 256 threads.
-// Shared memory: 13 KB. Bytes: head_dim * source of every row and head. Bound by: shared atomics,
+// Shared memory: 7 KB. Bytes: head_dim * source of every row and head. Bound by: shared atomics,
 // one for each value. x8: eight elements a load; x1: any head_dim and alignment.
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -16,11 +16,10 @@
 namespace kv8 {
 
 constexpr int32_t NUM_CLASSES = KV8_SUM_ROWS;  // bins, zeros, NaN, infinities
-constexpr int32_t COPIES = 4;
 constexpr uint32_t INF_BITS = 0x7f800000u;
 
 struct Counts {
-    uint32_t values[NUM_CLASSES * COPIES];
+    uint32_t values[NUM_CLASSES];
     uint32_t nonfinite[KV8_OBSERVE_MAX_HEAD_DIM];
     uint32_t maxima[KV8_OBSERVE_MAX_HEAD_DIM];
 };
@@ -107,7 +106,7 @@ static __device__ __forceinline__ int32_t class_of(uint32_t bits) {
 static __device__ __forceinline__ void count_value(Counts &counts, float value, int32_t channel,
                                                    uint32_t &most) {
     const uint32_t bits = __float_as_uint(value) & 0x7fffffffu;
-    atomicAdd(&counts.values[class_of(bits) * COPIES + threadIdx.x % COPIES], 1u);
+    atomicAdd(&counts.values[class_of(bits)], 1u);
     if (bits < INF_BITS)
         most = max(most, bits);
     else
@@ -164,12 +163,8 @@ static __device__ __forceinline__ void add_to_cell(const Head &h, const Counts &
     uint64_t *const sums = h.plane->sums + int64_t{h.idx} * (KV8_NUM_FIXED_SUMS + head_dim);
     uint32_t *const maxima = h.plane->maxima + int64_t{h.idx} * head_dim;
     __syncthreads();
-    for (int32_t i = threadIdx.x; i < NUM_CLASSES; i += KV8_OBSERVE_THREADS) {
-        uint32_t count = 0;
-#pragma unroll
-        for (int copy = 0; copy < COPIES; copy++) count += counts.values[i * COPIES + copy];
-        add(&sums[i], count);
-    }
+    for (int32_t i = threadIdx.x; i < NUM_CLASSES; i += KV8_OBSERVE_THREADS)
+        add(&sums[i], counts.values[i]);
     for (int32_t d = threadIdx.x; d < head_dim; d += KV8_OBSERVE_THREADS) {
         add(&sums[KV8_NUM_FIXED_SUMS + d], counts.nonfinite[d]);
         if (counts.maxima[d] > 0) atomicMax(&maxima[d], counts.maxima[d]);
