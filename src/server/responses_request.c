@@ -1,70 +1,37 @@
 /* responses_request.c - the body of /v1/responses: input as a text or as items.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "chat_prompt.h"
+#include "chat_reader.h"
 
-typedef struct item_reader {
-    chat_prompt *chat;
-    json_t *calls; /* names of the functions called so far, by call_id */
-    fields f;      /* of the item */
-} item_reader;
-
-/* The field's text: a string or parts. */
-static bool read_text(item_reader *self, const char *name, const char **text_out) {
-    char param[64];
-    snprintf(param, sizeof param, "%s%s", self->f.within, name);
-    return chat_prompt_text(self->chat, json_object_get(self->f.object, name), param, text_out,
-                            self->f.error);
-}
-
-static bool read_call(item_reader *self) {
+static bool read_call(chat_reader *self) {
     const char *name = NULL, *id = NULL, *arguments = NULL;
     if (!field_string(&self->f, "name", &name) || !field_string(&self->f, "call_id", &id) ||
-        !read_text(self, "arguments", &arguments))
+        !chat_reader_text(self, "arguments", &arguments))
         return false;
     if (name == NULL) return field_fail(&self->f, "name", "is missing");
-    if (id != NULL && json_object_set_new(self->calls, id, json_string(name)) != 0)
-        return api_fail_memory(self->f.error);
-    const kv8_message message = {.role = KV8_ROLE_ASSISTANT,
-                                 .channel = "commentary",
-                                 .recipient = chat_prompt_recipient(self->chat, name),
-                                 .content_type = "<|constrain|>json",
-                                 .content = arguments == NULL ? "{}" : arguments};
-    if (message.recipient == NULL) return api_fail_memory(self->f.error);
-    return chat_prompt_add(self->chat, &message, self->f.error);
+    return chat_reader_add_call(self, id, name, arguments);
 }
 
-static bool read_call_output(item_reader *self) {
+static bool read_call_output(chat_reader *self) {
     const char *id = NULL, *output = NULL;
-    if (!field_string(&self->f, "call_id", &id) || !read_text(self, "output", &output))
+    if (!field_string(&self->f, "call_id", &id) || !chat_reader_text(self, "output", &output))
         return false;
-    const char *const name =
-        id == NULL ? NULL : json_string_value(json_object_get(self->calls, id));
-    if (name == NULL)
-        return field_fail(&self->f, "call_id", "\"%.64s\" is no earlier call's",
-                          id == NULL ? "" : id);
-    const kv8_message message = {.role = KV8_ROLE_TOOL,
-                                 .name = chat_prompt_recipient(self->chat, name),
-                                 .content = output == NULL ? "" : output};
-    if (message.name == NULL) return api_fail_memory(self->f.error);
-    return chat_prompt_add(self->chat, &message, self->f.error);
+    return chat_reader_add_output(self, "call_id", id, NULL, output);
 }
 
-static bool read_reasoning_item(item_reader *self) {
+static bool read_reasoning_item(chat_reader *self) {
     const char *text = NULL;
-    if (!read_text(self, "content", &text)) return false;
+    if (!chat_reader_text(self, "content", &text)) return false;
     const kv8_message message = {
         .role = KV8_ROLE_ASSISTANT, .channel = "analysis", .content = text};
     return text == NULL || chat_prompt_add(self->chat, &message, self->f.error);
 }
 
-static bool read_message(item_reader *self) {
+static bool read_message(chat_reader *self) {
     const char *role = NULL, *content = NULL;
-    if (!field_string(&self->f, "role", &role) || !read_text(self, "content", &content))
+    if (!field_string(&self->f, "role", &role) || !chat_reader_text(self, "content", &content))
         return false;
     if (role == NULL) return field_fail(&self->f, "role", "is missing");
     if (content == NULL) return field_fail(&self->f, "content", "is missing");
@@ -79,7 +46,7 @@ static bool read_message(item_reader *self) {
     return chat_prompt_add(self->chat, &message, self->f.error);
 }
 
-static bool read_item(item_reader *self) {
+static bool read_item(chat_reader *self) {
     const char *type = "message";
     if (!field_string(&self->f, "type", &type)) return false;
     if (strcmp(type, "message") == 0) return read_message(self);
@@ -90,7 +57,7 @@ static bool read_item(item_reader *self) {
 }
 
 static bool read_input(chat_prompt *chat, const fields *f) {
-    const json_t *const input = field_any(f, "input");
+    json_t *const input = field_any(f, "input");
     const char *text = NULL;
     if (json_is_string(input)) {
         if (!field_string(f, "input", &text)) return false;
@@ -99,37 +66,7 @@ static bool read_input(chat_prompt *chat, const fields *f) {
     }
     if (json_array_size(input) == 0)
         return field_fail(f, "input", "must be a string or an array of items");
-    item_reader self = {.chat = chat, .calls = json_object()};
-    bool good = self.calls != NULL || api_fail_memory(f->error);
-    size_t i;
-    json_t *item;
-    json_array_foreach(input, i, item) {
-        char within[48];
-        snprintf(within, sizeof within, "input[%zu].", i);
-        self.f = (fields){.object = item, .within = within, .error = f->error};
-        if (good && !json_is_object(item))
-            good = field_fail(f, "input", "[%zu] must be an object", i);
-        good = good && read_item(&self);
-    }
-    json_decref(self.calls);
-    return good;
-}
-
-static bool read_tools(chat_prompt *chat, const fields *f) {
-    json_t *tools = NULL, *tool;
-    if (!field_array(f, "tools", &tools)) return false;
-    size_t i;
-    json_array_foreach(tools, i, tool) {
-        char within[48];
-        snprintf(within, sizeof within, "tools[%zu].", i);
-        const fields inner = {.object = tool, .within = within, .error = f->error};
-        const char *const type = json_string_value(json_object_get(tool, "type"));
-        if (type == NULL || strcmp(type, "function") != 0)
-            return field_fail(f, "tools", "[%zu] is of type \"%.64s\", functions are supported", i,
-                              type == NULL ? "" : type);
-        if (!chat_prompt_add_function(chat, tool, &inner)) return false;
-    }
-    return chat_prompt_choose(chat, field_any(f, "tool_choice"), f);
+    return chat_reader_run(chat, f, "input", input, read_item);
 }
 
 static bool read_settings(api_request *request, chat_prompt *chat, const fields *f,
@@ -164,7 +101,7 @@ bool api_request_read_responses(api_request *request, const api_model *model, js
     const json_t *format = NULL;
     bool good = api_request_read_common(request, model, &f) &&
                 read_settings(request, &chat, &f, &format) && read_input(&chat, &f) &&
-                read_tools(&chat, &f) &&
+                chat_reader_tools(&chat, &f, "") &&
                 chat_prompt_constrain(&chat, model, request, format, "text.format", error);
     if (good && request->n != 1) good = field_fail(&f, "n", "must be 1 here");
     good = good && chat_prompt_render(&chat, model, request, error) &&
