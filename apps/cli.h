@@ -72,8 +72,9 @@ typedef struct cli_command {
     bool model_is_optional;
 } cli_command;
 
-/* Reads argv into the options' values and *model_out (the one operand). Returns -1 to go on, or the
- * exit status: --help prints to stdout and gives CLI_OK, a mistake gives CLI_FAILED. */
+/* Reads argv into the options' values and *model_out, the one operand; with model_out NULL there is
+ * none. Returns -1 to go on, or the exit status: --help prints to stdout and gives CLI_OK, a
+ * mistake gives CLI_FAILED. */
 int cli_parse(const cli_command *command, int argc, char **argv, const char **model_out);
 
 /* --- interrupts (cli.c) --- */

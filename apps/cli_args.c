@@ -122,6 +122,19 @@ static int find_output(const cli_command *command) {
     return -1;
 }
 
+/* What follows the options. */
+static int take_operand(const cli_command *command, int argc, char **argv, const char **model_out) {
+    const char *const operand = optind < argc ? argv[optind] : NULL;
+    const int num_taken = model_out != NULL;
+    if (optind + num_taken < argc)
+        return cli_fail("\"%s\" is left over; usage: %s", argv[optind + num_taken], command->usage);
+    if (model_out == NULL) return -1;
+    *model_out = operand;
+    if (operand == NULL && !command->model_is_optional)
+        return cli_fail("which model? usage: %s", command->usage);
+    return -1;
+}
+
 int cli_parse(const cli_command *command, int argc, char **argv, const char **model_out) {
     struct option long_options[MAX_OPTIONS + 2] = {{0}};
     if (command->num_options > MAX_OPTIONS) return cli_fail("too many options");
@@ -142,10 +155,5 @@ int cli_parse(const cli_command *command, int argc, char **argv, const char **mo
         const int status = set_value(&command->options[option_idx], optarg);
         if (status >= 0) return status;
     }
-    *model_out = optind < argc ? argv[optind] : NULL;
-    if (*model_out == NULL && !command->model_is_optional)
-        return cli_fail("which model? usage: %s", command->usage);
-    if (optind + 1 < argc)
-        return cli_fail("one model at a time, \"%s\" is left over", argv[optind + 1]);
-    return -1;
+    return take_operand(command, argc, argv, model_out);
 }

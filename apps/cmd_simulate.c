@@ -65,12 +65,9 @@ static int parse(simulate_args *args, int argc, char **argv) {
             "that moves by the time that a step took there.",
         .options = options,
         .num_options = sizeof options / sizeof options[0],
-        .model_is_optional = true,
     };
-    const char *operand = NULL;
-    const int status = cli_parse(&command, argc, argv, &operand);
+    const int status = cli_parse(&command, argc, argv, NULL);
     if (status >= 0) return status;
-    if (operand != NULL) return cli_fail("\"%s\" is left over; usage: %s", operand, command.usage);
     if (args->speed == NULL) return cli_fail("--speed FILE.json is missing");
     if (args->kv_tokens > 0 && args->kv_memory > 0)
         return cli_fail("--kv-tokens and --kv-memory: one of them");

@@ -270,12 +270,8 @@ static int parse_words(words *w, int argc, char **argv) {
             "commas; every combination is a row.",
         .options = options,
         .num_options = sizeof options / sizeof options[0],
-        .model_is_optional = true,
     };
-    const char *operand = NULL;
-    const int status = cli_parse(&command, argc, argv, &operand);
-    if (status >= 0) return status;
-    return operand == NULL ? -1 : cli_fail("\"%s\" is left over", operand);
+    return cli_parse(&command, argc, argv, NULL);
 }
 
 int bench_args_parse(bench_args *args, int argc, char **argv) {
