@@ -3,32 +3,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model.h"
-#include "model_runs.h"
+#include "open_tiny.h"
 
 enum { TOKENS = 300 }; /* beyond the window of 128, and not a multiple of anything */
-
-static kv8_safetensors file;
-static const int32_t *ids;
-static kv8_model *model;
-static kv8_model_info info = KV8_MODEL_INFO_INIT;
-
-static int open_all(void **state) {
-    (void)state;
-    int32_t n = 0;
-    if (kv8_safetensors_open(&file, "models/tiny-gpt-oss/golden.safetensors", NULL) != KV8_OK)
-        return -1;
-    ids = golden(&file, "window.ids", KV8_TENSOR_I32, &n);
-    model = open_model(tiny_model, KV8_ISA_BEST);
-    assert_ok(kv8_model_get_info(model, &info));
-    return 0;
-}
-
-static int close_all(void **state) {
-    (void)state;
-    kv8_model_close(model);
-    kv8_safetensors_close(&file);
-    return 0;
-}
 
 static size_t logits_count(int32_t n) {
     return (size_t)n * (size_t)info.vocab_size;
