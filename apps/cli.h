@@ -141,17 +141,25 @@ double cli_seconds(void);
 /* --- the model (cli_model.c) --- */
 
 typedef struct cli_model {
+    kv8_device *device; /* NULL = the host computes */
+    kv8_stream *stream;
     kv8_threads *threads;
     kv8_model *model;
     kv8_tokenizer *tokenizer; /* NULL unless asked for */
     kv8_model_info info;
     kv8_isa isa;
 } cli_model;
-/* threads = 0: all processors of this process. */
-int cli_model_open(cli_model *model, const char *directory, int32_t threads, bool with_tokenizer);
-/* With more options than threads. */
-int cli_model_open_with(cli_model *model, const char *directory, const kv8_model_options *wanted,
-                        int32_t threads, bool with_tokenizer);
+/* What to open, and how. */
+typedef struct cli_opening {
+    const char *directory;
+    const char *device;               /* --device: "cpu", "cuda", "cuda:1"; NULL = cpu */
+    const kv8_model_options *options; /* but for threads and device; NULL = the defaults */
+    int32_t threads;                  /* 0: all processors of this process */
+    bool with_tokenizer;
+} cli_opening;
+int cli_model_open(cli_model *model, const cli_opening *opening);
+/* --path "graph" or "eager"; NULL = not given. */
+int cli_path(const char *name, kv8_model_options *options);
 /* --without "sinks", "window" or both; NULL = not given. */
 int cli_without(const char *list, kv8_model_options *options);
 void cli_model_close(cli_model *model);

@@ -1,4 +1,4 @@
-/* cli_model.c - threads, model and tokenizer, opened and closed together.
+/* cli_model.c - threads, GPU, model and tokenizer, opened and closed together.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
@@ -17,6 +17,13 @@ static kv8_status open_tokenizer(kv8_tokenizer **out, const char *directory) {
     return status;
 }
 
+int cli_path(const char *name, kv8_model_options *options) {
+    if (name == NULL) return CLI_OK;
+    options->path = strcmp(name, "eager") == 0 ? KV8_PATH_EAGER : KV8_PATH_GRAPH;
+    if (options->path == KV8_PATH_EAGER || strcmp(name, "graph") == 0) return CLI_OK;
+    return cli_fail("--path is \"%s\", must be graph or eager", name);
+}
+
 int cli_without(const char *list, kv8_model_options *options) {
     for (const char *at = list; at != NULL && *at != '\0';) {
         const size_t length = strcspn(at, ",");
@@ -31,34 +38,64 @@ int cli_without(const char *list, kv8_model_options *options) {
     return list == NULL || list[0] != '\0' ? CLI_OK : cli_fail("--without is empty");
 }
 
-int cli_model_open(cli_model *model, const char *directory, int32_t threads, bool with_tokenizer) {
-    const kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
-    return cli_model_open_with(model, directory, &options, threads, with_tokenizer);
+/* The GPU that "cuda" or "cuda:N" names, -1 for the host; CLI_FAILED for anything else. */
+static int read_device(const char *text, int32_t *idx_out) {
+    enum { MAX_DEVICES = 1024 };
+    *idx_out = -1;
+    if (text == NULL || strcmp(text, "cpu") == 0) return CLI_OK;
+    char *end = NULL;
+    const bool has_idx = strncmp(text, "cuda:", 5) == 0 && text[5] >= '0' && text[5] <= '9';
+    const long idx = has_idx ? strtol(text + 5, &end, 10) : 0;
+    if ((!has_idx && strcmp(text, "cuda") != 0) || (has_idx && *end != '\0') || idx > MAX_DEVICES)
+        return cli_fail("--device is \"%s\", must be cpu, cuda or cuda:N", text);
+    *idx_out = (int32_t)idx;
+    return CLI_OK;
 }
 
-int cli_model_open_with(cli_model *model, const char *directory, const kv8_model_options *wanted,
-                        int32_t threads, bool with_tokenizer) {
+static kv8_status open_device(cli_model *model, int32_t idx) {
+    if (idx < 0) return KV8_OK;
+    const kv8_status status = kv8_device_open(&model->device, idx);
+    return status == KV8_OK ? kv8_stream_create(&model->stream, model->device) : status;
+}
+
+static kv8_status open_model(cli_model *model, const cli_opening *opening) {
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    cli_progress progress;
+    if (opening->options != NULL) options = *opening->options;
+    options.threads = model->threads;
+    options.device = model->device;
+    options.stream = model->stream;
+    options.progress = cli_progress_show;
+    options.progress_cookie = &progress;
+    cli_progress_begin(&progress);
+    const kv8_status status = kv8_model_open(&model->model, opening->directory, &options);
+    cli_progress_end(&progress);
+    return status;
+}
+
+int cli_model_open(cli_model *model, const cli_opening *opening) {
+    int32_t device_idx = -1;
     *model = (cli_model){.info = KV8_MODEL_INFO_INIT};
+    const int named = read_device(opening->device, &device_idx);
+    if (named != CLI_OK) return named;
     kv8_status status = kv8_machine_isa(&model->isa);
-    if (status == KV8_OK) status = kv8_threads_create(&model->threads, threads);
-    if (status == KV8_OK) {
-        kv8_model_options options = *wanted;
-        options.threads = model->threads;
-        status = kv8_model_open(&model->model, directory, &options);
-    }
+    if (status == KV8_OK) status = kv8_threads_create(&model->threads, opening->threads);
+    if (status == KV8_OK) status = open_device(model, device_idx);
+    if (status == KV8_OK) status = open_model(model, opening);
     if (status == KV8_OK) status = kv8_model_get_info(model->model, &model->info);
-    if (status == KV8_OK && with_tokenizer) status = open_tokenizer(&model->tokenizer, directory);
-    if (status != KV8_OK) {
-        const int exit_status = cli_fail_status(status);
-        cli_model_close(model);
-        return exit_status;
-    }
-    return CLI_OK;
+    if (status == KV8_OK && opening->with_tokenizer)
+        status = open_tokenizer(&model->tokenizer, opening->directory);
+    if (status == KV8_OK) return CLI_OK;
+    const int exit_status = cli_fail_status(status);
+    cli_model_close(model);
+    return exit_status;
 }
 
 void cli_model_close(cli_model *model) {
     kv8_tokenizer_close(model->tokenizer);
     kv8_model_close(model->model);
+    kv8_stream_destroy(model->stream);
+    kv8_device_close(model->device);
     kv8_threads_destroy(model->threads);
     *model = (cli_model){0};
 }

@@ -388,7 +388,9 @@ int cmd_calibrate(int argc, char **argv) {
     cli_model model = {0};
     status = ranks_begin(&all);
     if (status == CLI_OK) {
-        status = cli_model_open(&model, args.model, args.threads, args.text != NULL);
+        status = cli_model_open(&model, &(cli_opening){.directory = args.model,
+                                                       .threads = args.threads,
+                                                       .with_tokenizer = args.text != NULL});
         status = ranks_agree(&all, status);
         if (status == CLI_OK)
             status =

@@ -11,7 +11,7 @@
 enum { MAX_SETTINGS = 64, GREEDY_LEN = 64 };
 
 typedef struct compare_args {
-    const char *model, *text, *kv, *scales, *without, *plot, *report;
+    const char *model, *text, *kv, *scales, *without, *plot, *report, *device;
     int32_t num_windows, window_len, num_greedy, num_recall, threads;
     bool json;
 } compare_args;
@@ -39,6 +39,8 @@ static int parse(compare_args *args, int argc, char **argv) {
          CLI_TEXT, &args->without},
         {"plot", "FILE", "draw the comparison as SVG (needs gnuplot)", CLI_TEXT, &args->plot},
         {"report", "FILE", "write the JSON object to a file", CLI_TEXT, &args->report},
+        {"device", "DEVICE", "what computes: cpu, cuda or cuda:N, the Nth GPU (cpu)", CLI_TEXT,
+         &args->device},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print the JSON object instead of the table", CLI_FLAG, &args->json},
     };
@@ -267,7 +269,11 @@ int cmd_compare(int argc, char **argv) {
     kv8_compare_row rows[MAX_SETTINGS + 1] = {KV8_COMPARE_ROW_INIT};
     status = open_outputs(&args, &plot, &report);
     if (status == CLI_OK)
-        status = cli_model_open_with(&model, args.model, &options, args.threads, true);
+        status = cli_model_open(&model, &(cli_opening){.directory = args.model,
+                                                       .device = args.device,
+                                                       .options = &options,
+                                                       .threads = args.threads,
+                                                       .with_tokenizer = true});
     if (status == CLI_OK) status = cli_scales_open(&scales, args.scales, &model);
     if (status == CLI_OK) {
         num_settings = add_mix(&scales, settings, num_settings);

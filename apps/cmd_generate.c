@@ -13,7 +13,7 @@ enum { STEP_TOKENS = 256, DEFAULT_MAX_TOKENS = 256 };
 
 typedef struct generate_args {
     const char *model, *prompt, *prompt_file, *chat, *chat_file, *tokens;
-    const char *kv, *scales, *system, *reasoning, *without;
+    const char *kv, *scales, *system, *reasoning, *without, *device, *path;
     int32_t max_tokens, threads; /* max_tokens 0 = not given */
     int32_t num_logprobs;
     kv8_sampling sampling;
@@ -83,6 +83,10 @@ static int parse(generate_args *args, int argc, char **argv) {
         {"ignore-eos", NULL, "go on after an end-of-text token", CLI_FLAG, &args->ignore_eos},
         {"without", "PART", "the model without its sinks, window, or sinks,window", CLI_TEXT,
          &args->without},
+        {"device", "DEVICE", "what computes: cpu, cuda or cuda:N, the Nth GPU (cpu)", CLI_TEXT,
+         &args->device},
+        {"path", "NAME", "steps of one token on a GPU: graph or eager (graph)", CLI_TEXT,
+         &args->path},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object: tokens (the new ids), text, ...", CLI_FLAG,
          &args->json},
@@ -422,10 +426,15 @@ int cmd_generate(int argc, char **argv) {
     if (kv8_kv_setting_parse(kv, &setting) != KV8_OK) return cli_fail_kv(kv);
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
     status = cli_without(args.without, &options);
+    if (status == CLI_OK) status = cli_path(args.path, &options);
     if (status != CLI_OK) return status;
     cli_catch_interrupt();
     cli_model model;
-    status = cli_model_open_with(&model, args.model, &options, args.threads, true);
+    status = cli_model_open(&model, &(cli_opening){.directory = args.model,
+                                                   .device = args.device,
+                                                   .options = &options,
+                                                   .threads = args.threads,
+                                                   .with_tokenizer = true});
     if (status == CLI_OK) {
         run r = {.args = &args, .model = &model, .setting = setting};
         status = cli_scales_open(&r.scales, args.scales, &model);

@@ -319,7 +319,7 @@ int cmd_info(int argc, char **argv) {
     if (found != KV8_OK) return cli_fail_status(found);
     if (args.model == NULL) return print_all(&args, &m, NULL, NULL);
     cli_model model;
-    status = cli_model_open(&model, args.model, 1, false);
+    status = cli_model_open(&model, &(cli_opening){.directory = args.model, .threads = 1});
     cli_scales scales = {0};
     if (status == CLI_OK) status = cli_scales_open(&scales, args.scales, &model);
     if (status == CLI_OK)

@@ -7,7 +7,7 @@
 #include "cli.h"
 
 typedef struct score_args {
-    const char *model, *tokens, *kv;
+    const char *model, *tokens, *kv, *device;
     int32_t threads;
     bool json;
 } score_args;
@@ -17,6 +17,8 @@ static int parse(score_args *args, int argc, char **argv) {
         {"tokens", "FILE", "a JSON array of at least two token ids", CLI_TEXT, &args->tokens},
         {"kv", "SETTING", "how the KV cache is stored, see kv8 compare --help (f32)", CLI_TEXT,
          &args->kv},
+        {"device", "DEVICE", "what computes: cpu, cuda or cuda:N, the Nth GPU (cpu)", CLI_TEXT,
+         &args->device},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object: nll, loss, kv, tokens_per_s", CLI_FLAG, &args->json},
     };
@@ -97,7 +99,9 @@ int cmd_score(int argc, char **argv) {
     if (kv8_kv_setting_parse(args.kv, &setting) != KV8_OK) return cli_fail_kv(args.kv);
     cli_catch_interrupt();
     cli_model model;
-    status = cli_model_open(&model, args.model, args.threads, false);
+    status = cli_model_open(
+        &model,
+        &(cli_opening){.directory = args.model, .device = args.device, .threads = args.threads});
     if (status == CLI_OK) status = run(&args, &setting, &model);
     cli_model_close(&model);
     return status;

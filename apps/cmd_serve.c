@@ -51,6 +51,25 @@ static uint64_t memory_bytes(void) {
     return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0;
 }
 
+/* What the KV cache may take: bytes, a share of the host's memory or of what the model leaves of a
+ * GPU's, or what it leaves of a share. */
+static int count_budget(const running *r, uint64_t *bytes_out) {
+    const serve_args *const args = r->args;
+    uint64_t available = memory_bytes();
+    if (r->model.device != NULL) {
+        const kv8_status status = kv8_device_available(r->model.device, &available);
+        if (status != KV8_OK) return cli_fail_status(status);
+    }
+    *bytes_out = (uint64_t)(args->kv_fraction * (double)available);
+    if (args->kv_bytes > 0) *bytes_out = args->kv_bytes;
+    if (args->gpu_share > 0) {
+        const double total = (double)kv8_device_get_info(r->model.device)->memory_bytes;
+        const double left = (double)available - (1 - args->gpu_share) * total;
+        *bytes_out = left > 0 ? (uint64_t)left : 0;
+    }
+    return CLI_OK;
+}
+
 static kv8_kv_cache_options cache_options(const running *r) {
     kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
     options.k_scale = r->scales.k;
@@ -76,9 +95,8 @@ static int count_tokens(running *r, int64_t *tokens_out) {
     kv8_cache_stats one;
     const kv8_status status = measure_token(r, &one);
     if (status != KV8_OK) return cli_fail_status(status);
-    const uint64_t budget = r->args->kv_bytes > 0
-                                ? r->args->kv_bytes
-                                : (uint64_t)(r->args->kv_fraction * (double)memory_bytes());
+    uint64_t budget = 0;
+    if (count_budget(r, &budget) != CLI_OK) return CLI_FAILED;
     const int32_t window = r->model.info.window_left < 0 ? 0 : r->model.info.window_left;
     const uint64_t window_bytes = (one.bytes_per_token - one.bytes_per_token_unwindowed) *
                                   (uint64_t)(window + r->step_tokens + 64) * (uint64_t)r->max_seqs;
@@ -114,7 +132,12 @@ static int open_model(running *r) {
                         r->step_tokens, r->max_seqs);
     options.max_step_seqs = r->max_seqs;
     options.max_step_tokens = r->step_tokens;
-    int status = cli_model_open_with(&r->model, args->model, &options, args->threads, true);
+    options.path = args->eager ? KV8_PATH_EAGER : KV8_PATH_AUTO;
+    int status = cli_model_open(&r->model, &(cli_opening){.directory = args->model,
+                                                          .device = args->device,
+                                                          .options = &options,
+                                                          .threads = args->threads,
+                                                          .with_tokenizer = true});
     if (status != CLI_OK) return status;
     status = cli_scales_open(&r->scales, args->scales, &r->model);
     r->setting = args->setting;
@@ -164,15 +187,16 @@ static int print_plan(const running *r, int64_t num_tokens) {
     const double saved = (double)bf16.bytes_per_token / (double)r->pool.bytes_per_token;
     fprintf(stderr,
             "model      %s (%s), %.3g GB of weights, %d layers, vocabulary %d\n"
-            "device     cpu, %s, %d threads\n"
+            "device     %s, %s, %d threads\n"
             "kv         %s, %llu bytes a token (bf16: %llu), scales %s\n"
             "           %.3g GB: %lld tokens in pages, in bf16 they would take %.2f times as much\n"
             "           %lld requests of %d tokens fit at once\n"
             "batch      %d requests and %d tokens a step, prefixes %s\n",
             r->args->model, info->architecture, (double)info->bytes * 1e-9, info->num_layers,
-            info->vocab_size, kv8_isa_name(r->model.isa), kv8_threads_count(r->model.threads),
-            r->setting.name, (unsigned long long)r->pool.bytes_per_token,
-            (unsigned long long)bf16.bytes_per_token,
+            info->vocab_size,
+            r->model.device != NULL ? kv8_device_get_info(r->model.device)->name : "cpu",
+            kv8_isa_name(r->model.isa), kv8_threads_count(r->model.threads), r->setting.name,
+            (unsigned long long)r->pool.bytes_per_token, (unsigned long long)bf16.bytes_per_token,
             r->args->scales != NULL ? r->args->scales : "1", (double)r->pool.bytes * 1e-9,
             (long long)num_tokens, saved, (long long)(num_tokens / r->max_model_len),
             r->max_model_len, r->max_seqs, r->step_tokens,

@@ -10,11 +10,12 @@
 
 #include "bench.h"
 
-enum { MAX_DEPTHS = 16, MAX_SETTINGS = 16, MAX_REPETITIONS = 100, STEP = 512 };
+enum { MAX_DEPTHS = 16, MAX_SETTINGS = 16, MAX_BATCHES = 16, MAX_REPETITIONS = 100 };
 
 typedef struct model_args {
-    const char *model, *kv, *depth;
-    int32_t num_prompt, num_gen, repetitions, threads;
+    const char *model, *kv, *depth, *batch, *device, *path;
+    int32_t num_prompt, num_gen, chunk, repetitions, threads;
+    int32_t batches[MAX_BATCHES], num_batches, max_batch;
     bool json;
 } model_args;
 
@@ -22,6 +23,7 @@ typedef struct model_args {
 typedef struct test_row {
     const kv8_kv_setting *setting;
     int32_t num_prompt, num_gen, depth; /* one of the first two is 0 */
+    int32_t batch;                      /* sequences at once */
     uint64_t bytes_per_token;           /* of KV, in the layers that keep every token */
     double ns[MAX_REPETITIONS];
     int32_t num;
@@ -39,13 +41,15 @@ static stats mean_of(const double *values, int32_t num) {
     return (stats){mean, num > 1 ? sqrt(squares / (num - 1)) : 0};
 }
 
+/* Of one sequence. */
 static int32_t tokens_of(const test_row *row) {
     return row->num_prompt + row->num_gen;
 }
 
 static stats speed_of(const test_row *row) {
     double speeds[MAX_REPETITIONS];
-    for (int32_t i = 0; i < row->num; i++) speeds[i] = tokens_of(row) * 1e9 / row->ns[i];
+    for (int32_t i = 0; i < row->num; i++)
+        speeds[i] = row->batch * tokens_of(row) * 1e9 / row->ns[i];
     return mean_of(speeds, row->num);
 }
 
@@ -59,15 +63,15 @@ typedef struct bench_session {
     uint64_t random;
 } bench_session;
 
-/* Room for a sequence of max_len tokens and for a fork that adds `longest` of its own. */
-static kv8_status open_engine(bench_session *s, const kv8_kv_setting *setting, int32_t max_len,
-                              int32_t longest) {
+/* Room for a sequence of max_len tokens and for forks that add `longest` of their own. */
+static kv8_status open_engine(bench_session *s, const model_args *args,
+                              const kv8_kv_setting *setting, int32_t max_len, int32_t longest) {
     kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
     kv8_engine_options engine_options = KV8_ENGINE_OPTIONS_INIT;
-    cache_options.max_seqs = 2;
+    cache_options.max_seqs = engine_options.max_requests = args->max_batch + 1;
     cache_options.max_seq_len = max_len;
-    cache_options.num_tokens = (int64_t)max_len + longest;
-    cache_options.step_tokens = engine_options.step_tokens = STEP;
+    cache_options.num_tokens = max_len + (int64_t)args->max_batch * longest;
+    cache_options.step_tokens = engine_options.step_tokens = args->chunk;
     const kv8_status status =
         kv8_kv_setting_cache_create(&s->cache, s->model.model, setting, &cache_options);
     if (status != KV8_OK) return status;
@@ -127,7 +131,8 @@ static kv8_status run_test(bench_session *s, uint64_t depth, int32_t repetitions
     /* The first run warms up and is not counted. */
     for (int32_t i = -1; status == KV8_OK && i < repetitions && cli_interrupted() == 0; i++) {
         uint64_t id = 0;
-        status = submit(s, &request, tokens_of(row), &id);
+        for (int32_t b = 0; status == KV8_OK && b < row->batch; b++)
+            status = submit(s, &request, tokens_of(row), &id);
         const double begin = cli_seconds();
         if (status == KV8_OK) status = run_engine(s);
         if (i >= 0) row->ns[row->num++] = (cli_seconds() - begin) * 1e9;
@@ -145,23 +150,33 @@ static kv8_status fill_depth(bench_session *s, int32_t depth, uint64_t *id_out) 
     return status == KV8_OK ? run_engine(s) : status;
 }
 
-/* Both tests at one depth. */
+/* A test and its row. */
+static kv8_status add_test(bench_session *s, const model_args *args, uint64_t filled, test_row row,
+                           test_row *rows, int32_t *num_rows) {
+    kv8_cache_stats cache = KV8_CACHE_STATS_INIT;
+    const kv8_status status = kv8_cache_get_stats(s->cache, &cache);
+    row.bytes_per_token = cache.bytes_per_token_unwindowed;
+    if (tokens_of(&row) == 0 || status != KV8_OK) return status;
+    const kv8_status ran = run_test(s, filled, args->repetitions, &row);
+    rows[(*num_rows)++] = row;
+    return ran;
+}
+
+/* All tests at one depth: prefill of one sequence, decode of each batch. */
 static kv8_status run_depth(bench_session *s, const model_args *args, const kv8_kv_setting *setting,
                             int32_t depth, test_row *rows, int32_t *num_rows) {
     const int32_t longest = args->num_prompt > args->num_gen ? args->num_prompt : args->num_gen;
     uint64_t filled = 0;
-    kv8_status status = open_engine(s, setting, depth + longest, longest);
+    kv8_status status = open_engine(s, args, setting, depth + longest, longest);
     if (status == KV8_OK) status = fill_depth(s, depth, &filled);
-    for (int test = 0; status == KV8_OK && test < 2 && cli_interrupted() == 0; test++) {
-        test_row row = {.setting = setting, .depth = depth};
-        kv8_cache_stats cache = KV8_CACHE_STATS_INIT;
-        status = kv8_cache_get_stats(s->cache, &cache);
-        row.bytes_per_token = cache.bytes_per_token_unwindowed;
-        *(test == 0 ? &row.num_prompt : &row.num_gen) =
-            test == 0 ? args->num_prompt : args->num_gen;
-        if (tokens_of(&row) == 0 || status != KV8_OK) continue;
-        status = run_test(s, filled, args->repetitions, &row);
-        rows[(*num_rows)++] = row;
+    test_row row = {.setting = setting, .depth = depth, .batch = 1};
+    row.num_prompt = args->num_prompt;
+    if (status == KV8_OK) status = add_test(s, args, filled, row, rows, num_rows);
+    row.num_prompt = 0;
+    row.num_gen = args->num_gen;
+    for (int32_t i = 0; status == KV8_OK && i < args->num_batches && cli_interrupted() == 0; i++) {
+        row.batch = args->batches[i];
+        status = add_test(s, args, filled, row, rows, num_rows);
     }
     close_engine(s);
     return status;
@@ -169,10 +184,16 @@ static kv8_status run_depth(bench_session *s, const model_args *args, const kv8_
 
 /* --- the results --- */
 
+static const char *backend_name(const bench_session *s) {
+    return s->model.device != NULL ? "CUDA" : kv8_isa_name(s->model.isa);
+}
+
 static void test_name(const test_row *row, char *out, size_t size) {
-    const int used = row->num_prompt > 0 ? snprintf(out, size, "pp%d", row->num_prompt)
-                                         : snprintf(out, size, "tg%d", row->num_gen);
-    if (row->depth > 0 && used > 0) snprintf(out + used, size - (size_t)used, " @ d%d", row->depth);
+    char batch[16] = "", depth[24] = "";
+    if (row->batch > 1) snprintf(batch, sizeof batch, " x %d", row->batch);
+    if (row->depth > 0) snprintf(depth, sizeof depth, " @ d%d", row->depth);
+    snprintf(out, size, "%s%d%s%s", row->num_prompt > 0 ? "pp" : "tg", tokens_of(row), batch,
+             depth);
 }
 
 static void print_table(const bench_session *s, const model_args *args, const test_row *rows,
@@ -189,15 +210,15 @@ static void print_table(const bench_session *s, const model_args *args, const te
         snprintf(params, sizeof params, "%.2f M", (double)s->model.info.num_parameters / 1e6);
         snprintf(speed, sizeof speed, "%.2f +- %.2f", t.mean, t.deviation);
         printf("| %-24s | %10s | %10s | %-11s | %7d | %-14s | %-16s | %20s |\n", args->model, size,
-               params, kv8_isa_name(s->model.isa), kv8_threads_count(s->model.threads),
-               rows[i].setting->name, test, speed);
+               params, backend_name(s), kv8_threads_count(s->model.threads), rows[i].setting->name,
+               test, speed);
     }
 }
 
 static json_t *samples_json(const test_row *row, bool speeds) {
     json_t *const list = json_array();
     for (int32_t i = 0; i < row->num; i++) {
-        json_t *const value = speeds ? json_real(tokens_of(row) * 1e9 / row->ns[i])
+        json_t *const value = speeds ? json_real(row->batch * tokens_of(row) * 1e9 / row->ns[i])
                                      : json_integer((json_int_t)row->ns[i]);
         json_array_append_new(list, value);
     }
@@ -210,14 +231,15 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
     const time_t now = time(NULL);
     strftime(test_time, sizeof test_time, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     return json_pack(
-        "{s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:i, s:i, s:s, s:s, s:s, s:I, s:i, s:i, s:i, s:s, "
+        "{s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:I, s:i, s:i, s:i, "
+        "s:s, "
         "s:I, s:I,"
         " s:f, s:f, s:o, s:o}",
-        "version", kv8_version(), "backends", kv8_isa_name(s->model.isa), "model_filename",
+        "version", kv8_version(), "backends", backend_name(s), "model_filename",
         cli_json_text(args->model), "model_type", s->model.info.architecture, "model_size",
         (json_int_t)s->model.info.bytes, "model_n_params", (json_int_t)s->model.info.num_parameters,
-        "n_batch", (int)STEP, "n_ubatch", (int)STEP, "n_threads",
-        (int)kv8_threads_count(s->model.threads), "kv", row->setting->name, "type_k",
+        "n_batch", (int)args->chunk, "n_ubatch", (int)args->chunk, "n_parallel", (int)row->batch,
+        "n_threads", (int)kv8_threads_count(s->model.threads), "kv", row->setting->name, "type_k",
         kv8_dtype_name(row->setting->full_k), "type_v", kv8_dtype_name(row->setting->full_v),
         "kv_bytes_per_token", (json_int_t)row->bytes_per_token, "n_prompt", (int)row->num_prompt,
         "n_gen", (int)row->num_gen, "n_depth", (int)row->depth, "test_time", test_time, "avg_ns",
@@ -242,9 +264,15 @@ static int parse(model_args *args, int argc, char **argv) {
          1 << 20},
         {"gen", "N", "tokens of the decode test (32); 0 = none", CLI_INT, &args->num_gen, 0,
          1 << 20},
+        {"batch", "LIST", "sequences that decode at once (1)", CLI_TEXT, &args->batch},
+        {"chunk", "N", "most tokens of a step of prefill (512)", CLI_INT, &args->chunk, 1, 1 << 17},
         {"depth", "LIST", "tokens already in the cache (0,4096,32768)", CLI_TEXT, &args->depth},
         {"kv", "LIST", "KV settings (bf16,e4m3,int8)", CLI_TEXT, &args->kv},
         {"repetitions", "N", "of every test (5)", CLI_INT, &args->repetitions, 1, MAX_REPETITIONS},
+        {"device", "DEVICE", "what computes: cpu, cuda or cuda:N, the Nth GPU (cpu)", CLI_TEXT,
+         &args->device},
+        {"path", "NAME", "steps of one token on a GPU: graph or eager (graph)", CLI_TEXT,
+         &args->path},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object", CLI_FLAG, &args->json},
     };
@@ -274,7 +302,7 @@ static int check_depths(const bench_session *s, const model_args *args, const in
 
 static int run(bench_session *s, const model_args *args, const kv8_kv_setting *settings,
                int32_t num_settings, const int32_t *depths, int32_t num_depths) {
-    static test_row rows[2 * MAX_SETTINGS * MAX_DEPTHS];
+    static test_row rows[(1 + MAX_BATCHES) * MAX_SETTINGS * MAX_DEPTHS];
     int32_t num_rows = 0;
     if (check_depths(s, args, depths, num_depths) != CLI_OK) return CLI_FAILED;
     s->token_ids = malloc((size_t)s->model.info.max_seq_len * sizeof *s->token_ids);
@@ -299,11 +327,27 @@ static int run(bench_session *s, const model_args *args, const kv8_kv_setting *s
     return cli_finish_stdout();
 }
 
+/* What a step of the tests takes at most. */
+static int take_batches(model_args *args, kv8_model_options *options) {
+    enum { LARGEST = 1 << 12 };
+    const int status = bench_list("batch", args->batch, 1, LARGEST, args->batches, MAX_BATCHES,
+                                  &args->num_batches);
+    if (status != CLI_OK) return status;
+    for (int32_t i = 0; i < args->num_batches; i++)
+        args->max_batch = args->batches[i] > args->max_batch ? args->batches[i] : args->max_batch;
+    if (args->chunk < args->max_batch) args->chunk = args->max_batch;
+    options->max_step_seqs = args->max_batch;
+    options->max_step_tokens = args->chunk;
+    return cli_path(args->path, options);
+}
+
 int bench_model(int argc, char **argv) {
     model_args args = {.kv = "bf16,e4m3,int8",
                        .depth = "0,4096,32768",
                        .num_prompt = 512,
                        .num_gen = 32,
+                       .batch = "1",
+                       .chunk = 512,
                        .repetitions = 5};
     int status = parse(&args, argc, argv);
     if (status >= 0) return status;
@@ -313,9 +357,15 @@ int bench_model(int argc, char **argv) {
     if (status != CLI_OK) return status;
     status = cli_parse_kv(args.kv, settings, MAX_SETTINGS, &num_settings);
     if (status != CLI_OK) return status;
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    status = take_batches(&args, &options);
+    if (status != CLI_OK) return status;
     cli_catch_interrupt();
     bench_session session = {.random = 1};
-    status = cli_model_open(&session.model, args.model, args.threads, false);
+    status = cli_model_open(&session.model, &(cli_opening){.directory = args.model,
+                                                           .device = args.device,
+                                                           .options = &options,
+                                                           .threads = args.threads});
     if (status == CLI_OK) status = run(&session, &args, settings, num_settings, depths, num_depths);
     free(session.token_ids);
     cli_model_close(&session.model);

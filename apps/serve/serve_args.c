@@ -59,10 +59,14 @@ static int take_vllm_words(serve_args *args, const given *g) {
         return cli_fail("--tensor-parallel-size is %d, one device serves", g->tensor_parallel);
     if (g->pipeline_parallel != 1)
         return cli_fail("--pipeline-parallel-size is %d, one device serves", g->pipeline_parallel);
-    if (g->gpu_memory > 0)
+    if (g->gpu_memory > 0 && strcmp(args->device, "cpu") == 0)
         return cli_fail(
             "--gpu-memory-utilization is about a GPU, this serves on the CPU; "
             "--kv-memory says how much of its memory the KV cache takes");
+    if (g->gpu_memory > 0 && g->kv_memory != NULL)
+        return cli_fail("--gpu-memory-utilization and --kv-memory: one of them");
+    args->gpu_share = (double)g->gpu_memory;
+    args->eager = g->eager;
     return take_cache_dtype(args, g->cache_dtype);
 }
 
@@ -75,7 +79,7 @@ static int take_kv_memory(serve_args *args, const char *text) {
         double factor;
     } units[] = {{"", 1},      {"kB", 1e3},   {"MB", 1e6},      {"GB", 1e9},
                  {"TB", 1e12}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824.0}};
-    args->kv_fraction = 0.25;
+    args->kv_fraction = strcmp(args->device, "cpu") == 0 ? 0.25 : 0.9;
     if (text == NULL) return -1;
     char *end;
     const double number = strtod(text, &end);
@@ -91,7 +95,7 @@ static int take_kv_memory(serve_args *args, const char *text) {
     }
     return cli_fail(
         "--kv-memory is \"%s\", must be a size (8GiB, 500MB) or a fraction of the "
-        "memory (0.25)",
+        "memory (0.25; of a GPU's free memory 0.9)",
         text);
 }
 
@@ -150,8 +154,6 @@ static int check(serve_args *args, const given *g) {
     if (!is_one_of(g->parser, "harmony", "none"))
         return refuse("reasoning-parser", g->parser, "must be harmony or none");
     args->harmony = strcmp(g->parser, "harmony") == 0;
-    if (strcmp(args->device, "cpu") != 0)
-        return refuse("device", args->device, "the engine runs on cpu");
     if (!is_one_of(args->log, "text", "json") && strcmp(args->log, "none") != 0)
         return refuse("log", args->log, "must be text, json or none");
     return -1;
@@ -165,15 +167,17 @@ int serve_args_parse(serve_args *args, int argc, char **argv) {
                          .log = "text",
                          .calibrate_tokens = 16384};
     const cli_option options[] = {
-        {"device", "DEVICE", "cpu (cpu)", CLI_TEXT, &args->device},
+        {"device", "DEVICE", "cpu, cuda or cuda:N (cpu)", CLI_TEXT, &args->device},
         {"kv", "SETTING", "how the KV cache is stored, see kv8 compare --help (e4m3)", CLI_TEXT,
          &args->kv},
         {"scales", "FILE",
          "scales of the FP8 formats, see kv8 calibrate; without --kv the\n"
          "mix of formats in it is how the cache is stored",
          CLI_TEXT, &args->scales},
-        {"kv-memory", "SIZE", "of the KV cache: 8GiB, or a fraction of the memory (0.25)", CLI_TEXT,
-         &g.kv_memory},
+        {"kv-memory", "SIZE",
+         "of the KV cache: 8GiB, or a fraction of the memory (0.25) or of\nwhat the model leaves "
+         "of a GPU's (0.9)",
+         CLI_TEXT, &g.kv_memory},
         {"host", "HOST", "address to listen at (127.0.0.1)", CLI_TEXT, &args->host},
         {"port", "N", "port to listen at; 0 = any free one (8000)", CLI_INT, &args->port, 0, 65535},
         {"max-model-len", "N", "longest prompt and answer together (the model's)", CLI_INT,
@@ -213,8 +217,9 @@ int serve_args_parse(serve_args *args, int argc, char **argv) {
         {"enable-prefix-caching", NULL, "as vLLM; so it is anyway", CLI_FLAG, &g.prefix},
         {"no-enable-prefix-caching", NULL, "every prompt is computed whole", CLI_FLAG,
          &g.no_prefix},
-        {"gpu-memory-utilization", "F", "as vLLM; for a GPU alone", CLI_FLOAT, &g.gpu_memory, 0, 1},
-        {"enforce-eager", NULL, "as vLLM; without a GPU nothing changes", CLI_FLAG, &g.eager},
+        {"gpu-memory-utilization", "F", "as vLLM: of a GPU's memory, weights and all", CLI_FLOAT,
+         &g.gpu_memory, 0, 1},
+        {"enforce-eager", NULL, "as vLLM: no graphs on a GPU", CLI_FLAG, &g.eager},
         {"quantization", "NAME", "as vLLM: mxfp4", CLI_TEXT, &g.quantization},
         {"load-format", "NAME", "as vLLM: auto or safetensors", CLI_TEXT, &g.load_format},
         {"dtype", "NAME", "as vLLM: auto or bfloat16", CLI_TEXT, &g.dtype},

@@ -15,9 +15,9 @@ typedef struct serve_args {
     int32_t port, threads, http_threads;
     int32_t max_model_len, max_num_seqs, step_tokens, max_waiting; /* 0 = not given */
     float max_waiting_seconds;
-    uint64_t kv_bytes; /* of --kv-memory; 0 = by fraction */
-    double kv_fraction;
-    bool harmony, share_prefixes;
+    uint64_t kv_bytes;             /* of --kv-memory; 0 = by fraction */
+    double kv_fraction, gpu_share; /* gpu_share: of all its memory; 0 = not given */
+    bool harmony, share_prefixes, eager;
     const char *calibrate; /* NULL = not asked for */
     int32_t calibrate_warmup, calibrate_tokens;
 

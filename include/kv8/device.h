@@ -110,6 +110,8 @@ typedef struct kv8_event kv8_event;
 KV8_API KV8_NODISCARD kv8_status kv8_event_create(kv8_event **out, kv8_device *device);
 KV8_API void kv8_event_destroy(kv8_event *event);
 KV8_API KV8_NODISCARD kv8_status kv8_event_record(kv8_event *event, kv8_stream *stream);
+/* Waits until the stream has come past the event; at once for one never recorded. */
+KV8_API KV8_NODISCARD kv8_status kv8_event_synchronize(kv8_event *event);
 /* Work given to the stream from here on waits for the event. */
 KV8_API KV8_NODISCARD kv8_status kv8_stream_wait(kv8_stream *stream, kv8_event *event);
 /* Between two recorded events; waits for the later one. */

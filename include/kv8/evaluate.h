@@ -15,10 +15,6 @@
 extern "C" {
 #endif
 
-/* Progress of long work: `done` of `total` units; return non-zero to stop (the call then returns
- * KV8_ERR_CANCELLED). A unit is about the work of one prefilled token. */
-typedef int (*kv8_progress)(void *cookie, const char *what, uint64_t done, uint64_t total);
-
 typedef struct kv8_score_options {
     size_t struct_size;
     kv8_progress progress;

@@ -13,6 +13,17 @@ extern "C" {
 
 typedef struct kv8_model kv8_model;
 
+/* Progress of long work: `done` of `total` units (bytes loaded, or the work of about one prefilled
+ * token each); return non-zero to stop (the call then returns KV8_ERR_CANCELLED). */
+typedef int (*kv8_progress)(void *cookie, const char *what, uint64_t done, uint64_t total);
+
+/* How a step of a model on a GPU is launched. */
+typedef enum kv8_step_path {
+    KV8_PATH_AUTO = 0, /* graph */
+    KV8_PATH_EAGER,    /* kernel by kernel */
+    KV8_PATH_GRAPH     /* steps of a token a request as a recorded graph, others kernel by kernel */
+} kv8_step_path;
+
 typedef struct kv8_model_options {
     size_t struct_size;
     const kv8_allocator *allocator;
@@ -22,14 +33,25 @@ typedef struct kv8_model_options {
     int32_t max_step_seqs;   /* requests of one step; 0 = 16 */
     int32_t max_seq_len;     /* longest sequence of this run; 0 = the model's limit */
     /* 1: a token's bits do not depend on the step's other requests (how its own prompt is cut into
-     * steps may still change the last ones); -1: they may, and forks read shared pages once. 0 = 1.
-     */
+     * steps may still change the last ones); -1: they may, and forks read shared pages once. 0 = 1
+     * on the host, -1 on a GPU, which does not compute 1. */
     int32_t batch_invariant;
     /* 1: the model without its sinks, or with every layer seeing everything: to see what these are
      * worth. */
     int32_t without_sinks, without_window;
+    /* NULL = the host computes. Else weights lie in this GPU's memory, and steps run on `stream`
+     * and take caches whose pages lie there, on the same stream. Both borrowed. */
+    kv8_device *device;
+    kv8_stream *stream;
+    kv8_step_path path;
+    kv8_progress progress; /* of loading weights into a GPU's memory; NULL = none */
+    void *progress_cookie;
 } kv8_model_options;
 #define KV8_MODEL_OPTIONS_INIT KV8_SIZED(kv8_model_options)
+
+/* "random:gpt-oss-20b", "random:gpt-oss-120b" and "random:PATH" of a config.json in place of a
+ * directory: a model of that shape with random weights. */
+#define KV8_RANDOM_PREFIX "random:"
 
 /* Opens a checkpoint directory: config.json (Hugging Face or original form) and safetensors
  * (one file, or shards with or without index; no tensor in two of them; Hugging Face or original

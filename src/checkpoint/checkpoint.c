@@ -288,6 +288,44 @@ fail:
     return status;
 }
 
+/* A file of no bytes: its label, then its tensors' names. */
+static kv8_status copy_tensors(kv8_safetensors *file, const char *label, const kv8_tensor *tensors,
+                               size_t num_tensors) {
+    size_t size = strlen(label) + 1;
+    void *memory = NULL;
+    for (size_t i = 0; i < num_tensors; i++) size += strlen(tensors[i].name) + 1;
+    KV8_TRY(kv8_alloc(file->allocator, size, 1, "tensor names", &memory));
+    file->strings = memory;
+    file->strings_size = size;
+    KV8_TRY(kv8_alloc(file->allocator, num_tensors, sizeof *tensors, "tensors", &memory));
+    file->tensors = memory;
+    file->num_tensors = num_tensors;
+    char *at = strcpy(file->strings, label) + strlen(label) + 1;
+    for (size_t i = 0; i < num_tensors; i++) {
+        file->tensors[i] = tensors[i];
+        file->tensors[i].file = file->strings;
+        file->tensors[i].name = strcpy(at, tensors[i].name);
+        at += strlen(at) + 1;
+        file->data_bytes += tensors[i].bytes;
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_checkpoint_of(kv8_checkpoint *out, const char *label, const kv8_tensor *tensors,
+                             size_t num_tensors, const kv8_allocator *allocator) {
+    *out = (kv8_checkpoint){.allocator = allocator};
+    kv8_status status;
+    KV8_TRY_GOTO(reserve_files(out, 1));
+    out->num_files = 1;
+    out->files[0].allocator = allocator;
+    KV8_TRY_GOTO(copy_tensors(&out->files[0], label, tensors, num_tensors));
+    KV8_TRY_GOTO(merge_names(out));
+    return KV8_OK;
+fail:
+    kv8_checkpoint_close(out);
+    return status;
+}
+
 void kv8_checkpoint_close(kv8_checkpoint *checkpoint) {
     const kv8_allocator *const allocator = checkpoint->allocator;
     for (size_t i = 0; i < checkpoint->num_files; i++) kv8_safetensors_close(&checkpoint->files[i]);

@@ -23,6 +23,9 @@ typedef struct kv8_checkpoint {
 /* On failure *out is empty and needs no close. */
 kv8_status kv8_checkpoint_open(kv8_checkpoint *out, const char *directory,
                                const kv8_allocator *allocator);
+/* The same of tensors that lie in memory, whose data are borrowed; `label` takes a file's place. */
+kv8_status kv8_checkpoint_of(kv8_checkpoint *out, const char *label, const kv8_tensor *tensors,
+                             size_t num_tensors, const kv8_allocator *allocator);
 void kv8_checkpoint_close(kv8_checkpoint *checkpoint);
 /* Index into by_name, or -1. */
 int64_t kv8_checkpoint_find(const kv8_checkpoint *checkpoint, const char *name);

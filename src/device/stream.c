@@ -136,6 +136,14 @@ kv8_status kv8_event_record(kv8_event *event, kv8_stream *stream) {
     return status;
 }
 
+kv8_status kv8_event_synchronize(kv8_event *event) {
+    KV8_REQUIRE(event);
+    const kv8_driver *const cu = event->device->driver;
+    kv8_status status;
+    ON_DEVICE(event->device, status, cuEventSynchronize(event->handle), "work before an event");
+    return status;
+}
+
 kv8_status kv8_stream_wait(kv8_stream *stream, kv8_event *event) {
     KV8_REQUIRE(stream, event);
     const kv8_driver *const cu = stream->device->driver;

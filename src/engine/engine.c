@@ -38,13 +38,34 @@ static kv8_status take_array(const kv8_engine *engine, int64_t count, size_t siz
     X(samplers, kv8_threads_count(e->threads))        \
     X(masks, (int64_t)kv8_threads_count(e->threads) * e->mask_words)
 
+static size_t logits_row_bytes(const kv8_engine *e) {
+    return (size_t)e->info.vocab_size * sizeof(float);
+}
+
+/* Page-locked where a GPU writes them. */
+static kv8_status take_logits(kv8_engine *e) {
+    kv8_device *const device = kv8_model_get_options(e->model)->device;
+    if (device == NULL) return take_array(e, e->max_rows, logits_row_bytes(e), &e->own_logits);
+    void *memory = NULL;
+    KV8_TRY(kv8_device_alloc_host(device, (size_t)e->max_rows * logits_row_bytes(e), &memory));
+    e->own_logits = memory;
+    return KV8_OK;
+}
+
+static void release_logits(kv8_engine *e) {
+    kv8_device *const device = kv8_model_get_options(e->model)->device;
+    if (device == NULL)
+        kv8_release(e->allocator, e->own_logits, (size_t)e->max_rows, logits_row_bytes(e));
+    else
+        kv8_device_free_host(device, e->own_logits);
+}
+
 static kv8_status take_arrays(kv8_engine *e) {
 #define X(member, count) KV8_TRY(take_array(e, count, sizeof *e->member, &e->member));
     EACH_ARRAY(X)
 #undef X
     if (e->logits == NULL) {
-        const int64_t row_bytes = (int64_t)e->info.vocab_size * (int64_t)sizeof(float);
-        KV8_TRY(take_array(e, e->max_rows, (size_t)row_bytes, &e->own_logits));
+        KV8_TRY(take_logits(e));
         e->logits = e->own_logits;
     }
     for (; e->num_samplers < kv8_threads_count(e->threads); e->num_samplers++)
@@ -140,7 +161,7 @@ void kv8_engine_destroy(kv8_engine *e) {
 #define X(member, count) kv8_release(a, e->member, (size_t)(count), sizeof *e->member);
     EACH_ARRAY(X)
 #undef X
-    kv8_release(a, e->own_logits, (size_t)e->max_rows, (size_t)e->info.vocab_size * sizeof(float));
+    release_logits(e);
     kv8_release(a, e, 1, sizeof *e);
 }
 

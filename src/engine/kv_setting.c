@@ -198,6 +198,8 @@ kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
                                 scales + (size_t)i * 2 * heads, &layers[i]);
         cache_options.layers = layers;
         cache_options.threads = kv8_model_get_options(model)->threads;
+        cache_options.device = kv8_model_get_options(model)->device;
+        cache_options.stream = kv8_model_get_options(model)->stream;
         cache_options.page_size = PAGE_SIZE;
         cache_options.max_seq_len = options->max_seq_len;
         if (status == KV8_OK) status = kv8_cache_create(out, &cache_options);

@@ -1,7 +1,7 @@
 /* model.c - the table of architectures, opening a checkpoint by it, and a model's facts.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "model.h"
+#include "model_device.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +83,9 @@ static kv8_status resolve_options(kv8_model *model) {
     if (o->batch_invariant < -1 || o->batch_invariant > 1)
         return kv8_fail(KV8_ERR_INVALID, "batch_invariant is %d, must be -1, 0 or 1",
                         o->batch_invariant);
-    if (o->batch_invariant == 0) o->batch_invariant = 1;
+    if (o->batch_invariant == 0) o->batch_invariant = o->device == NULL ? 1 : -1;
+    if (o->device == NULL && o->stream != NULL)
+        return kv8_fail(KV8_ERR_INVALID, "stream is set and device is NULL");
     return kv8_machine_resolve_isa(o->isa, &o->isa);
 }
 
@@ -115,17 +117,48 @@ static kv8_status take_step_memory(kv8_model *model) {
                                  &model->old_lengths);
 }
 
-static kv8_status open_model(kv8_model *model, const char *directory) {
+static kv8_status open_files(kv8_model *model, const char *directory) {
     KV8_TRY(find_architecture(directory, &model->architecture));
     KV8_TRY(model->architecture->read(model, directory));
+    return kv8_checkpoint_open(&model->checkpoint, directory, model->options.allocator);
+}
+
+static kv8_status make_random(kv8_model *model, const char *label, const char *text, size_t size) {
+    KV8_TRY(choose_architecture(label, text, size, &model->architecture));
+    KV8_TRY(model->architecture->parse(model, label, text, size));
+    KV8_TRY(model->architecture->list(model, &model->random));
+    return kv8_random_weights_fill(&model->random, label, model->info.hidden_size,
+                                   model->options.threads, &model->checkpoint);
+}
+
+/* random:NAME of a published model, or random:PATH of a config.json. */
+static kv8_status open_random(kv8_model *model, const char *label) {
+    const char *const name = label + strlen(KV8_RANDOM_PREFIX);
+    const char *const published = kv8_published_config(name);
+    if (published != NULL) return make_random(model, label, published, strlen(published));
+    char *text = NULL;
+    size_t size = 0;
+    const kv8_status found = kv8_file_read(name, MAX_CONFIG_BYTES, &text, &size);
+    if (found != KV8_OK)
+        return kv8_fail_within(found, "%s is neither gpt-oss-20b, gpt-oss-120b nor a config.json",
+                               label);
+    const kv8_status status = make_random(model, label, text, size);
+    kv8_release(NULL, text, size + 1, 1);
+    return status;
+}
+
+static kv8_status open_model(kv8_model *model, const char *directory) {
+    KV8_TRY(strncmp(directory, KV8_RANDOM_PREFIX, strlen(KV8_RANDOM_PREFIX)) == 0
+                ? open_random(model, directory)
+                : open_files(model, directory));
     KV8_TRY(resolve_options(model));
     leave_out(model);
-    KV8_TRY(kv8_checkpoint_open(&model->checkpoint, directory, model->options.allocator));
     const kv8_status status = model->architecture->open(model);
     if (status == KV8_ERR_NOT_FOUND) return kv8_fail_within(status, "%s", directory);
     KV8_TRY(status);
     count_layers(model);
-    return take_step_memory(model);
+    KV8_TRY(take_step_memory(model));
+    return model->options.device == NULL ? KV8_OK : kv8_model_device_open(model);
 }
 
 kv8_status kv8_model_open(kv8_model **out, const char *directory,
@@ -151,10 +184,12 @@ kv8_status kv8_model_open(kv8_model **out, const char *directory,
 
 void kv8_model_close(kv8_model *model) {
     if (model == NULL) return;
+    kv8_model_device_close(model);
     kv8_model_attention_release(model);
     kv8_buffers_release(&model->buffers);
     if (model->architecture != NULL) model->architecture->close(model);
     kv8_checkpoint_close(&model->checkpoint);
+    kv8_random_weights_close(&model->random);
     kv8_release(model->options.allocator, model, 1, sizeof *model);
 }
 
@@ -235,6 +270,8 @@ void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *op
 kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer) {
     KV8_REQUIRE(model);
     kv8_observer_options must = KV8_OBSERVER_OPTIONS_INIT, has = must;
+    if (observer != NULL && model->on_device != NULL)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "K, V and Q are observed on the host, not on a GPU");
     kv8_model_observer_options(model, &must);
     if (observer != NULL) {
         KV8_TRY(kv8_observer_get_options(observer, &has));

@@ -14,6 +14,7 @@
 #include "checkpoint_impl.h"
 #include "linear.h"
 #include "model_impl.h"
+#include "random_weights.h"
 
 /* Memory that lives as long as its owner and is given back all at once. */
 enum { KV8_MAX_BUFFERS = 32 };
@@ -59,6 +60,9 @@ typedef struct kv8_model_attention {
     kv8_bf16 *q_rounded;      /* [max_step_tokens, num_qo_heads * head_dim]: as most plans take q */
 } kv8_model_attention;
 
+typedef struct kv8_model_device kv8_model_device;
+typedef struct kv8_device_architecture kv8_device_architecture;
+
 /* A row of architectures.inc. */
 typedef struct kv8_architecture {
     const char *model_type; /* as config.json spells it */
@@ -67,6 +71,10 @@ typedef struct kv8_architecture {
     /* Reads the directory's configuration: fills model->info but for what is counted from the
      * tensors, and model->window_left. */
     kv8_status (*read)(kv8_model *model, const char *directory);
+    /* The same from the text of a config.json, which `label` names in messages. */
+    kv8_status (*parse)(kv8_model *model, const char *label, const char *text, size_t size);
+    /* Every tensor that open asks for, as random ones; to be closed after a failure too. */
+    kv8_status (*list)(kv8_model *model, kv8_random_weights *listed);
     /* Binds model->checkpoint's tensors and takes the memory that steps work in; options are
      * resolved. */
     kv8_status (*open)(kv8_model *model);
@@ -74,6 +82,7 @@ typedef struct kv8_architecture {
     kv8_status (*compute)(kv8_model *model, kv8_cache *cache, const kv8_step *step);
     /* Releases model->own, which may be NULL, or half made. */
     void (*close)(kv8_model *model);
+    const kv8_device_architecture *device; /* model_device.h */
 } kv8_architecture;
 
 struct kv8_model {
@@ -82,15 +91,29 @@ struct kv8_model {
     kv8_model_info info;
     int32_t window_left[KV8_MODEL_MAX_LAYERS]; /* -1 = the layer sees everything */
     kv8_checkpoint checkpoint;
+    kv8_random_weights random; /* what the checkpoint is made of, where it is no file */
     kv8_buffers buffers;
     kv8_model_attention attention;
-    kv8_observer *observer; /* borrowed; NULL = none */
-    int32_t *positions;     /* [max_step_tokens] of the step's rows */
-    int32_t *old_lengths;   /* [max_step_seqs] before the step */
-    void *own;              /* the architecture's */
+    kv8_model_device *on_device; /* NULL = the host computes */
+    kv8_observer *observer;      /* borrowed; NULL = none */
+    int32_t *positions;          /* [max_step_tokens] of the step's rows */
+    int32_t *old_lengths;        /* [max_step_seqs] before the step */
+    void *own;                   /* the architecture's */
 };
 
+/* config.json of a published model, NULL for a name that is none's: published.c. */
+const char *kv8_published_config(const char *name);
+
 /* --- model_attention.c --- */
+
+/* The cache holds this model's layers, where the model computes. */
+kv8_status kv8_model_check_cache(const kv8_model *model, const kv8_cache *cache,
+                                 kv8_cache_shape *shape_out);
+/* Dtypes and window of a layer, no scales; a window that is too short is refused. */
+kv8_status kv8_model_read_layer(const kv8_model *model, const kv8_cache *cache, int32_t layer,
+                                kv8_cache_layer *stored_out);
+/* Plans made for `stored` compute on `layer`. */
+bool kv8_same_layer(const kv8_cache_layer *stored, const kv8_cache_layer *layer);
 
 /* Makes the set fit the cache: checks that the cache holds this model's layers and rebuilds plans
  * and tables when its shape is another than before. Allocates only then. */

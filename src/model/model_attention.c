@@ -37,10 +37,35 @@ static kv8_status check_window(const kv8_model *model, int32_t layer, int32_t ke
                     window);
 }
 
-/* 1 when plans made for `stored` compute on `layer`. */
-static bool same_layer(const kv8_cache_layer *stored, const kv8_cache_layer *layer) {
+bool kv8_same_layer(const kv8_cache_layer *stored, const kv8_cache_layer *layer) {
     return stored->k_dtype == layer->k_dtype && stored->v_dtype == layer->v_dtype &&
            stored->window_left == layer->window_left;
+}
+
+/* Pages and model lie together. */
+static kv8_status check_place(const kv8_model *model, const kv8_cache_shape *shape) {
+    const kv8_model_options *const o = &model->options;
+    if (shape->device == o->device && (o->device == NULL || shape->stream == o->stream))
+        return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "the cache's pages lie %s, this model computes %s",
+                    shape->device == NULL        ? "in host memory"
+                    : shape->device == o->device ? "on another stream"
+                                                 : "on a GPU",
+                    o->device == NULL ? "on the host" : "on a GPU");
+}
+
+kv8_status kv8_model_check_cache(const kv8_model *model, const kv8_cache *cache,
+                                 kv8_cache_shape *shape_out) {
+    kv8_cache_get_shape(cache, shape_out);
+    KV8_TRY(check_place(model, shape_out));
+    return check_shape(model, shape_out);
+}
+
+kv8_status kv8_model_read_layer(const kv8_model *model, const kv8_cache *cache, int32_t layer,
+                                kv8_cache_layer *stored_out) {
+    KV8_TRY(kv8_cache_get_layer(cache, layer, stored_out));
+    stored_out->k_scale = stored_out->v_scale = NULL;
+    return check_window(model, layer, stored_out->window_left);
 }
 
 static bool fits(const kv8_model *model, const kv8_cache *cache, const kv8_cache_shape *shape) {
@@ -51,7 +76,7 @@ static bool fits(const kv8_model *model, const kv8_cache *cache, const kv8_cache
     for (int32_t i = 0; i < set->num_layers; i++) {
         kv8_cache_layer layer;
         if (kv8_cache_get_layer(cache, i, &layer) != KV8_OK ||
-            !same_layer(&set->layers[i].stored, &layer))
+            !kv8_same_layer(&set->layers[i].stored, &layer))
             return false;
     }
     return true;
@@ -101,7 +126,7 @@ static kv8_status create_plan(kv8_model *model, int32_t layer) {
 static int32_t find_owner(const kv8_model *model, const kv8_cache *cache, int32_t layer) {
     const kv8_layer_attention *const layers = model->attention.layers;
     for (int32_t i = 0; i < layer; i++) {
-        if (same_layer(&layers[i].stored, &layers[layer].stored) &&
+        if (kv8_same_layer(&layers[i].stored, &layers[layer].stored) &&
             model->window_left[i] == model->window_left[layer] &&
             kv8_cache_same_group(cache, i, layer))
             return i;
@@ -153,12 +178,8 @@ static kv8_status create_layers(kv8_model *model, const kv8_cache *cache) {
     set->num_layers = model->info.num_layers;
     for (int32_t i = 0; i < set->num_layers; i++) {
         kv8_layer_attention *const entry = &set->layers[i];
-        kv8_cache_layer stored;
-        KV8_TRY(kv8_cache_get_layer(cache, i, &stored));
-        KV8_TRY(check_window(model, i, stored.window_left));
-        stored.k_scale = stored.v_scale = NULL;
-        entry->stored = stored;
-        entry->q_dtype = q_dtype_for(&stored);
+        KV8_TRY(kv8_model_read_layer(model, cache, i, &entry->stored));
+        entry->q_dtype = q_dtype_for(&entry->stored);
         entry->owner = find_owner(model, cache, i);
         if (entry->owner == i) KV8_TRY(create_plan(model, i));
         entry->plan = set->layers[entry->owner].plan;
@@ -189,8 +210,7 @@ void kv8_model_attention_release(kv8_model *model) {
 kv8_status kv8_model_attention_fit(kv8_model *model, const kv8_cache *cache) {
     kv8_model_attention *const set = &model->attention;
     kv8_cache_shape shape;
-    kv8_cache_get_shape(cache, &shape);
-    KV8_TRY(check_shape(model, &shape));
+    KV8_TRY(kv8_model_check_cache(model, cache, &shape));
     if (fits(model, cache, &shape)) return KV8_OK;
     kv8_model_attention_release(model);
     set->buffers.allocator = model->options.allocator;

@@ -2,7 +2,7 @@
  * sequences grow, the architecture computes; what fails then takes the new tokens back.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "model.h"
+#include "model_device.h"
 
 /* --- checks --- */
 
@@ -92,14 +92,20 @@ static kv8_status check(kv8_model *model, const kv8_cache *cache, const kv8_step
                         bool extended) {
     KV8_TRY(check_tokens(model, step));
     KV8_TRY(check_rows(step));
-    KV8_TRY(kv8_model_attention_fit(model, cache));
+    KV8_TRY(model->on_device == NULL ? kv8_model_attention_fit(model, cache)
+                                     : kv8_device_attention_fit(model, cache));
     return check_lengths(model, cache, step, extended);
+}
+
+static kv8_status compute(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
+    if (model->on_device != NULL) return kv8_model_device_step(model, cache, step);
+    KV8_TRY(kv8_model_attention_load(model, cache, step));
+    return model->architecture->compute(model, cache, step);
 }
 
 kv8_status kv8_model_step_extended(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
     KV8_TRY(check(model, cache, step, true));
-    KV8_TRY(kv8_model_attention_load(model, cache, step));
-    return model->architecture->compute(model, cache, step);
+    return compute(model, cache, step);
 }
 
 kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
@@ -109,8 +115,7 @@ kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *st
     KV8_TRY(check(model, cache, step, false));
     int32_t extended = 0;
     kv8_status status = extend(cache, step, &extended);
-    if (status == KV8_OK) status = kv8_model_attention_load(model, cache, step);
-    if (status == KV8_OK) status = model->architecture->compute(model, cache, step);
+    if (status == KV8_OK) status = compute(model, cache, step);
     if (status != KV8_OK) {
         for (int32_t i = 0; i < extended; i++) {
             const kv8_status undone =

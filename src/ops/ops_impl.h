@@ -65,4 +65,8 @@ double kv8_log_sum_exp(const float *x, size_t n, size_t *max_idx_out);
 #include "device_experts.h"
 #include "device_ops.h"
 
+/* The same on a GPU. */
+#include "device_experts.h"
+#include "device_ops.h"
+
 #endif

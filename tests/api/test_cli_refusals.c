@@ -37,6 +37,12 @@ static void bad_arguments(void **state) {
         ASSERT_REFUSED("--max-tokens is", "generate", MODEL, "--prompt", "x", "--max-tokens",
                        numbers[i]);
     }
+    static const char *const devices[] = {"gpu", "cuda:", "cuda:x", "cuda:1x", "cuda1", ""};
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+        ASSERT_REFUSED("must be cpu, cuda or cuda:N", "score", MODEL, "--tokens", ids, "--device",
+                       devices[i]);
+    ASSERT_REFUSED("--path is \"fast\"", "generate", MODEL, "--prompt", "x", "--path", "fast");
+    ASSERT_REFUSED("neither gpt-oss-20b", "info", "random:gpt-oss-7b");
     ASSERT_REFUSED("--window-len is", "compare", MODEL, "--text", text, "--window-len", "1");
     ASSERT_REFUSED("--temperature is", "generate", MODEL, "--prompt", "x", "--temperature", "-1");
     ASSERT_REFUSED("--temperature is", "generate", MODEL, "--prompt", "x", "--temperature", "nan");

@@ -211,6 +211,7 @@ static kv8_status work(scene *s, double *seconds, int32_t *blocks) {
     KV8_TRY(kv8_graph_launch(s->graph, s->stream));
     KV8_TRY(kv8_event_record(s->end, s->stream));
     KV8_TRY(kv8_stream_wait(s->other, s->end));
+    KV8_TRY(kv8_event_synchronize(s->end));
     KV8_TRY(kv8_stream_copy(s->other, s->host, s->memory, 64));
     KV8_TRY(kv8_stream_synchronize(s->other));
     return kv8_event_elapsed(s->begin, s->end, seconds);

@@ -6,6 +6,7 @@
 
 #include <kv8/kv8_engine.h>
 
+#include "model_impl.h"
 #include "safetensors.h"
 #include "testing.h"
 
@@ -36,6 +37,8 @@ static inline kv8_cache *open_pool(const kv8_model *model, kv8_dtype dtype, int3
     options.max_seqs = max_seqs;
     options.max_seq_len = max_len;
     options.num_pages = num_pages;
+    options.device = kv8_model_get_options(model)->device;
+    options.stream = kv8_model_get_options(model)->stream;
     kv8_cache *cache = NULL;
     assert_ok(kv8_cache_create(&cache, &options));
     free(layers);

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "gpt_oss_device.h"
+
 /* By model_type; the form of the original/ directory has none, but counts experts. */
 static bool owns(const kv8_json_fields *config) {
     const char *const type = json_string_value(kv8_json_get(config, "model_type"));
@@ -30,15 +32,39 @@ static void fill_info(kv8_model_info *info, const kv8_gpt_oss_config *c) {
     info->architecture = "GptOssForCausalLM";
 }
 
-static kv8_status read_config(kv8_model *model, const char *directory) {
+static kv8_status create_own(kv8_model *model) {
     void *memory = NULL;
     KV8_TRY(kv8_alloc(model->options.allocator, 1, sizeof(kv8_gpt_oss), "model", &memory));
     kv8_gpt_oss *const own = model->own = memory;
     own->options = &model->options;
-    KV8_TRY(kv8_gpt_oss_config_read(&own->config, directory));
+    return KV8_OK;
+}
+
+static void take_config(kv8_model *model) {
+    const kv8_gpt_oss *const own = model->own;
     fill_info(&model->info, &own->config);
     memcpy(model->window_left, own->config.window_left, sizeof model->window_left);
+}
+
+static kv8_status read_config(kv8_model *model, const char *directory) {
+    KV8_TRY(create_own(model));
+    kv8_gpt_oss *const own = model->own;
+    KV8_TRY(kv8_gpt_oss_config_read(&own->config, directory));
+    take_config(model);
     return KV8_OK;
+}
+
+static kv8_status parse_config(kv8_model *model, const char *label, const char *text, size_t size) {
+    KV8_TRY(create_own(model));
+    kv8_gpt_oss *const own = model->own;
+    KV8_TRY(kv8_gpt_oss_config_parse(&own->config, label, text, size));
+    take_config(model);
+    return KV8_OK;
+}
+
+static kv8_status list_weights(kv8_model *model, kv8_random_weights *listed) {
+    const kv8_gpt_oss *const own = model->own;
+    return kv8_gpt_oss_weights_list(&own->config, model->options.allocator, listed);
 }
 
 static kv8_status take_activations(kv8_buffers *b, kv8_activations *a, const kv8_gpt_oss_config *c,
@@ -78,6 +104,7 @@ static kv8_status open_weights(kv8_model *model) {
     model->info.bytes = own->weights.bytes;
     model->info.bytes_per_decoded_token = own->weights.bytes_per_decoded_token;
     KV8_TRY(kv8_rope_create(&own->rope, &own->config.rope));
+    if (model->options.device != NULL) return KV8_OK;
     return take_activations(&model->buffers, &own->act, &own->config,
                             model->options.max_step_tokens);
 }
@@ -85,6 +112,7 @@ static kv8_status open_weights(kv8_model *model) {
 static void close_weights(kv8_model *model) {
     kv8_gpt_oss *const own = model->own;
     if (own == NULL) return;
+    kv8_gpt_oss_device_close(model);
     kv8_rope_destroy(own->rope);
     kv8_gpt_oss_weights_release(&own->weights);
     kv8_release(model->options.allocator, own, 1, sizeof *own);
@@ -93,6 +121,9 @@ static void close_weights(kv8_model *model) {
 const kv8_architecture kv8_architecture_gpt_oss = {.model_type = "gpt_oss",
                                                    .owns = owns,
                                                    .read = read_config,
+                                                   .parse = parse_config,
+                                                   .list = list_weights,
                                                    .open = open_weights,
                                                    .compute = kv8_gpt_oss_compute,
-                                                   .close = close_weights};
+                                                   .close = close_weights,
+                                                   .device = &kv8_gpt_oss_on_device};

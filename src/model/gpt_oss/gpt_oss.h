@@ -31,7 +31,8 @@ typedef struct kv8_gpt_oss {
     kv8_gpt_oss_config config;
     kv8_gpt_oss_weights weights;
     kv8_rope *rope;
-    kv8_activations act;
+    kv8_activations act;               /* of a model on the host */
+    struct kv8_gpt_oss_device *device; /* NULL = the host computes */
 } kv8_gpt_oss;
 
 /* What the model's step runs: gpt_oss_forward.c. */

@@ -61,7 +61,8 @@ static const name_family original = {
 typedef struct binder {
     const kv8_checkpoint *checkpoint;
     const name_family *names;
-    uint8_t *used; /* one flag per tensor of the checkpoint */
+    uint8_t *used;              /* one flag per tensor of the checkpoint */
+    kv8_random_weights *listed; /* instead of a checkpoint: takes down what is asked for */
 } binder;
 
 /* --- one tensor --- */
@@ -78,9 +79,24 @@ static void print_shape(char *text, size_t size, const int64_t *dims, int32_t nu
     if (num_dims == 0) text[0] = '\0';
 }
 
+/* A tensor of which nothing is known yet but that it is asked for. */
+static kv8_status list_tensor(const binder *b, const char *name, uint32_t types, const shape *want,
+                              const kv8_tensor **out) {
+    static const uint8_t zeros[4096 * sizeof(float)]; /* as many sinks as a layer can have */
+    static const kv8_tensor unknown = {.type = KV8_TENSOR_BF16, .data = zeros};
+    const kv8_random_kind kind = (types & 1u << KV8_TENSOR_U8) != 0
+                                     ? want->num_dims == 4 ? KV8_RANDOM_BLOCKS : KV8_RANDOM_SCALES
+                                 : (types & 1u << KV8_TENSOR_F32) != 0 ? KV8_RANDOM_ONES
+                                                                       : KV8_RANDOM_BF16;
+    kv8_random_weights_add(b->listed, name, kind, want->dims, want->num_dims);
+    *out = &unknown;
+    return KV8_OK;
+}
+
 /* Finds `name` and checks it; types is a mask of 1 << kv8_tensor_type. */
 static kv8_status take(const binder *b, const char *name, uint32_t types, const shape *want,
                        const kv8_tensor **out) {
+    if (b->listed != NULL) return list_tensor(b, name, types, want, out);
     const int64_t idx = kv8_checkpoint_find(b->checkpoint, name);
     if (idx < 0)
         return kv8_fail(KV8_ERR_NOT_FOUND, "tensor \"%s\" is missing (%zu tensors in %zu files)",
@@ -280,27 +296,47 @@ static kv8_status bind_all(kv8_gpt_oss_weights *w, const binder *b, const kv8_gp
     for (int32_t i = 0; i < c->num_layers; i++)
         KV8_TRY(bind_layer(b, c, i, &w->layers[i], w->sinks + (size_t)i * (size_t)c->num_qo_heads));
     KV8_TRY(take_gain(b, n->final_norm, c->hidden_size, &w->final_norm));
-    KV8_TRY(take_matrix(b, n->head, c->vocab_size, c->hidden_size, &w->head));
-    return check_all_used(b);
+    return take_matrix(b, n->head, c->vocab_size, c->hidden_size, &w->head);
+}
+
+static kv8_status take_tables(kv8_gpt_oss_weights *out, const kv8_gpt_oss_config *config,
+                              const kv8_allocator *allocator) {
+    *out = (kv8_gpt_oss_weights){.allocator = allocator, .num_layers = config->num_layers};
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(allocator, (size_t)config->num_layers, sizeof *out->layers, "layer table",
+                      &memory));
+    out->layers = memory;
+    const size_t num_sinks = (size_t)config->num_layers * (size_t)config->num_qo_heads;
+    KV8_TRY(kv8_alloc(allocator, num_sinks, sizeof *out->sinks, "sinks", &memory));
+    out->sinks = memory;
+    out->num_sinks = num_sinks;
+    return KV8_OK;
+}
+
+kv8_status kv8_gpt_oss_weights_list(const kv8_gpt_oss_config *config,
+                                    const kv8_allocator *allocator, kv8_random_weights *listed) {
+    enum { LAYER_TENSORS = 19, OTHER_TENSORS = 3 };
+    kv8_gpt_oss_weights passing;
+    const binder b = {.names = &hugging_face, .listed = listed};
+    KV8_TRY(kv8_random_weights_open(
+        listed, (size_t)config->num_layers * LAYER_TENSORS + OTHER_TENSORS, allocator));
+    kv8_status status = take_tables(&passing, config, allocator);
+    if (status == KV8_OK) status = bind_all(&passing, &b, config);
+    kv8_gpt_oss_weights_release(&passing);
+    return status;
 }
 
 kv8_status kv8_gpt_oss_weights_bind(kv8_gpt_oss_weights *out, const kv8_gpt_oss_config *config,
                                     const kv8_checkpoint *checkpoint,
                                     const kv8_allocator *allocator) {
-    *out = (kv8_gpt_oss_weights){.allocator = allocator, .num_layers = config->num_layers};
-    void *memory = NULL, *used = NULL;
+    void *used = NULL;
     kv8_status status;
+    KV8_TRY_GOTO(take_tables(out, config, allocator));
     KV8_TRY_GOTO(kv8_alloc(NULL, checkpoint->num_tensors, 1, "tensor flags", &used));
-    KV8_TRY_GOTO(kv8_alloc(allocator, (size_t)config->num_layers, sizeof *out->layers,
-                           "layer table", &memory));
-    out->layers = memory;
-    const size_t num_sinks = (size_t)config->num_layers * (size_t)config->num_qo_heads;
-    KV8_TRY_GOTO(kv8_alloc(allocator, num_sinks, sizeof *out->sinks, "sinks", &memory));
-    out->sinks = memory;
-    out->num_sinks = num_sinks;
     const bool is_original = kv8_checkpoint_find(checkpoint, original.embedding) >= 0;
-    const binder b = {checkpoint, is_original ? &original : &hugging_face, used};
+    const binder b = {checkpoint, is_original ? &original : &hugging_face, used, NULL};
     KV8_TRY_GOTO(bind_all(out, &b, config));
+    KV8_TRY_GOTO(check_all_used(&b));
     count_bytes(out, config, checkpoint);
     kv8_release(NULL, used, checkpoint->num_tensors, 1);
     return KV8_OK;

@@ -11,6 +11,7 @@
 #include "checkpoint_impl.h"
 #include "gpt_oss_config.h"
 #include "linear.h"
+#include "random_weights.h"
 
 /* One matrix [rows, cols] per expert, MXFP4, and its bias. */
 typedef struct kv8_gpt_oss_experts {
@@ -42,6 +43,9 @@ typedef struct kv8_gpt_oss_weights {
 kv8_status kv8_gpt_oss_weights_bind(kv8_gpt_oss_weights *out, const kv8_gpt_oss_config *config,
                                     const kv8_checkpoint *checkpoint,
                                     const kv8_allocator *allocator);
+/* The tensors that bind asks for, as random ones; to be closed after a failure too. */
+kv8_status kv8_gpt_oss_weights_list(const kv8_gpt_oss_config *config,
+                                    const kv8_allocator *allocator, kv8_random_weights *listed);
 void kv8_gpt_oss_weights_release(kv8_gpt_oss_weights *weights);
 
 /* Expert e's matrix, borrowed. */

@@ -1,0 +1,202 @@
+/* gpt_oss_device.c - gpt-oss on a GPU: what lies where in its memory, and a step's layers as
+ * launches.
+ *
+ *   norm, QKV                    dense products of bf16
+ *   rope of q; append, attention model_attention_device.c, k rotated as it is stored
+ *   O into the residual, norm, router
+ *   experts into the residual    device_experts.h
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "gpt_oss_device.h"
+
+#include "gpt_oss.h"
+
+enum { BF16_BYTES = 2 };
+
+static int32_t q_width(const kv8_gpt_oss_config *c) {
+    return c->num_qo_heads * c->head_dim;
+}
+static int32_t kv_width(const kv8_gpt_oss_config *c) {
+    return c->num_kv_heads * c->head_dim;
+}
+static int32_t qkv_width(const kv8_gpt_oss_config *c) {
+    return q_width(c) + 2 * kv_width(c);
+}
+
+/* Rows of a step, or of a graph. */
+static int32_t max_rows(const kv8_model *model) {
+    return (int32_t)kv8_max_i64(model->options.max_step_tokens, model->options.max_step_seqs);
+}
+
+static kv8_status create(kv8_model *model) {
+    kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    kv8_device *const device = model->options.device;
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(model->options.allocator, 1, sizeof(kv8_gpt_oss_device), "model on a GPU",
+                      &memory));
+    kv8_gpt_oss_device *const d = own->device = memory;
+    KV8_TRY(kv8_alloc(model->options.allocator, (size_t)c->num_layers, sizeof *d->layers,
+                      "layers on a GPU", &memory));
+    d->layers = memory;
+    d->shape = (kv8_experts_shape){.num_experts = c->num_experts,
+                                   .top_k = c->num_experts_per_token,
+                                   .hidden = c->hidden_size,
+                                   .intermediate = c->intermediate_size,
+                                   .alpha = c->swiglu_alpha,
+                                   .limit = c->swiglu_limit};
+    KV8_TRY(kv8_device_ops_create(&d->ops, device));
+    return kv8_device_experts_create(&d->experts, device, &d->shape, max_rows(model));
+}
+
+void kv8_gpt_oss_device_close(kv8_model *model) {
+    kv8_gpt_oss *const own = model->own;
+    kv8_gpt_oss_device *const d = own->device;
+    if (d == NULL) return;
+    kv8_device_experts_destroy(d->experts);
+    kv8_device_ops_destroy(d->ops);
+    kv8_release(model->options.allocator, d->layers, (size_t)own->config.num_layers,
+                sizeof *d->layers);
+    kv8_release(model->options.allocator, d, 1, sizeof *d);
+    own->device = NULL;
+}
+
+/* --- memory --- */
+
+static void *take_bf16(kv8_device_memory *memory, int64_t rows, int64_t cols) {
+    return kv8_device_memory_take(memory, KV8_PART_DENSE, (size_t)(rows * cols) * BF16_BYTES);
+}
+
+static void lay_out_layer(const kv8_gpt_oss_config *c, const kv8_experts_shape *shape,
+                          kv8_device_memory *memory, kv8_gpt_oss_device_layer *layer) {
+    const size_t experts = (size_t)c->num_experts;
+    layer->attention_norm = take_bf16(memory, 1, c->hidden_size);
+    layer->qkv = take_bf16(memory, qkv_width(c), c->hidden_size);
+    layer->qkv_bias = take_bf16(memory, 1, qkv_width(c));
+    layer->o = take_bf16(memory, c->hidden_size, q_width(c));
+    layer->o_bias = take_bf16(memory, 1, c->hidden_size);
+    layer->mlp_norm = take_bf16(memory, 1, c->hidden_size);
+    layer->router = take_bf16(memory, c->num_experts, c->hidden_size);
+    layer->router_bias = take_bf16(memory, 1, c->num_experts);
+    layer->gate_up = kv8_device_memory_take(
+        memory, KV8_PART_EXPERTS, experts * kv8_experts_part_bytes(shape, KV8_EXPERTS_GATE_UP));
+    layer->down = kv8_device_memory_take(memory, KV8_PART_EXPERTS,
+                                         experts * kv8_experts_part_bytes(shape, KV8_EXPERTS_DOWN));
+}
+
+static void *take_rows(kv8_device_memory *memory, int64_t rows, int64_t cols, size_t size) {
+    return kv8_device_memory_take(memory, KV8_PART_ACTIVATIONS, (size_t)(rows * cols) * size);
+}
+
+static void lay_out_activations(const kv8_model *model, const kv8_gpt_oss_config *c,
+                                kv8_device_memory *memory, kv8_gpt_oss_device *d) {
+    const int64_t n = max_rows(model);
+    const int64_t normed = kv8_max_i64(n, model->on_device->logit_rows);
+    d->residual = take_rows(memory, n, c->hidden_size, sizeof *d->residual);
+    d->normed = take_rows(memory, normed, c->hidden_size, sizeof *d->normed);
+    d->expert_x = take_rows(memory, n, c->hidden_size, sizeof *d->expert_x);
+    d->qkv = take_rows(memory, n, qkv_width(c), sizeof *d->qkv);
+    d->attended = take_rows(memory, n, q_width(c), sizeof *d->attended);
+    d->cos_sin = take_rows(memory, n, c->head_dim, sizeof *d->cos_sin);
+    d->router_logits = take_rows(memory, n, c->num_experts, sizeof *d->router_logits);
+}
+
+static void lay_out(kv8_model *model, kv8_device_memory *memory) {
+    kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    kv8_gpt_oss_device *const d = own->device;
+    d->embedding = take_bf16(memory, c->vocab_size, c->hidden_size);
+    d->head = take_bf16(memory, c->vocab_size, c->hidden_size);
+    d->final_norm = take_bf16(memory, 1, c->hidden_size);
+    d->sinks = kv8_device_memory_take(
+        memory, KV8_PART_DENSE, (size_t)c->num_layers * (size_t)c->num_qo_heads * sizeof *d->sinks);
+    d->inv_freq = kv8_device_memory_take(memory, KV8_PART_DENSE,
+                                         (size_t)c->head_dim / 2 * sizeof *d->inv_freq);
+    for (int32_t i = 0; i < c->num_layers; i++) lay_out_layer(c, &d->shape, memory, &d->layers[i]);
+    lay_out_activations(model, c, memory, d);
+    memory->passing = kv8_gpt_oss_staging_bytes(&own->weights.layers[0], c->num_experts);
+}
+
+/* --- a step --- */
+
+static kv8_status run_attention(kv8_model *model, int32_t idx, const kv8_device_batch *batch) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    const kv8_gpt_oss_device *const d = own->device;
+    const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
+    kv8_stream *const stream = model->options.stream;
+    const kv8_device_linear qkv = {l->qkv, l->qkv_bias, qkv_width(c), c->hidden_size};
+    const kv8_device_linear o = {l->o, l->o_bias, c->hidden_size, q_width(c)};
+    const int32_t n = batch->num_rows;
+    KV8_TRY(kv8_device_rmsnorm(d->ops, stream, d->residual, l->attention_norm, c->rms_norm_eps, n,
+                               c->hidden_size, NULL, d->normed, NULL));
+    KV8_TRY(kv8_device_linear_run(d->ops, stream, &qkv, d->normed, n, d->qkv, KV8_BF16, false));
+    KV8_TRY(kv8_device_rope(d->ops, stream, d->cos_sin, n, c->num_qo_heads, c->head_dim, d->qkv,
+                            KV8_BF16, qkv_width(c), d->qkv, qkv_width(c)));
+    const kv8_device_layer_rows rows = {
+        .q = d->qkv,
+        .k = d->qkv + q_width(c),
+        .v = d->qkv + q_width(c) + kv_width(c),
+        .stride_row = qkv_width(c),
+        .cos_sin = d->cos_sin,
+        .sink_logit = d->sinks + (size_t)idx * (size_t)c->num_qo_heads,
+        .attended = d->attended};
+    KV8_TRY(kv8_device_attention_run(model, idx, batch, &rows));
+    return kv8_device_linear_run(d->ops, stream, &o, d->attended, n, d->residual, KV8_F32, true);
+}
+
+static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_batch *batch) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    const kv8_gpt_oss_device *const d = own->device;
+    const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
+    kv8_stream *const stream = model->options.stream;
+    const kv8_device_linear router = {l->router, l->router_bias, c->num_experts, c->hidden_size};
+    const int32_t n = batch->num_rows;
+    KV8_TRY(kv8_device_rmsnorm(d->ops, stream, d->residual, l->mlp_norm, c->rms_norm_eps, n,
+                               c->hidden_size, NULL, d->normed, d->expert_x));
+    KV8_TRY(kv8_device_linear_run(d->ops, stream, &router, d->normed, n, d->router_logits, KV8_F32,
+                                  false));
+    const kv8_experts_args args = {.gate_up = l->gate_up,
+                                   .down = l->down,
+                                   .logits = d->router_logits,
+                                   .x = d->expert_x,
+                                   .residual = d->residual,
+                                   .live_rows = batch->indptr + batch->num_seqs,
+                                   .n = n};
+    return kv8_device_experts_run(d->experts, stream, &args);
+}
+
+kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *batch) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    const kv8_gpt_oss_device *const d = own->device;
+    kv8_stream *const stream = model->options.stream;
+    KV8_TRY(kv8_device_embed(d->ops, stream, d->embedding, batch->token_ids, batch->num_rows,
+                             c->hidden_size, d->residual));
+    KV8_TRY(kv8_device_rope_angles(d->ops, stream, batch->positions, batch->num_rows, d->inv_freq,
+                                   d->rope_factor, c->head_dim, d->cos_sin));
+    for (int32_t i = 0; i < c->num_layers; i++) {
+        KV8_TRY(run_attention(model, i, batch));
+        KV8_TRY(run_experts(model, i, batch));
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const int32_t *logit_rows, int32_t num) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    const kv8_gpt_oss_device *const d = own->device;
+    kv8_stream *const stream = model->options.stream;
+    const kv8_device_linear head = {d->head, NULL, c->vocab_size, c->hidden_size};
+    KV8_TRY(kv8_device_rmsnorm(d->ops, stream, d->residual, d->final_norm, c->rms_norm_eps, num,
+                               c->hidden_size, logit_rows, d->normed, NULL));
+    return kv8_device_linear_run(d->ops, stream, &head, d->normed, num, model->on_device->logits,
+                                 KV8_F32, false);
+}
+
+const kv8_device_architecture kv8_gpt_oss_on_device = {.create = create,
+                                                       .lay_out = lay_out,
+                                                       .load = kv8_gpt_oss_device_load,
+                                                       .layers = kv8_gpt_oss_device_layers,
+                                                       .logits = kv8_gpt_oss_device_logits};

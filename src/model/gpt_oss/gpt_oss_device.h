@@ -1,0 +1,46 @@
+/* gpt_oss_device.h - gpt-oss in a GPU's memory: weights as the kernels read them, and the
+ * activations of a step. Private to its folder.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_GPT_OSS_DEVICE_H
+#define KV8_GPT_OSS_DEVICE_H
+
+#include "gpt_oss_weights.h"
+#include "model_device.h"
+
+typedef struct kv8_gpt_oss_device_layer {
+    uint8_t *attention_norm, *mlp_norm;                          /* bf16 [hidden] */
+    uint8_t *qkv, *qkv_bias, *o, *o_bias, *router, *router_bias; /* bf16; q, k and v in one */
+    uint8_t *gate_up, *down; /* as kv8_device_experts_load writes */
+} kv8_gpt_oss_device_layer;
+
+typedef struct kv8_gpt_oss_device {
+    kv8_device_ops *ops;
+    kv8_device_experts *experts;
+    kv8_experts_shape shape; /* of a layer's experts */
+    float rope_factor;
+    kv8_gpt_oss_device_layer *layers; /* [num_layers] */
+    uint8_t *embedding, *head, *final_norm;
+    float *sinks;    /* [num_layers, num_qo_heads] */
+    float *inv_freq; /* [head_dim / 2] */
+
+    /* Of n rows: as many as a step or a graph has. */
+    float *residual;      /* f32 [n, hidden] */
+    uint16_t *normed;     /* bf16 [n, hidden], of dense products */
+    uint16_t *expert_x;   /* f16 [n, hidden], of experts */
+    uint16_t *qkv;        /* bf16 [n, qkv rows] */
+    uint16_t *attended;   /* bf16 [n, num_qo_heads * head_dim] */
+    float *cos_sin;       /* [n, head_dim] */
+    float *router_logits; /* [n, num_experts] */
+} kv8_gpt_oss_device;
+
+extern const kv8_device_architecture kv8_gpt_oss_on_device;
+void kv8_gpt_oss_device_close(kv8_model *model);
+kv8_status kv8_gpt_oss_device_load(kv8_model *model, kv8_device_loader *loader);
+kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *batch);
+kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const int32_t *logit_rows, int32_t num);
+
+/* Device memory that experts pass through on their way, a few at a time. */
+size_t kv8_gpt_oss_staging_bytes(const kv8_gpt_oss_layer *layer, int32_t num_experts);
+
+#endif

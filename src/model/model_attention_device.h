@@ -1,0 +1,82 @@
+/* model_attention_device.h - a step's attention on a GPU: plans kept per shape of cache, the tables
+ * of the step's sequences, append and attention of a layer. Private to the room.
+ *
+ * A step of one token a request takes a plan of a decode class, by how many requests it is launched
+ * for; any other step takes the plan for chunks.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_MODEL_ATTENTION_DEVICE_H
+#define KV8_MODEL_ATTENTION_DEVICE_H
+
+#include <kv8/append.h>
+#include <kv8/attention_device.h>
+
+#include "cache_impl.h"
+#include "model_impl.h"
+
+/* Requests of a decode class at most: 1, 4, 32, and as many as a step has. */
+enum { KV8_DECODE_CLASSES = 4, KV8_CHUNK_CLASS = KV8_DECODE_CLASSES, KV8_NUM_CLASSES };
+
+typedef struct kv8_device_plan {
+    kv8_attention_device_plan *plan; /* NULL: a class no larger than the one below */
+    void *workspace;
+} kv8_device_plan;
+
+/* What layers have in common that store and see alike. */
+typedef struct kv8_layer_kind {
+    kv8_cache_layer stored; /* dtypes and window; scales unset */
+    int32_t window_left;    /* that the model sees */
+    int32_t layer;          /* the first of the kind */
+    kv8_append_device_plan *append;
+    kv8_device_plan classes[KV8_NUM_CLASSES];
+} kv8_layer_kind;
+
+/* Where a layer's rows lie: addresses that a recorded graph holds. */
+typedef struct kv8_layer_place {
+    kv8_paged k, v;
+    kv8_cache_device_layer own;
+    int32_t kind, group;
+} kv8_layer_place;
+
+typedef struct kv8_device_attention {
+    const kv8_allocator *allocator;
+    kv8_cache_shape shape;
+    kv8_layer_kind *kinds;   /* [num_kinds] of num_layers */
+    kv8_layer_place *layers; /* [num_layers] */
+    kv8_page_table *tables;  /* [num_groups] of num_layers */
+    int32_t *group_layer;    /* [num_groups] the first layer of each */
+    int32_t num_layers, num_kinds, num_groups;
+    int32_t class_seqs[KV8_NUM_CLASSES]; /* requests of a run at most */
+    uint64_t version;                    /* another one: addresses of before mean nothing now */
+    bool own_scales;                     /* the step's sequences have scales of their own: */
+    const float **scales;                /* [num_layers, 2], K's and V's */
+} kv8_device_attention;
+
+/* The rows of a step in the GPU's memory, as many as its kernels are launched for. */
+typedef struct kv8_device_batch {
+    int32_t num_rows, num_seqs; /* the step's, or more: requests without a row */
+    bool is_decode;             /* a row for each request */
+    const int32_t *token_ids, *positions, *indptr, *logit_rows;
+} kv8_device_batch;
+
+/* Makes plans for a cache of another shape or place than the last one's. Allocates only then. */
+kv8_status kv8_device_attention_fit(kv8_model *model, const kv8_cache *cache);
+void kv8_device_attention_release(kv8_model *model);
+/* Page tables and scales of the step's sequences, after they were extended, onto the stream. */
+kv8_status kv8_device_attention_load(kv8_model *model, kv8_cache *cache, const kv8_step *step);
+
+/* Rows of one layer, bf16, [num_rows, heads, head_dim] with strides in elements. */
+typedef struct kv8_device_layer_rows {
+    const void *q; /* rotated */
+    const void *k, *v;
+    int64_t stride_row;      /* of q, k and v */
+    const float *cos_sin;    /* for k */
+    const float *sink_logit; /* NULL = none */
+    void *attended;          /* [num_rows, num_qo_heads * head_dim] */
+} kv8_device_layer_rows;
+/* Stores k, rotated on the way, and v, and attends; the first layer of a kind has the step's work
+ * cut for all. Can be captured. */
+kv8_status kv8_device_attention_run(kv8_model *model, int32_t layer, const kv8_device_batch *batch,
+                                    const kv8_device_layer_rows *rows);
+
+#endif

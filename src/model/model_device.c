@@ -1,0 +1,208 @@
+/* model_device.c - a model's life on a GPU, and its steps: inputs over, kernels or their graph,
+ * logits back.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model_device.h"
+
+#include <string.h>
+
+/* --- life --- */
+
+/* Integers of a step's inputs for up to so many rows: ids, positions, logit rows, indptr. */
+static size_t input_ints(size_t rows) {
+    return 4 * rows + 1;
+}
+
+static kv8_status refuse_options(const kv8_model_options *o) {
+    if (o->stream == NULL) return kv8_fail(KV8_ERR_INVALID, "device is set and stream is NULL");
+    if (o->batch_invariant == 1)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "batch_invariant is 1, which no kernel of a GPU's model computes");
+    if ((int)o->path < KV8_PATH_AUTO || (int)o->path > KV8_PATH_GRAPH)
+        return kv8_fail(KV8_ERR_INVALID, "path is %d, must be %d to %d", (int)o->path,
+                        (int)KV8_PATH_AUTO, (int)KV8_PATH_GRAPH);
+    return KV8_OK;
+}
+
+static void lay_out(kv8_model *model) {
+    kv8_model_device *const d = model->on_device;
+    const size_t rows =
+        (size_t)kv8_max_i64(model->options.max_step_tokens, model->options.max_step_seqs);
+    const size_t vocab = (size_t)model->info.vocab_size;
+    d->input_device = kv8_device_memory_take(&d->memory, KV8_PART_ACTIVATIONS,
+                                             input_ints(rows) * sizeof(int32_t));
+    d->logits = kv8_device_memory_take(&d->memory, KV8_PART_LOGITS,
+                                       (size_t)d->logit_rows * vocab * sizeof(float));
+    model->architecture->device->lay_out(model, &d->memory);
+}
+
+static kv8_status load(kv8_model *model) {
+    const kv8_model_options *const o = &model->options;
+    kv8_device_loader loader;
+    kv8_status status = kv8_device_loader_open(&loader, o->device, o, model->info.bytes);
+    if (status == KV8_OK) status = model->architecture->device->load(model, &loader);
+    if (status == KV8_OK) status = kv8_device_loader_finish(&loader);
+    kv8_device_loader_close(&loader);
+    return status;
+}
+
+kv8_status kv8_model_device_open(kv8_model *model) {
+    /* Logits of a step of decode at once, and of a few rows of any other at a time. */
+    enum { LEAST_LOGIT_ROWS = 16 };
+    const kv8_model_options *const o = &model->options;
+    void *memory = NULL;
+    KV8_TRY(refuse_options(o));
+    KV8_TRY(kv8_alloc(o->allocator, 1, sizeof(kv8_model_device), "model on a GPU", &memory));
+    kv8_model_device *const d = model->on_device = memory;
+    d->memory.device = o->device;
+    d->attention.allocator = o->allocator;
+    d->logit_rows = (int32_t)kv8_max_i64(o->max_step_seqs, LEAST_LOGIT_ROWS);
+    KV8_TRY(model->architecture->device->create(model));
+    lay_out(model);
+    KV8_TRY(kv8_device_memory_allocate(&d->memory));
+    lay_out(model);
+    const size_t rows = (size_t)kv8_max_i64(o->max_step_tokens, o->max_step_seqs);
+    KV8_TRY(kv8_device_alloc_host(o->device, input_ints(rows) * sizeof(int32_t), &memory));
+    d->input_host = memory;
+    return load(model);
+}
+
+static void drop_graphs(kv8_model_device *d) {
+    for (int i = 0; i < KV8_MAX_GRAPHS; i++) {
+        kv8_graph_destroy(d->graphs[i]);
+        d->graphs[i] = NULL;
+    }
+}
+
+void kv8_model_device_close(kv8_model *model) {
+    kv8_model_device *const d = model->on_device;
+    if (d == NULL) return;
+    drop_graphs(d);
+    kv8_device_attention_release(model);
+    kv8_device_free_host(d->memory.device, d->input_host);
+    kv8_device_memory_release(&d->memory);
+    kv8_release(model->options.allocator, d, 1, sizeof *d);
+    model->on_device = NULL;
+}
+
+/* --- inputs --- */
+
+/* The inputs of a step, in host or device memory, of `capacity` rows each. */
+typedef struct inputs {
+    int32_t *ids, *positions, *logit_rows, *indptr;
+} inputs;
+
+static inputs inputs_at(int32_t *base, int32_t capacity) {
+    return (inputs){base, base + capacity, base + 2 * (size_t)capacity,
+                    base + 3 * (size_t)capacity};
+}
+
+/* The step's rows, then rows of nobody up to the batch's. */
+static kv8_status send_inputs(kv8_model *model, const kv8_step *step, kv8_device_batch *batch) {
+    kv8_model_device *const d = model->on_device;
+    const kv8_model_options *const o = &model->options;
+    const int32_t num_rows = step->indptr[step->num_seqs];
+    const int32_t capacity = batch->is_decode
+                                 ? o->max_step_seqs
+                                 : (int32_t)kv8_max_i64(o->max_step_tokens, o->max_step_seqs);
+    const inputs host = inputs_at(d->input_host, capacity);
+    const inputs device = inputs_at(d->input_device, capacity);
+    memcpy(host.ids, step->token_ids, (size_t)num_rows * sizeof(int32_t));
+    memcpy(host.positions, model->positions, (size_t)num_rows * sizeof(int32_t));
+    for (int32_t i = num_rows; i < batch->num_rows; i++) host.ids[i] = host.positions[i] = 0;
+    for (int32_t i = 0; i < batch->num_rows; i++)
+        host.logit_rows[i] = i < step->num_logit_rows ? step->logit_rows[i] : 0;
+    for (int32_t i = 0; i <= batch->num_seqs; i++)
+        host.indptr[i] = step->indptr[i < step->num_seqs ? i : step->num_seqs];
+    *batch = (kv8_device_batch){.num_rows = batch->num_rows,
+                                .num_seqs = batch->num_seqs,
+                                .is_decode = batch->is_decode,
+                                .token_ids = device.ids,
+                                .positions = device.positions,
+                                .logit_rows = device.logit_rows,
+                                .indptr = device.indptr};
+    const size_t used = (size_t)(host.indptr - d->input_host) + (size_t)batch->num_seqs + 1;
+    return kv8_stream_copy(o->stream, d->input_device, d->input_host, used * sizeof(int32_t));
+}
+
+/* --- graphs --- */
+
+/* Which graph takes so many rows, and how many it is recorded for; -1: none. */
+static int graph_of(int32_t num_rows, int32_t *recorded_out) {
+    const int32_t step = num_rows <= 16 ? 1 : num_rows <= 64 ? 8 : 32;
+    const int32_t rounded = (int32_t)kv8_ceil_div(num_rows, step) * step;
+    *recorded_out = rounded;
+    if (rounded > KV8_MAX_GRAPH_ROWS) return -1;
+    if (rounded <= 16) return rounded - 1;
+    return rounded <= 64 ? 16 + (rounded - 24) / 8 : 22 + (rounded - 96) / 32;
+}
+
+/* All of a step but its inputs and what the host reads, where logits of every row are wanted. */
+static kv8_status enqueue_decode(kv8_model *model, const kv8_device_batch *batch) {
+    const kv8_device_architecture *const a = model->architecture->device;
+    KV8_TRY(a->layers(model, batch));
+    return a->logits(model, batch->logit_rows, batch->num_rows);
+}
+
+static kv8_status record(kv8_model *model, const kv8_device_batch *batch, kv8_graph **out) {
+    KV8_TRY(kv8_stream_capture_begin(model->options.stream));
+    const kv8_status status = enqueue_decode(model, batch);
+    const kv8_status ended = kv8_stream_capture_end(model->options.stream, out);
+    if (status == KV8_OK) return ended;
+    kv8_graph_destroy(*out);
+    *out = NULL;
+    return status;
+}
+
+static kv8_status run_graph(kv8_model *model, const kv8_device_batch *batch, kv8_graph **graph) {
+    if (*graph == NULL) KV8_TRY(record(model, batch, graph));
+    return kv8_graph_launch(*graph, model->options.stream);
+}
+
+/* --- the step --- */
+
+static kv8_status read_logits(const kv8_model *model, int32_t first, int32_t num, float *out) {
+    const size_t vocab = (size_t)model->info.vocab_size;
+    return kv8_stream_copy(model->options.stream, out + (size_t)first * vocab,
+                           model->on_device->logits, (size_t)num * vocab * sizeof(float));
+}
+
+/* Kernel by kernel; logits as many rows at a time as there is room for. */
+static kv8_status run_eager(kv8_model *model, const kv8_step *step, const kv8_device_batch *batch) {
+    const kv8_device_architecture *const a = model->architecture->device;
+    const int32_t room = model->on_device->logit_rows;
+    KV8_TRY(a->layers(model, batch));
+    for (int32_t at = 0; at < step->num_logit_rows; at += room) {
+        const int32_t num = (int32_t)kv8_min_i64(room, step->num_logit_rows - at);
+        KV8_TRY(a->logits(model, batch->logit_rows + at, num));
+        KV8_TRY(read_logits(model, at, num, step->logits_out));
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
+    kv8_model_device *const d = model->on_device;
+    const int32_t num_rows = step->indptr[step->num_seqs];
+    const bool is_decode = num_rows == step->num_seqs;
+    int32_t recorded = 0;
+    const int idx = graph_of(num_rows, &recorded);
+    KV8_TRY(kv8_device_attention_load(model, cache, step));
+    if (d->graphs_version != d->attention.version) drop_graphs(d);
+    d->graphs_version = d->attention.version;
+    /* A graph's tables, of the model and of the cache, hold so many requests. */
+    const int32_t most =
+        (int32_t)kv8_min_i64(model->options.max_step_seqs, d->attention.shape.max_seqs);
+    const bool replays = is_decode && idx >= 0 && model->options.path != KV8_PATH_EAGER &&
+                         step->num_logit_rows == num_rows && !d->attention.own_scales;
+    kv8_device_batch batch = {.num_rows = num_rows, .num_seqs = step->num_seqs};
+    batch.is_decode = is_decode;
+    if (replays) batch.num_rows = batch.num_seqs = (int32_t)kv8_min_i64(recorded, most);
+    KV8_TRY(send_inputs(model, step, &batch));
+    if (replays) {
+        KV8_TRY(run_graph(model, &batch, &d->graphs[idx]));
+        KV8_TRY(read_logits(model, 0, num_rows, step->logits_out));
+    } else {
+        KV8_TRY(run_eager(model, step, &batch));
+    }
+    return kv8_stream_synchronize(model->options.stream);
+}

@@ -1,0 +1,47 @@
+/* model_device.h - a model open on a GPU, and what an architecture adds for it: its memory, its
+ * weights, its layers as work on a stream. Private to the room.
+ *
+ * A step's inputs go over in one copy; its kernels are launched one by one, or, where every request
+ * has one token, as a graph recorded for that many rows.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_MODEL_DEVICE_H
+#define KV8_MODEL_DEVICE_H
+
+#include "device_loader.h"
+#include "device_memory.h"
+#include "model.h"
+#include "model_attention_device.h"
+
+struct kv8_device_architecture {
+    /* Kernels and what else the host needs, of a model whose tensors are bound. */
+    kv8_status (*create)(kv8_model *model);
+    /* Weights and activations; called to count, and again to hand out. */
+    void (*lay_out)(kv8_model *model, kv8_device_memory *memory);
+    kv8_status (*load)(kv8_model *model, kv8_device_loader *loader);
+    /* Of a batch: the residual stream after all layers. Neither allocates nor waits, as logits. */
+    kv8_status (*layers)(kv8_model *model, const kv8_device_batch *batch);
+    /* on_device->logits [num, vocab_size] of rows logit_rows[0..num). */
+    kv8_status (*logits)(kv8_model *model, const int32_t *logit_rows, int32_t num);
+};
+
+/* A graph for each number of rows up to 16, then for every 8 up to 64 and every 32 up to 512. */
+enum { KV8_MAX_GRAPHS = 36, KV8_MAX_GRAPH_ROWS = 512 };
+
+struct kv8_model_device {
+    kv8_device_memory memory;
+    kv8_device_attention attention;
+    int32_t *input_host, *input_device; /* of a step: page-locked, and the GPU's */
+    float *logits;                      /* [logit_rows, vocab_size] */
+    int32_t logit_rows;
+    kv8_graph *graphs[KV8_MAX_GRAPHS]; /* NULL = not recorded yet */
+    uint64_t graphs_version;           /* of attention, that they were recorded with */
+};
+
+/* Opens model->on_device: counts, takes memory, loads. Tensors are bound, options resolved. */
+kv8_status kv8_model_device_open(kv8_model *model);
+void kv8_model_device_close(kv8_model *model);
+/* A step whose sequences are extended; waits until its logits are there. */
+kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
+
+#endif

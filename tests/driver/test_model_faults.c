@@ -1,0 +1,321 @@
+/* test_model_faults.c - a model on a GPU whose driver fails, on the stand-in: open leaves nothing
+ * behind, whichever call is refused; a step then says so, leaves its sequences as they were, and
+ * succeeds when it is made again. What a step launches, and that a graph launches the same.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint_files.h"
+#include "model_runs.h"
+#include "stand_in.h"
+
+enum { UNKNOWN = 999, PROMPT = 5, VOCAB = 64, SEQS = 20 };
+
+static char directory[256];
+static const int32_t ids[64] = {3, 1, 4, 1, 5, 9, 2, 6};
+
+typedef struct fixture {
+    kv8_device *device;
+    kv8_stream *stream;
+    kv8_model *model;
+    kv8_cache *cache;
+    kv8_seq seqs[SEQS];
+} fixture;
+
+static int make_model(void **state) {
+    (void)state;
+    const checkpoint_shape shape = {.layers = 2,
+                                    .hidden = 64,
+                                    .intermediate = 64,
+                                    .heads = 2,
+                                    .kv_heads = 1,
+                                    .head_dim = 64,
+                                    .experts = 4,
+                                    .experts_per_token = 2,
+                                    .vocab = VOCAB,
+                                    .window = 8,
+                                    .max_seq_len = 256};
+    file_tensor tensors[64];
+    static uint8_t bytes[1 << 20];
+    uint64_t rng = 1;
+    size_t used = 0;
+    const size_t count = list_tensors(&shape, tensors);
+    make_directory(directory);
+    write_config(directory, &shape);
+    for (size_t i = 0; i < count; used += tensors[i++].bytes) {
+        assert_true(used + tensors[i].bytes <= sizeof bytes);
+        fill_tensor(&tensors[i], &rng, bytes + used, tensors[i].bytes);
+        tensors[i].data = bytes + used;
+    }
+    write_safetensors(directory, "model.safetensors", tensors, count, 0);
+    return 0;
+}
+static int drop_model(void **state) {
+    (void)state;
+    remove_directory(directory);
+    return 0;
+}
+
+static kv8_status try_model(fixture *f, kv8_step_path path) {
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    options.device = f->device;
+    options.stream = f->stream;
+    options.path = path;
+    options.max_step_tokens = 64;
+    options.max_step_seqs = SEQS;
+    return kv8_model_open(&f->model, directory, &options);
+}
+
+static void open_device(fixture *f) {
+    stand_in_reset();
+    *f = (fixture){0};
+    assert_ok(kv8_device_open(&f->device, 0));
+    assert_ok(kv8_stream_create(&f->stream, f->device));
+}
+static void open_fixture(fixture *f, kv8_step_path path) {
+    open_device(f);
+    assert_ok(try_model(f, path));
+    f->cache = open_cache(f->model, KV8_E4M3, 16, SEQS, 64, false);
+    for (int i = 0; i < SEQS; i++) assert_ok(kv8_cache_seq_create(f->cache, &f->seqs[i]));
+}
+static void close_fixture(fixture *f) {
+    stand_in_fail(NULL, 0, 0);
+    kv8_cache_destroy(f->cache);
+    kv8_model_close(f->model);
+    kv8_stream_destroy(f->stream);
+    kv8_device_close(f->device);
+    const stand_in_live live = stand_in_get_live();
+    static const stand_in_live none;
+    assert_memory_equal(&live, &none, sizeof live);
+}
+
+/* What opening and stepping call, beside what asks, ends, or makes a context current. */
+static const char *const calls[] = {"cuMemAlloc_v2",
+                                    "cuMemHostAlloc",
+                                    "cuMemGetInfo_v2",
+                                    "cuMemcpyAsync",
+                                    "cuMemsetD8Async",
+                                    "cuModuleLoadData",
+                                    "cuModuleGetFunction",
+                                    "cuStreamCreate",
+                                    "cuStreamSynchronize",
+                                    "cuStreamBeginCapture_v2",
+                                    "cuStreamEndCapture",
+                                    "cuEventCreate",
+                                    "cuEventRecord",
+                                    "cuEventSynchronize",
+                                    "cuGraphInstantiateWithFlags",
+                                    "cuGraphLaunch",
+                                    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                                    "cuLaunchKernelEx"};
+enum { NUM_CALLS = sizeof calls / sizeof calls[0] };
+
+/* Every use of the call while a model is opened is refused once; returns how many there are. */
+static int64_t refuse_uses(fixture *f, const char *call) {
+    const stand_in_live before = stand_in_get_live();
+    for (int64_t nth = 1;; nth++) {
+        stand_in_fail(call, nth, UNKNOWN);
+        const kv8_status status = try_model(f, KV8_PATH_AUTO);
+        const bool failed = stand_in_failed_call() != NULL;
+        stand_in_fail(NULL, 0, 0);
+        if (failed != (status == KV8_ERR_DEVICE) || (failed && f->model != NULL))
+            fail_msg("%s failed, and open gave %d", call, (int)status);
+        kv8_model_close(f->model);
+        f->model = NULL;
+        const stand_in_live live = stand_in_get_live();
+        assert_int_equal(live.memory, before.memory);
+        assert_int_equal(live.host_memory, before.host_memory);
+        assert_int_equal(live.streams, before.streams);
+        assert_int_equal(live.events, before.events);
+        if (!failed) return nth - 1;
+    }
+}
+
+static void open_leaves_nothing_behind(void **state) {
+    (void)state;
+    fixture f;
+    int64_t refused = 0;
+    open_device(&f);
+    for (int i = 0; i < NUM_CALLS; i++) refused += refuse_uses(&f, calls[i]);
+    print_message("%lld calls of open refused\n", (long long)refused);
+    assert_true(refused > 100);
+    close_fixture(&f);
+}
+
+static void what_does_not_fit_is_told_by_part(void **state) {
+    (void)state;
+    fixture f;
+    const stand_in_gpu small = {90, 132, 6 << 20};
+    open_device(&f);
+    kv8_stream_destroy(f.stream);
+    kv8_device_close(f.device);
+    stand_in_set_gpus(&small, 1);
+    assert_ok(kv8_device_open(&f.device, 0));
+    assert_ok(kv8_stream_create(&f.stream, f.device));
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    options.device = f.device;
+    options.stream = f.stream;
+    options.max_step_seqs = 4096; /* a row of logits each */
+    assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_NO_MEMORY, "logits 0.0");
+    close_fixture(&f);
+}
+
+/* --- steps --- */
+
+/* One step of the first num sequences, `count` tokens each, with logits of each last one. */
+static kv8_status run_step(fixture *f, int32_t num, int32_t count) {
+    static float logits[SEQS * VOCAB];
+    int32_t indptr[SEQS + 1] = {0}, rows[SEQS], tokens[64];
+    for (int32_t i = 0; i < num; i++) {
+        indptr[i + 1] = indptr[i] + count;
+        rows[i] = indptr[i + 1] - 1;
+    }
+    for (int32_t i = 0; i < indptr[num]; i++) tokens[i] = ids[i % 8];
+    const kv8_step step = {.struct_size = sizeof step,
+                           .num_seqs = num,
+                           .seqs = f->seqs,
+                           .indptr = indptr,
+                           .token_ids = tokens,
+                           .num_logit_rows = num,
+                           .logit_rows = rows,
+                           .logits_out = logits};
+    return kv8_model_step(f->model, f->cache, &step);
+}
+
+static int32_t length_of(const fixture *f) {
+    int32_t length = 0;
+    assert_ok(kv8_cache_seq_length(f->cache, f->seqs[0], &length));
+    return length;
+}
+
+/* Every use of a call in a step is refused once; the model is new each time, or has stepped. */
+static int64_t refuse_in_steps(const char *call, int32_t count, bool is_first) {
+    for (int64_t nth = 1;; nth++) {
+        fixture f;
+        open_fixture(&f, KV8_PATH_AUTO);
+        if (!is_first) assert_ok(run_step(&f, 2, count));
+        const int32_t before = length_of(&f);
+        stand_in_fail(call, nth, UNKNOWN);
+        const kv8_status status = run_step(&f, 2, count);
+        const bool failed = stand_in_failed_call() != NULL;
+        stand_in_fail(NULL, 0, 0);
+        if (failed != (status == KV8_ERR_DEVICE))
+            fail_msg("%s failed, and the step gave %d", call, (int)status);
+        if (failed) {
+            assert_int_equal(length_of(&f), before);
+            assert_ok(run_step(&f, 2, count));
+        }
+        assert_int_equal(length_of(&f), before + count);
+        close_fixture(&f);
+        if (!failed) return nth - 1;
+    }
+}
+static void refuse_steps(int32_t count, bool is_first) {
+    int64_t refused = 0;
+    for (int i = 0; i < NUM_CALLS; i++) refused += refuse_in_steps(calls[i], count, is_first);
+    print_message("%lld calls of a step of %d refused\n", (long long)refused, count);
+    assert_true(refused > 5);
+}
+static void a_step_that_fails_changes_nothing(void **state) {
+    (void)state;
+    refuse_steps(PROMPT, false);
+    refuse_steps(1, false); /* a graph's replay */
+    refuse_steps(1, true);  /* plans, and a graph's recording */
+}
+
+/* Launches of a step; *is_replayed_out: by a graph. */
+static int32_t count_launches(fixture *f, int32_t num, int32_t count, bool *is_replayed_out) {
+    const int32_t before = stand_in_num_launches();
+    const int64_t graphs = stand_in_num_calls("cuGraphLaunch");
+    assert_ok(run_step(f, num, count));
+    *is_replayed_out = stand_in_num_calls("cuGraphLaunch") > graphs;
+    return stand_in_num_launches() - before;
+}
+
+static void a_graph_launches_what_a_step_does(void **state) {
+    (void)state;
+    fixture graph, eager;
+    bool is_replayed = false;
+    open_fixture(&eager, KV8_PATH_EAGER);
+    const int32_t single = count_launches(&eager, 1, 1, &is_replayed);
+    assert_false(is_replayed);
+    close_fixture(&eager);
+    open_fixture(&graph, KV8_PATH_GRAPH);
+    count_launches(&graph, 2, PROMPT, &is_replayed);
+    assert_false(is_replayed);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(count_launches(&graph, 1, 1, &is_replayed), single);
+        assert_true(is_replayed);
+    }
+    assert_int_equal(stand_in_num_calls("cuStreamBeginCapture_v2"), 1);
+    /* 17 and 20 rows share one of 20: as many as a step has. */
+    for (int i = 0; i < 2; i++) {
+        count_launches(&graph, i == 0 ? 17 : 20, 1, &is_replayed);
+        assert_true(is_replayed);
+        assert_int_equal(stand_in_num_calls("cuStreamBeginCapture_v2"), 2);
+    }
+    close_fixture(&graph);
+}
+
+/* A step that wants no logits, or other rows, is no graph's; another cache has graphs of its own.
+ */
+static void graphs_belong_to_their_cache(void **state) {
+    (void)state;
+    fixture f;
+    bool is_replayed = false;
+    open_fixture(&f, KV8_PATH_AUTO);
+    count_launches(&f, 1, 1, &is_replayed);
+    kv8_cache *const first = f.cache;
+    kv8_seq first_seqs[SEQS];
+    memcpy(first_seqs, f.seqs, sizeof first_seqs);
+    f.cache = open_cache(f.model, KV8_E4M3, 16, SEQS, 64, false);
+    for (int i = 0; i < SEQS; i++) assert_ok(kv8_cache_seq_create(f.cache, &f.seqs[i]));
+    count_launches(&f, 1, 1, &is_replayed);
+    assert_true(is_replayed);
+    assert_int_equal(stand_in_num_calls("cuStreamBeginCapture_v2"), 2);
+    assert_int_equal(stand_in_get_live().graphs, 1); /* the first one's are gone */
+    kv8_cache_destroy(first);
+    close_fixture(&f);
+}
+
+/* --- options --- */
+
+static void wrong_options_are_refused(void **state) {
+    (void)state;
+    fixture f;
+    open_device(&f);
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    options.stream = f.stream;
+    assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_INVALID,
+                   "device is NULL");
+    options.stream = NULL;
+    options.device = f.device;
+    assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_INVALID,
+                   "stream is NULL");
+    options.stream = f.stream;
+    options.batch_invariant = 1;
+    assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_UNSUPPORTED,
+                   "batch_invariant");
+    options.batch_invariant = 0;
+    options.path = (kv8_step_path)7;
+    assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_INVALID, "path is 7");
+    close_fixture(&f);
+    open_fixture(&f, KV8_PATH_AUTO);
+    kv8_observer_options observer_options = KV8_OBSERVER_OPTIONS_INIT;
+    kv8_observer *observer = NULL;
+    kv8_model_observer_options(f.model, &observer_options);
+    assert_ok(kv8_observer_create(&observer, &observer_options));
+    assert_refused(kv8_model_set_observer(f.model, observer), KV8_ERR_UNSUPPORTED, "on the host");
+    kv8_observer_destroy(observer);
+    close_fixture(&f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(open_leaves_nothing_behind),
+        cmocka_unit_test(what_does_not_fit_is_told_by_part),
+        cmocka_unit_test(a_step_that_fails_changes_nothing),
+        cmocka_unit_test(a_graph_launches_what_a_step_does),
+        cmocka_unit_test(graphs_belong_to_their_cache),
+        cmocka_unit_test(wrong_options_are_refused),
+    };
+    return cmocka_run_group_tests_name("model_faults", tests, make_model, drop_model);
+}
