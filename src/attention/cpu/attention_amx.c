@@ -9,13 +9,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tile_queue_amx.h"
 
-#define T_NAME         kv8_attention_bf16_any_dany_pany__amx
-#define T_OWN_PRODUCTS 1
-#define T_OWN_WEIGH    1
+#define T_NAME kv8_attention_bf16_any_dany_pany__amx
 /* Behind P, which a piece's last row may be written past by a vector. */
 #define T_WEIGHTS(job) ((job)->p + T_SIDE * T_UNITS + KV8_TILE_PAD)
-#define T_DEPTH_STEP   T_SIDE
-#define T_KEY_STEP     KV8_TILE_KEYS
 
 /* Units in the order in which turning P leaves them: all of one fold lane, then the next. */
 static inline void t_order_units(int32_t fold, uint8_t *order) {
@@ -24,10 +20,11 @@ static inline void t_order_units(int32_t fold, uint8_t *order) {
         order[u] = (uint8_t)(u % per_lane * 2 * fold + u / per_lane);
 }
 
-static void t_place(const kv8_attention_job *job, float *row);
-#define T_PLACE_VALUE(job) t_place(job, (job)->value)
-
-#include "attention_tmpl.h"
+#include "rows_tmpl.h"
+#include "scores_tmpl.h"
+#include "tile_tmpl.h"
+#include "units_tmpl.h"
+#include "widen_tmpl.h"
 
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     const int32_t left = job->item->num_rows - row_begin;
@@ -54,6 +51,10 @@ static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u) {
  * In place, so this puts a row into the order of O's columns or back. */
 static void t_place(const kv8_attention_job *job, float *row) {
     if (job->v_size == 1) t_turn_quarters(row, kv8_spec_v_head_dim(job->spec) / 64 * 64);
+}
+
+static void t_place_value(const kv8_attention_job *job) {
+    t_place(job, job->value);
 }
 
 /* s = the step's scores: for 32 keys at a time, all of head_dim. */
@@ -310,7 +311,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
         return;
     }
     t_rows rows;
-    t_rows_of(job, tile, next, head, &rows);
+    t_rows_of(job, tile, next, head, false, &rows);
     rows.queue = queue;
     queue->ahead = rows.ahead;
     t_nonfinite nonfinite;
@@ -352,3 +353,5 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     }
     t_spread_over(queue, T_TICKS);
 }
+
+#include "walk_tmpl.h"

@@ -25,12 +25,9 @@
 #include "formats_simd.h"
 #include "tile.h"
 
-#define T_PAIRS        1 /* the precision that bf16 math promises */
-#define T_CODES        1
-#define T_OWN_PRODUCTS 1
-#define T_OWN_WEIGH    1
-#define T_NAME         t_item
-#define T_TICK(queue)  ((void)(queue))
+#define T_PAIRS       1 /* the precision that bf16 math promises */
+#define T_NAME        t_item
+#define T_TICK(queue) ((void)(queue))
 
 enum {
     T_STEP = 64, /* codes that one product adds up */
@@ -59,8 +56,6 @@ typedef struct t_queue {
 } t_queue;
 
 static void t_item(const kv8_attention_job *job);
-static void t_place(const kv8_attention_job *job, float *row);
-#define T_PLACE_VALUE(job) t_place(job, (job)->value)
 
 /* The keys in the order of P's bytes and V's: packing leaves vectors i, i + 2, i + 1, i + 3 of
  * weights beside each other, four and four, of one fold lane and then of the next. */
@@ -106,7 +101,9 @@ V_INLINE void t_turn_scales(const kv8_f16 *const *first, int32_t head,
 }
 #define T_TURN_SCALES(first, head, to) t_turn_scales(first, head, to)
 
-#include "attention_tmpl.h"
+#include "rows_tmpl.h"
+#include "scores_tmpl.h"
+#include "tile_tmpl.h"
 
 /* --- rows in lanes, Q in limbs --- */
 
@@ -188,6 +185,10 @@ static void t_lay_out_q(const kv8_attention_job *job) {
 
 /* --- a head --- */
 
+static void t_place_value(const kv8_attention_job *job) {
+    t_place(job, job->value);
+}
+
 static bool t_all_finite(const float *scale) {
     __mmask16 odd = 0;
     for (int32_t i = 0; i < KV8_TILE_KEYS; i += V_LANES)
@@ -228,7 +229,7 @@ static void t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
 static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                            const uint8_t *order, int32_t head, t_queue *queue) {
     t_rows rows;
-    t_rows_of(job, tile, next, head, &rows);
+    t_rows_of(job, tile, next, head, true, &rows);
     rows.queue = queue;
     queue->ahead = rows.ahead;
     t_nonfinite nonfinite;
@@ -250,6 +251,8 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     t_add_nonfinite(job, &at, tile, &nonfinite, o);
     queue->o = o;
 }
+
+#include "walk_tmpl.h"
 
 /* What this kernel computes; see the head of the file. */
 static bool t_takes(const kv8_attention_job *job) {

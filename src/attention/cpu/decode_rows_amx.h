@@ -180,7 +180,7 @@ static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, co
     float *const o = job->o + (int64_t)head * job->item->num_rows * job->v_row;
     const int32_t burst = (KV8_TILE_KEYS - 2 * t_few_asks(queue)) / 4;
     t_rows rows;
-    t_rows_of(job, tile, next, head, &rows);
+    t_rows_of(job, tile, next, head, false, &rows);
     rows.queue = queue;
     queue->ahead = rows.ahead;
     if (tile->mixed) {

@@ -1,116 +1,20 @@
 /* widen_tmpl.h - K and V rows of a tile from codes to units, in the tile's scratch.
  *
- * Part of attention_tmpl.h, which says what the including file defines. Rows keep their order and
- * nothing is transposed; for bf16 math two V rows become one row of pairs. While a row is widened
- * the lines of one row of the next tile are asked for: requests in a steady stream, no bursts.
+ * Part of attention_tmpl.h, which says what the including file defines, and of attention_amx.c.
+ * Rows keep their order and nothing is transposed; for bf16 math two V rows become one row of
+ * pairs. While a row is widened the lines of one row of the next tile are asked for: requests in a
+ * steady stream, no bursts.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 
-#if T_PAIRS
-#define T_ELEMENTS 2 /* per unit */
-#else
-#define T_ELEMENTS                1
+#if !T_PAIRS
 #define T_PAIRS_OF(D, codes)      v_widen_##D(codes)
 #define T_PAIRS_OF_N(D, codes, n) v_widen_##D##_n(codes, n)
 #endif
 
-#ifndef T_TICK
-#define T_TICK(queue) ((void)0)
-#define T_TICK_ROWS   1 /* a loader's rows to a tick, in one turn of its loop */
-typedef struct t_queue {
-    char none;
-} t_queue;
-#endif
-
-/* The row of a key that does not exist, or that nobody sees: loaders ask nothing of a row. */
-static const _Alignas(64) uint8_t t_zeros[KV8_MAX_HEAD_DIM * 4];
-
-/* Rows of one head. Loaders read k_from[i] + k_at and v_from[i] + v_at: the first head's rows in
- * the tile itself or, where keys lack or not all rows see them, k and v. */
-typedef struct t_rows {
-    const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
-    const uint8_t *const *k_from, *const *v_from;
-    int64_t k_at, v_at;
-    float k_scale[KV8_TILE_KEYS], v_scale[KV8_TILE_KEYS]; /* of int8 rows; else not set */
-    /* What to ask memory for meanwhile, in this order: a row of the next tile for each row of this
-     * one; where there is none, scratch, which costs nothing. */
-    const uint8_t *ahead[2 * KV8_TILE_KEYS];
-    t_queue *queue; /* see T_TICK */
-} t_rows;
-
-/* The processor fetches ahead by itself where lines of 4 KB are asked for one after another, but it
- * needs some ten requests to begin and never runs far ahead: in one sequence requests overtake it.
- * So they go round eight groups of eight keys, a row of each, K's and then V's: sixteen sequences,
- * each at a sixteenth of the pace. */
-enum { T_GROUP = 8, T_ROUND = 2 * T_GROUP };
-
-/* In the order of asking, row i of 64 of K; V's are T_GROUP behind. */
-static inline int32_t t_ahead_at(int32_t i) {
-    return i / T_GROUP * T_ROUND + i % T_GROUP;
-}
-
-/* T_GROUP rows of each group: `heads` heads, from `head` on, of its keys from `key` on. `heads` is
- * a constant. */
-V_INLINE void t_ask_groups(const uint8_t *const *rows, int32_t key, int32_t head, const int heads,
-                           int64_t head_bytes, const uint8_t **restrict ahead) {
-    V_UNROLL
-    for (int i = 0; i < T_GROUP / heads; i++, ahead += heads * T_ROUND) {
-        const uint8_t *first[T_GROUP];
-        V_UNROLL
-        for (int g = 0; g < T_GROUP; g++)
-            first[g] = rows[g * T_GROUP + key + i] + head * head_bytes;
-        V_UNROLL
-        for (int h = 0; h < heads; h++) {
-            for (int g = 0; g < T_GROUP; g++) ahead[h * T_ROUND + g] = first[g] + h * head_bytes;
-        }
-    }
-}
-
-/* The `part`th of num_heads equal parts of a tile's rows of all heads: token by token where a
- * token's heads are neighbours (NHD), else head by head. */
-static void t_ask_rows(const uint8_t *const *rows, int32_t n, int32_t num_heads, int32_t part,
-                       int64_t head_bytes, bool heads_inside, const uint8_t **restrict ahead) {
-    const bool whole = n == KV8_TILE_KEYS;
-    if (whole && (num_heads == 1 || !heads_inside)) {
-        t_ask_groups(rows, 0, part, 1, head_bytes, ahead);
-    } else if (whole && num_heads == 2) {
-        t_ask_groups(rows, part * T_GROUP / 2, 0, 2, head_bytes, ahead);
-    } else if (whole && num_heads == 4) {
-        t_ask_groups(rows, part * T_GROUP / 4, 0, 4, head_bytes, ahead);
-    } else if (whole && num_heads % T_GROUP == 0) {
-        const int32_t parts = num_heads / T_GROUP; /* of a token */
-        t_ask_groups(rows, part / parts, part % parts * T_GROUP, T_GROUP, head_bytes, ahead);
-    } else {
-        const int32_t width = heads_inside ? num_heads : 1, first = heads_inside ? 0 : part;
-        int32_t key = heads_inside ? part * n / width : 0;
-        int32_t head = heads_inside ? part * n % width : 0;
-        for (int32_t i = 0; i < n; key++, head = 0) {
-            for (; head < width && i < n; head++, i++)
-                ahead[t_ahead_at(i)] = rows[key] + (first + head) * head_bytes;
-        }
-    }
-}
-
-/* The longer of K's and V's rows: how much is asked for at an address of either. */
-static inline int32_t t_ask_bytes(const kv8_attention_job *job) {
-    const int32_t k_bytes = job->spec->head_dim * job->k_size;
-    const int32_t v_bytes = kv8_spec_v_head_dim(job->spec) * job->v_size;
-    return k_bytes > v_bytes ? k_bytes : v_bytes;
-}
-
-#ifndef T_OWN_PRODUCTS
-/* A quarter of the rows of V, between the steps of the work that widen nothing. */
-static void t_ask_quarter(const kv8_attention_job *job, const t_rows *rows, int32_t quarter) {
-    enum { COUNT = KV8_TILE_KEYS / 4 };
-    for (int32_t i = 0; i < COUNT; i++)
-        kv8_ask_row(rows->ahead[KV8_TILE_KEYS + quarter * COUNT + i], t_ask_bytes(job));
-}
-#endif
-
-#ifndef T_CODES
 /* What a loader asks for beside row i + j of K, and beside unit u + j of V; i and u are multiples
  * of what a turn takes, j is a constant. */
-#ifndef T_OWN_PRODUCTS
+#ifndef T_AHEAD_BYTES
 #define T_AHEAD_BYTES(job, rows) t_ask_bytes(job)
 #define T_AHEAD_BY_K(rows)       ((rows)->ahead)
 #define T_AHEAD_BY_V(rows)       ((rows)->ahead + KV8_TILE_KEYS / 2)
@@ -149,51 +53,51 @@ typedef struct t_load {
 
 /* For each dtype: V_LANES units of a row from element `at` on, of `dim`; K rows to units; V rows to
  * units; one V row as f32. */
-#define T_LOADERS(D, size)                                                                   \
-    V_INLINE v_f32 t_units_##D(const uint8_t *row, int32_t at, int32_t dim) {                \
-        const int32_t left = dim - at;                                                       \
-        if (left <= 0) return v_set1(0.0f);                                                  \
-        const uint8_t *const codes = row + (int64_t)at * (size);                             \
-        if (left >= T_ELEMENTS * V_LANES) return T_PAIRS_OF(D, codes);                       \
-        return T_PAIRS_OF_N(D, codes, left);                                                 \
-    }                                                                                        \
-    V_INLINE void t_load_k_of_##D(const t_load *load, const int32_t dim) {                   \
-        const t_load l = *load;                                                              \
-        const int32_t depth = (int32_t)kv8_round_up((size_t)dim, T_ELEMENTS * T_DEPTH_STEP); \
-        float *out = l.out;                                                                  \
-        for (int32_t i = 0; i < l.n; i += T_TICK_ROWS) {                                     \
-            T_TICK(l.queue);                                                                 \
-            V_UNROLL                                                                         \
-            for (int32_t j = 0; j < T_TICK_ROWS; j++, out += l.row) {                        \
-                const uint8_t *const row = l.rows[i + j] + l.at;                             \
-                int32_t d = 0;                                                               \
-                T_LOAD_64(D, row, dim, out, d)                                               \
-                for (; d < depth; d += T_ELEMENTS * V_LANES)                                 \
-                    v_store(out + d / T_ELEMENTS, t_units_##D(row, d, dim));                 \
-                T_ASK_BY_K(l, i, j);                                                         \
-            }                                                                                \
-        }                                                                                    \
-    }                                                                                        \
-    V_INLINE void t_load_v_of_##D(const t_load *load, const int32_t dim) {                   \
-        enum { TURN = (T_TICK_ROWS + T_ELEMENTS - 1) / T_ELEMENTS };                         \
-        const t_load l = *load;                                                              \
-        float *out = l.out;                                                                  \
-        for (int32_t u = 0; u < l.n; u += TURN) {                                            \
-            T_TICK(l.queue);                                                                 \
-            V_UNROLL                                                                         \
-            for (int32_t j = 0; j < TURN; j++, out += l.row) {                               \
-                T_LOAD_V_UNIT(D, u + j)                                                      \
-                T_ASK_BY_V(l, u, j);                                                         \
-            }                                                                                \
-        }                                                                                    \
-    }                                                                                        \
-    T_BY_DIM(D, t_load_k_##D, T_LOAD_K_FIXED, t_load_k_of_##D)                               \
-    T_BY_DIM(D, t_load_v_##D, T_LOAD_V_FIXED, t_load_v_of_##D)                               \
-    static void t_value_row_##D(const uint8_t *row, int32_t dim, float *out) {               \
-        int32_t d = 0;                                                                       \
-        for (; d + V_LANES <= dim; d += V_LANES)                                             \
-            v_store(out + d, v_widen_##D(row + (int64_t)d * (size)));                        \
-        if (d < dim) v_store(out + d, v_widen_##D##_n(row + (int64_t)d * (size), dim - d));  \
+#define T_LOADERS(D, size)                                                                  \
+    V_INLINE v_f32 t_units_##D(const uint8_t *row, int32_t at, int32_t dim) {               \
+        const int32_t left = dim - at;                                                      \
+        if (left <= 0) return v_set1(0.0f);                                                 \
+        const uint8_t *const codes = row + (int64_t)at * (size);                            \
+        if (left >= T_ELEMENTS * V_LANES) return T_PAIRS_OF(D, codes);                      \
+        return T_PAIRS_OF_N(D, codes, left);                                                \
+    }                                                                                       \
+    V_INLINE void t_load_k_of_##D(const t_load *load, const int32_t dim) {                  \
+        const t_load l = *load;                                                             \
+        const int32_t depth = (int32_t)kv8_round_up((size_t)dim, T_ELEMENTS * V_LANES);     \
+        float *out = l.out;                                                                 \
+        for (int32_t i = 0; i < l.n; i += T_TICK_ROWS) {                                    \
+            T_TICK(l.queue);                                                                \
+            V_UNROLL                                                                        \
+            for (int32_t j = 0; j < T_TICK_ROWS; j++, out += l.row) {                       \
+                const uint8_t *const row = l.rows[i + j] + l.at;                            \
+                int32_t d = 0;                                                              \
+                T_LOAD_64(D, row, dim, out, d)                                              \
+                for (; d < depth; d += T_ELEMENTS * V_LANES)                                \
+                    v_store(out + d / T_ELEMENTS, t_units_##D(row, d, dim));                \
+                T_ASK_BY_K(l, i, j);                                                        \
+            }                                                                               \
+        }                                                                                   \
+    }                                                                                       \
+    V_INLINE void t_load_v_of_##D(const t_load *load, const int32_t dim) {                  \
+        enum { TURN = (T_TICK_ROWS + T_ELEMENTS - 1) / T_ELEMENTS };                        \
+        const t_load l = *load;                                                             \
+        float *out = l.out;                                                                 \
+        for (int32_t u = 0; u < l.n; u += TURN) {                                           \
+            T_TICK(l.queue);                                                                \
+            V_UNROLL                                                                        \
+            for (int32_t j = 0; j < TURN; j++, out += l.row) {                              \
+                T_LOAD_V_UNIT(D, u + j)                                                     \
+                T_ASK_BY_V(l, u, j);                                                        \
+            }                                                                               \
+        }                                                                                   \
+    }                                                                                       \
+    T_BY_DIM(D, t_load_k_##D, T_LOAD_K_FIXED, t_load_k_of_##D)                              \
+    T_BY_DIM(D, t_load_v_##D, T_LOAD_V_FIXED, t_load_v_of_##D)                              \
+    static void t_value_row_##D(const uint8_t *row, int32_t dim, float *out) {              \
+        int32_t d = 0;                                                                      \
+        for (; d + V_LANES <= dim; d += V_LANES)                                            \
+            v_store(out + d, v_widen_##D(row + (int64_t)d * (size)));                       \
+        if (d < dim) v_store(out + d, v_widen_##D##_n(row + (int64_t)d * (size), dim - d)); \
     }
 
 /* 64 codes at a time where the rung can: of a row, and of two V rows as pairs. */
@@ -292,4 +196,3 @@ static void t_value_row(const kv8_attention_job *job, const uint8_t *row, float 
     if (job->spec->v_dtype != KV8_INT8) return;
     for (int32_t d = 0; d < dim; d++) job->value[d] *= scale;
 }
-#endif
