@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "live_calibration.h"
+#include "prefix_files.h"
 #include "serve_args.h"
 #include "server.h"
 
@@ -153,12 +154,26 @@ static int open_model(running *r) {
     return status;
 }
 
-static kv8_status make_engine(running *r, int64_t num_tokens) {
+static prefix_files prefix_files_of(const running *r) {
+    return (prefix_files){.directory = r->args->snapshot_dir,
+                          .model = r->args->model,
+                          .scales = r->args->scales,
+                          .setting = r->setting.name};
+}
+
+static kv8_status make_cache(running *r, int64_t num_tokens) {
     kv8_kv_cache_options cache = cache_options(r);
     cache.max_seqs = r->max_seqs;
     cache.max_seq_len = r->max_model_len;
     cache.num_tokens = num_tokens;
     cache.step_tokens = r->step_tokens;
+    r->pool = (kv8_cache_stats)KV8_CACHE_STATS_INIT;
+    const kv8_status status =
+        kv8_kv_setting_cache_create(&r->cache, r->model.model, &r->setting, &cache);
+    return status == KV8_OK ? kv8_cache_get_stats(r->cache, &r->pool) : status;
+}
+
+static kv8_status make_engine(running *r) {
     kv8_engine_options engine = KV8_ENGINE_OPTIONS_INIT;
     engine.max_requests = r->max_seqs;
     engine.step_tokens = r->step_tokens;
@@ -167,10 +182,7 @@ static kv8_status make_engine(running *r, int64_t num_tokens) {
     kv8_service_options service = KV8_SERVICE_OPTIONS_INIT;
     service.on_event = r->live == NULL ? server_on_event : live_calibration_on_event;
     service.cookie = r->live;
-    r->pool = (kv8_cache_stats)KV8_CACHE_STATS_INIT;
-    kv8_status status = kv8_kv_setting_cache_create(&r->cache, r->model.model, &r->setting, &cache);
-    if (status == KV8_OK) status = kv8_cache_get_stats(r->cache, &r->pool);
-    if (status == KV8_OK) status = kv8_engine_create(&r->engine, r->model.model, r->cache, &engine);
+    kv8_status status = kv8_engine_create(&r->engine, r->model.model, r->cache, &engine);
     if (status == KV8_OK) status = kv8_service_start(&r->service, r->engine, &service);
     return status;
 }
@@ -212,7 +224,11 @@ static int build(running *r) {
         status = live_calibration_open(&r->live, &r->model, r->args->calibrate,
                                        r->args->calibrate_warmup, r->args->calibrate_tokens);
     if (status != CLI_OK) return status;
-    const kv8_status made = make_engine(r, num_tokens);
+    kv8_status made = make_cache(r, num_tokens);
+    const prefix_files files = prefix_files_of(r);
+    if (made == KV8_OK && files.directory != NULL) status = prefix_files_restore(&files, r->cache);
+    if (status != CLI_OK) return status;
+    if (made == KV8_OK) made = make_engine(r);
     return made == KV8_OK ? print_plan(r, num_tokens) : cli_fail_status(made);
 }
 
@@ -270,6 +286,9 @@ int cmd_serve(int argc, char **argv) {
     }
     kv8_service_stop(r.service);
     server_stop(r.server);
+    const prefix_files files = prefix_files_of(&r);
+    if (status == CLI_OK && r.service != NULL && files.directory != NULL)
+        status = prefix_files_save(&files, r.cache);
     if (live_calibration_close(r.live) != CLI_OK && status == CLI_OK) status = CLI_FAILED;
     kv8_engine_destroy(r.engine);
     kv8_cache_destroy(r.cache);

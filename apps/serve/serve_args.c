@@ -151,6 +151,8 @@ static int check(serve_args *args, const given *g) {
     if (args->kv == NULL && args->scales == NULL) args->kv = "e4m3";
     if (args->kv != NULL && kv8_kv_setting_parse(args->kv, &args->setting) != KV8_OK)
         return cli_fail_kv(args->kv);
+    if (args->snapshot_dir != NULL && !args->share_prefixes)
+        return cli_fail("--snapshot-dir is about prefixes, --no-enable-prefix-caching shares none");
     if (!is_one_of(g->parser, "harmony", "none"))
         return refuse("reasoning-parser", g->parser, "must be harmony or none");
     args->harmony = strcmp(g->parser, "harmony") == 0;
@@ -204,6 +206,10 @@ int serve_args_parse(serve_args *args, int argc, char **argv) {
          &args->calibrate_warmup, 0, 2e9},
         {"calibrate-tokens", "N", "tokens after which the scales are written (16384)", CLI_INT,
          &args->calibrate_tokens, 1, 2e9},
+        {"snapshot-dir", "DIR",
+         "prompts computed before are there after a restart: read from\n"
+         "files here at the start, written at the end",
+         CLI_TEXT, &args->snapshot_dir},
         {"reasoning-parser", "NAME", "harmony, or none: channels stay text (harmony)", CLI_TEXT,
          &g.parser},
         {"date", "DATE", "the current date in a chat's system message (none)", CLI_TEXT,

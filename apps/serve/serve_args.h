@@ -10,7 +10,7 @@
 enum { SERVE_MAX_NAMES = 16, SERVE_MAX_KEYS = 64 };
 
 typedef struct serve_args {
-    const char *model, *kv, *scales, *host, *device, *date, *log;
+    const char *model, *kv, *scales, *host, *device, *date, *log, *snapshot_dir;
     kv8_kv_setting setting;
     int32_t port, threads, http_threads;
     int32_t max_model_len, max_num_seqs, step_tokens, max_waiting; /* 0 = not given */

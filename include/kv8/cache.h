@@ -243,6 +243,16 @@ KV8_API KV8_NODISCARD kv8_status kv8_cache_prefix_match(kv8_cache *cache, const 
                                                         int32_t num_tokens, kv8_seq *seq_out,
                                                         int32_t *matched_out);
 
+/* Shows published prefixes: those that no other continues, and those that several do; what was used
+ * longest ago comes first. `visit` leaves the cache alone. */
+KV8_API KV8_NODISCARD kv8_status kv8_cache_list_prefixes(const kv8_cache *cache,
+                                                         kv8_prefix_visitor visit, void *cookie);
+/* As kv8_cache_prefix_match of exactly these tokens, with all that window groups still have of them
+ * before the end, so that a snapshot serves shorter prefixes too. */
+KV8_API KV8_NODISCARD kv8_status kv8_cache_prefix_hold(kv8_cache *cache, const int32_t *token_ids,
+                                                       int32_t num_tokens, kv8_seq *seq_out,
+                                                       int32_t *held_out);
+
 /* --- accounting --- */
 
 typedef struct kv8_cache_stats {
@@ -262,8 +272,8 @@ KV8_API KV8_NODISCARD kv8_status kv8_cache_get_stats(const kv8_cache *cache,
 
 /* --- snapshots --- */
 
-/* Writes one sequence (shapes, dtypes, scales, token ids, rows, checksum) to `path`: into a
- * temporary file beside it, synced, then renamed; on failure nothing is left behind. Rows are
+/* Writes one sequence (shapes, dtypes, scales, token ids, rows it holds, checksum) to `path`: into
+ * a temporary file beside it, synced, then renamed; on failure nothing is left behind. Rows are
  * stored token by token: the cache that loads may have another page size and layout. */
 KV8_API KV8_NODISCARD kv8_status kv8_cache_save(const kv8_cache *cache, kv8_seq seq,
                                                 const char *path);

@@ -14,4 +14,8 @@ typedef int64_t kv8_seq;
 /* A page-table entry whose page was freed behind the window. */
 #define KV8_NO_PAGE (-1)
 
+/* Sees the tokens of a prefix, during the call. Its failure ends the list, and is its status. */
+typedef kv8_status (*kv8_prefix_visitor)(void *cookie, const int32_t *token_ids,
+                                         int32_t num_tokens);
+
 #endif

@@ -93,3 +93,16 @@ kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids, in
     if (num_tokens > 0) KV8_REQUIRE(token_ids);
     return kv8_pages_prefix_match(cache->pages, 0, token_ids, num_tokens, seq_out, matched_out);
 }
+
+kv8_status kv8_cache_prefix_hold(kv8_cache *cache, const int32_t *token_ids, int32_t num_tokens,
+                                 kv8_seq *seq_out, int32_t *held_out) {
+    KV8_REQUIRE(cache, seq_out, held_out);
+    if (num_tokens > 0) KV8_REQUIRE(token_ids);
+    return kv8_pages_prefix_hold(cache->pages, token_ids, num_tokens, seq_out, held_out);
+}
+
+kv8_status kv8_cache_list_prefixes(const kv8_cache *cache, kv8_prefix_visitor visit, void *cookie) {
+    KV8_REQUIRE(cache);
+    if (visit == NULL) return kv8_fail(KV8_ERR_INVALID, "visit is NULL");
+    return kv8_pages_list_prefixes(cache->pages, visit, cookie);
+}

@@ -184,6 +184,7 @@ int32_t kv8_pages_held_from(const kv8_pages *pages, int32_t idx, int32_t group) 
 
 int32_t kv8_pages_kept_from(const kv8_pages *pages, int32_t idx, int32_t group) {
     const kv8_sequence *const sequence = &pages->sequences[idx];
+    if (sequence->keeps_all) return sequence->held_from[group];
     return (int32_t)kv8_max_i64(sequence->held_from[group],
                                 kv8_keep_from(pages, &pages->groups[group], sequence->length));
 }

@@ -63,11 +63,12 @@ static inline int32_t kv8_seq_index(kv8_seq seq) {
 KV8_SHARED int32_t kv8_pages_length(const kv8_pages *pages, int32_t idx);
 /* NULL when the id of some token was not given. */
 const int32_t *kv8_pages_token_ids(const kv8_pages *pages, int32_t idx);
+/* First token worth keeping: held, and in reach of a query or of truncate within the slack; all
+ * that is held of a sequence of kv8_pages_prefix_hold. */
+int32_t kv8_pages_kept_from(const kv8_pages *pages, int32_t idx, int32_t group);
 /* Pages of tokens [held_from, length); earlier entries are KV8_NO_PAGE. */
 const int32_t *kv8_pages_list(const kv8_pages *pages, int32_t idx, int32_t group);
 KV8_SHARED int32_t kv8_pages_held_from(const kv8_pages *pages, int32_t idx, int32_t group);
-/* First token worth keeping: held, and in reach of a query or of truncate within the slack. */
-int32_t kv8_pages_kept_from(const kv8_pages *pages, int32_t idx, int32_t group);
 /* The last num_rows positions lie in pages of the group that only this sequence holds and that
  * nobody can find; KV8_ERR_INVALID says which does not. */
 kv8_status kv8_pages_check_writable(const kv8_pages *pages, int32_t idx, int32_t group,
@@ -92,6 +93,10 @@ KV8_SHARED kv8_status kv8_pages_prefix_match(kv8_pages *pages, uint64_t salt,
                                              kv8_seq *seq_out, int32_t *matched_out);
 /* The first token that a restored sequence holds in a group. */
 typedef int32_t (*kv8_pages_first)(const void *cookie, int32_t group);
+/* As the calls of the same names in kv8/cache.h. */
+kv8_status kv8_pages_prefix_hold(kv8_pages *pages, const int32_t *token_ids, int32_t num_tokens,
+                                 kv8_seq *seq_out, int32_t *held_out);
+kv8_status kv8_pages_list_prefixes(const kv8_pages *pages, kv8_prefix_visitor visit, void *cookie);
 /* A new sequence of `length` tokens, with pages to be filled; token_ids: int32 of any alignment, or
  * NULL. KV8_ERR_FULL when pages or sequences are short: nothing is then taken. */
 kv8_status kv8_pages_seq_restore(kv8_pages *pages, int32_t length, const void *token_ids,

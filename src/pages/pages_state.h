@@ -26,6 +26,7 @@ typedef struct kv8_sequence {
     bool alive;
     bool has_ids;    /* every token's id is known */
     bool is_private; /* never published */
+    bool keeps_all;  /* a snapshot has all that is held */
     int32_t length;
     int32_t chain_pages;   /* pages that `chain` covers */
     kv8_prefix_hash chain; /* hash of the first chain_pages pages */

@@ -68,24 +68,21 @@ static int32_t longest_prefix(const kv8_pages *pages, kv8_prefix_hash parent,
     return best;
 }
 
-kv8_status kv8_pages_prefix_match(kv8_pages *pages, uint64_t salt, const int32_t *token_ids,
-                                  int32_t num_tokens, kv8_seq *seq_out, int32_t *matched_out) {
-    if (num_tokens < 0 || (token_ids == NULL && num_tokens > 0))
-        return kv8_fail(KV8_ERR_INVALID, "prefix_match: %d tokens at %s", num_tokens,
-                        token_ids == NULL ? "NULL" : "an address");
-    kv8_seq seq = KV8_SEQ_NONE;
-    kv8_sequence *sequence = NULL;
-    KV8_TRY(kv8_pages_seq_create(pages, &seq));
-    KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
-    sequence->salt = salt;
-    sequence->chain = (kv8_prefix_hash){.low = salt};
+/* Gives back what a sequence has of a group before page `end`: its window begins there. */
+static void drop_before(kv8_pages *pages, kv8_sequence *sequence, int32_t g, int32_t end) {
+    int32_t *const list = kv8_sequence_list(pages, sequence, g);
+    for (int32_t i = end; i-- > sequence->held_from[g] / pages->page_size;) {
+        if (list[i] != KV8_NO_PAGE) kv8_page_pool_give(&pages->groups[g].pool, list[i], true);
+        list[i] = KV8_NO_PAGE;
+    }
+    sequence->held_from[g] = end * pages->page_size;
+}
+
+/* Shares the first num_pages pages of a prefix, in each group from held_from on, or from behind the
+ * last page that is missing. */
+static void take_prefix(kv8_pages *pages, kv8_sequence *sequence, const int32_t *token_ids,
+                        int32_t num_pages) {
     const int32_t page_size = pages->page_size;
-    const int32_t limit = (int32_t)kv8_min_i64((int64_t)num_tokens - 1, pages->max_seq_len);
-    /* The new sequence's window starts serve as scratch until they are known. */
-    const int32_t num_pages = longest_prefix(
-        pages, sequence->chain, token_ids, limit < 0 ? 0 : limit / page_size, sequence->held_from);
-    for (int32_t g = 0; g < pages->num_groups; g++)
-        sequence->held_from[g] = first_needed(pages, &pages->groups[g], num_pages) * page_size;
     for (int32_t i = 0; i < num_pages; i++) {
         const int32_t *const ids = token_ids + (size_t)i * (size_t)page_size;
         const kv8_prefix_hash parent = sequence->chain;
@@ -96,14 +93,57 @@ kv8_status kv8_pages_prefix_match(kv8_pages *pages, uint64_t salt, const int32_t
             *entry = KV8_NO_PAGE;
             if (i * page_size < sequence->held_from[g]) continue;
             *entry = kv8_prefix_index_find(&group->index, hash, parent, ids);
-            kv8_page_pool_share(&group->pool, *entry);
+            if (*entry >= 0)
+                kv8_page_pool_share(&group->pool, *entry);
+            else
+                drop_before(pages, sequence, g, i + 1);
         }
         for (int32_t d = 0; d < page_size; d++) sequence->token_ids[i * page_size + d] = ids[d];
         sequence->chain = hash;
     }
     sequence->chain_pages = num_pages;
     sequence->length = num_pages * page_size;
+}
+
+/* A new sequence of the longest prefix, of at most `limit` tokens; window groups begin where a
+ * query behind it looks, or with `whole` where they can. */
+static kv8_status match(kv8_pages *pages, uint64_t salt, const int32_t *token_ids, int32_t limit,
+                        bool whole, kv8_seq *seq_out, int32_t *matched_out) {
+    kv8_seq seq = KV8_SEQ_NONE;
+    kv8_sequence *sequence = NULL;
+    KV8_TRY(kv8_pages_seq_create(pages, &seq));
+    KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
+    sequence->salt = salt;
+    sequence->keeps_all = whole;
+    sequence->chain = (kv8_prefix_hash){.low = salt};
+    const int32_t page_size = pages->page_size;
+    limit = (int32_t)kv8_min_i64(limit, pages->max_seq_len);
+    /* The new sequence's window starts serve as scratch until they are known. */
+    const int32_t num_pages = longest_prefix(
+        pages, sequence->chain, token_ids, limit < 0 ? 0 : limit / page_size, sequence->held_from);
+    for (int32_t g = 0; g < pages->num_groups; g++)
+        sequence->held_from[g] =
+            whole ? 0 : first_needed(pages, &pages->groups[g], num_pages) * page_size;
+    take_prefix(pages, sequence, token_ids, num_pages);
     *seq_out = seq;
     *matched_out = sequence->length;
     return KV8_OK;
+}
+
+static kv8_status check_tokens(const char *call, const int32_t *token_ids, int32_t num_tokens) {
+    if (num_tokens >= 0 && (token_ids != NULL || num_tokens == 0)) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "%s: %d tokens at %s", call, num_tokens,
+                    token_ids == NULL ? "NULL" : "an address");
+}
+
+kv8_status kv8_pages_prefix_match(kv8_pages *pages, uint64_t salt, const int32_t *token_ids,
+                                  int32_t num_tokens, kv8_seq *seq_out, int32_t *matched_out) {
+    KV8_TRY(check_tokens("prefix_match", token_ids, num_tokens));
+    return match(pages, salt, token_ids, num_tokens - 1, false, seq_out, matched_out);
+}
+
+kv8_status kv8_pages_prefix_hold(kv8_pages *pages, const int32_t *token_ids, int32_t num_tokens,
+                                 kv8_seq *seq_out, int32_t *held_out) {
+    KV8_TRY(check_tokens("prefix_hold", token_ids, num_tokens));
+    return match(pages, 0, token_ids, num_tokens, true, seq_out, held_out);
 }

@@ -77,6 +77,12 @@ int32_t kv8_prefix_index_find(const kv8_prefix_index *index, kv8_prefix_hash has
     return -1;
 }
 
+int32_t kv8_prefix_index_page_of(const kv8_prefix_index *index, kv8_prefix_hash hash) {
+    int32_t page = *bucket_of(index, hash);
+    while (page >= 0 && !same_hash(index->hash[page], hash)) page = index->next[page];
+    return page;
+}
+
 void kv8_prefix_index_insert(kv8_prefix_index *index, int32_t page, kv8_prefix_hash hash,
                              kv8_prefix_hash parent, const int32_t *token_ids) {
     assert(page >= 0 && page < index->num_pages);

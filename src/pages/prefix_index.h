@@ -38,6 +38,8 @@ void kv8_prefix_index_destroy(kv8_prefix_index *index, const kv8_allocator *allo
 /* The page, or -1. */
 int32_t kv8_prefix_index_find(const kv8_prefix_index *index, kv8_prefix_hash hash,
                               kv8_prefix_hash parent, const int32_t *token_ids);
+/* A page of this hash, whatever its tokens; -1 = none. */
+int32_t kv8_prefix_index_page_of(const kv8_prefix_index *index, kv8_prefix_hash hash);
 /* Makes `page` findable, unless it is already or another page holds the same. */
 void kv8_prefix_index_insert(kv8_prefix_index *index, int32_t page, kv8_prefix_hash hash,
                              kv8_prefix_hash parent, const int32_t *token_ids);

@@ -65,6 +65,7 @@ static kv8_status open_sequence(kv8_pages *pages, kv8_sequence **sequence_out) {
     sequence->alive = true;
     sequence->has_ids = true;
     sequence->is_private = false;
+    sequence->keeps_all = false;
     sequence->length = 0;
     sequence->chain_pages = 0;
     sequence->salt = 0;

@@ -145,6 +145,12 @@ static void cache_calls(void **state) {
     REFUSED(kv8_cache_prefix_match(P, NULL, 1, P, P));
     REFUSED(kv8_cache_prefix_match(P, P, 1, NULL, P));
     REFUSED(kv8_cache_prefix_match(P, P, 1, P, NULL));
+    REFUSED(kv8_cache_prefix_hold(NULL, P, 1, P, P));
+    REFUSED(kv8_cache_prefix_hold(P, NULL, 1, P, P));
+    REFUSED(kv8_cache_prefix_hold(P, P, 1, NULL, P));
+    REFUSED(kv8_cache_prefix_hold(P, P, 1, P, NULL));
+    REFUSED(kv8_cache_list_prefixes(NULL, P, P));
+    REFUSED(kv8_cache_list_prefixes(P, NULL, P));
     REFUSED(kv8_cache_get_stats(NULL, P));
     REFUSED(kv8_cache_get_stats(P, NULL));
     REFUSED(kv8_cache_save(NULL, KV8_SEQ_NONE, P));

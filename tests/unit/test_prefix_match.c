@@ -4,6 +4,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cache_testing.h"
 
+#include <unistd.h>
+
 enum { ROW = 8 };
 
 /* Extends by ids and writes rows that depend on the whole prefix, as a model's would: row t is
@@ -204,6 +206,94 @@ static void window_groups_need_only_what_is_seen(void **state) {
     }
 }
 
+/* The prefixes that a list shows, one after the other, each behind its length. */
+typedef struct shown {
+    int32_t num, values[256];
+} shown;
+
+static kv8_status note(void *cookie, const int32_t *ids, int32_t num) {
+    shown *const s = cookie;
+    s->values[s->num++] = num;
+    for (int32_t i = 0; i < num; i++) s->values[s->num++] = ids[i];
+    return KV8_OK;
+}
+
+static kv8_status refuse(void *cookie, const int32_t *ids, int32_t num) {
+    (void)cookie, (void)ids, (void)num;
+    return KV8_ERR_FULL;
+}
+
+/* Three sequences of which two begin alike: two ends, the fork, and what stands alone; what was
+ * used longest ago comes first, and what a sequence holds comes last. */
+static void ends_and_forks_are_listed(void **state) {
+    (void)state;
+    static const int32_t ids[3][12] = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 1, 1},
+                                       {1, 2, 3, 4, 5, 6, 7, 8, 2, 2, 2, 2},
+                                       {7, 7, 7, 7, 3, 3, 3, 3, 3, 1, 1, 1}};
+    kv8_cache *const cache = open_cache(&full, 1, 16);
+    shown s = {0};
+    assert_ok(kv8_cache_list_prefixes(cache, note, &s));
+    assert_int_equal(s.num, 0);
+    const int32_t order[3] = {2, 0, 1}, lengths[3] = {10, 12, 12};
+    for (int i = 0; i < 3; i++) {
+        kv8_seq seq = KV8_SEQ_NONE;
+        (void)match(cache, ids[order[i]], lengths[i], &seq);
+        extend_ids(cache, 1, seq, ids[order[i]], lengths[i]);
+        assert_ok(kv8_cache_publish(cache, seq));
+        if (i < 2) assert_ok(kv8_cache_seq_destroy(cache, seq));
+    }
+    assert_ok(kv8_cache_list_prefixes(cache, note, &s));
+    const int32_t want[] = {8, 7, 7, 7, 7, 3, 3, 3, 3, 12, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 1, 1,
+                            8, 1, 2, 3, 4, 5, 6, 7, 8, 12, 1, 2, 3, 4, 5, 6, 7, 8, 2, 2, 2, 2};
+    assert_int_equal(s.num, sizeof want / sizeof want[0]);
+    assert_memory_equal(s.values, want, sizeof want);
+    assert_int_equal(kv8_cache_list_prefixes(cache, refuse, NULL), KV8_ERR_FULL);
+    kv8_cache_destroy(cache);
+}
+
+/* A snapshot of what is held serves every prefix that the cache served. */
+static void what_is_held_serves_shorter_prefixes(void **state) {
+    (void)state;
+    for (int32_t window_left = 0; window_left <= 9; window_left++) {
+        const kv8_cache_layer layers[2] = {
+            full, {sizeof(kv8_cache_layer), KV8_BF16, KV8_BF16, window_left, NULL, NULL}};
+        kv8_cache *const cache = open_cache(layers, 2, 16), *const other =
+                                                                open_cache(layers, 2, 16);
+        int32_t ids[26], held = 0;
+        for (int t = 0; t < 26; t++) ids[t] = t % 3 + 1;
+        const kv8_seq a = new_seq(cache);
+        for (int n = 1; n <= 26; n++) { /* published as they come: the window's pages stay */
+            extend_ids(cache, 2, a, ids, n);
+            assert_ok(kv8_cache_publish(cache, a));
+        }
+        assert_ok(kv8_cache_seq_destroy(cache, a));
+        kv8_seq seq = KV8_SEQ_NONE, restored = KV8_SEQ_NONE;
+        assert_ok(kv8_cache_prefix_hold(cache, ids, 24, &seq, &held));
+        assert_int_equal(held, 24);
+        char path[] = "/tmp/kv8_hold_XXXXXX";
+        const int file = mkstemp(path);
+        assert_true(file >= 0);
+        close(file);
+        assert_ok(kv8_cache_save(cache, seq, path));
+        assert_ok(kv8_cache_load(other, path, &restored));
+        unlink(path);
+        assert_ok(kv8_cache_publish(other, restored));
+        assert_ok(kv8_cache_seq_destroy(other, restored));
+        for (int32_t n = 1; n <= 26; n++) {
+            kv8_seq found = KV8_SEQ_NONE;
+            const int32_t matched = match(other, ids, n, &found);
+            assert_int_equal(matched, probe(cache, ids, n));
+            assert_int_equal(matched, (n - 1) / 4 * 4);
+            check_sums(other, 0, found, ids, 0, matched);
+            check_sums(other, 1, found, ids, matched < window_left ? 0 : matched - window_left,
+                       matched);
+            assert_ok(kv8_cache_seq_destroy(other, found));
+        }
+        kv8_cache_destroy(cache);
+        kv8_cache_destroy(other);
+    }
+}
+
 /* Only window layers: a match may begin anywhere, a hole in front of the window is no harm. */
 static void windows_alone_match_behind_a_hole(void **state) {
     (void)state;
@@ -254,6 +344,8 @@ int main(void) {
         cmocka_unit_test(a_published_page_never_changes),
         cmocka_unit_test(window_groups_need_only_what_is_seen),
         cmocka_unit_test(windows_alone_match_behind_a_hole),
+        cmocka_unit_test(ends_and_forks_are_listed),
+        cmocka_unit_test(what_is_held_serves_shorter_prefixes),
         cmocka_unit_test(unknown_tokens_and_own_scales_are_not_published),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
