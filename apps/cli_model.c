@@ -6,8 +6,10 @@
 
 #include "cli.h"
 
-static kv8_status open_tokenizer(kv8_tokenizer **out, const char *directory) {
+static kv8_status open_tokenizer(kv8_tokenizer **out, const char *directory, int32_t vocab_size) {
     static const char file[] = "/tokenizer.json";
+    if (strncmp(directory, KV8_RANDOM_PREFIX, strlen(KV8_RANDOM_PREFIX)) == 0)
+        return kv8_tokenizer_create_words(out, vocab_size);
     char *const path = malloc(strlen(directory) + sizeof file);
     if (path == NULL) return KV8_ERR_NO_MEMORY;
     strcpy(path, directory);
@@ -84,7 +86,7 @@ int cli_model_open(cli_model *model, const cli_opening *opening) {
     if (status == KV8_OK) status = open_model(model, opening);
     if (status == KV8_OK) status = kv8_model_get_info(model->model, &model->info);
     if (status == KV8_OK && opening->with_tokenizer)
-        status = open_tokenizer(&model->tokenizer, opening->directory);
+        status = open_tokenizer(&model->tokenizer, opening->directory, model->info.vocab_size);
     if (status == KV8_OK) return CLI_OK;
     const int exit_status = cli_fail_status(status);
     cli_model_close(model);

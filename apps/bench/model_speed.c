@@ -25,6 +25,7 @@ typedef struct test_row {
     int32_t num_prompt, num_gen, depth; /* one of the first two is 0 */
     int32_t batch;                      /* sequences at once */
     uint64_t bytes_per_token;           /* of KV, in the layers that keep every token */
+    double step_bytes;                  /* that a step of decode reads: the floor of its time */
     double ns[MAX_REPETITIONS];
     int32_t num;
 } test_row;
@@ -61,7 +62,26 @@ typedef struct bench_session {
     kv8_engine *engine;
     int32_t *token_ids; /* of the request being made */
     uint64_t random;
+    double read_gb_s; /* of the GPU's memory, measured before the tests; 0 on the host */
 } bench_session;
+
+/* Weights and KV that a step of decode reads: dense ones, the experts that so many tokens choose if
+ * each chooses by chance, and every token in reach. */
+static double step_bytes(const kv8_model_info *info, const kv8_cache_stats *cache,
+                         const test_row *row) {
+    const double chosen = (double)info->num_experts_per_token / info->num_experts;
+    const double row_bytes = 2.0 * info->hidden_size;
+    const double per_token = (double)info->bytes_per_decoded_token;
+    const double others =
+        (double)info->bytes - row_bytes * info->vocab_size - per_token + row_bytes;
+    const double experts = chosen < 1 ? others / (1 - chosen) : 0;
+    const double read = experts * (1 - pow(1 - chosen, row->batch));
+    const double length = row->depth + row->num_gen / 2.0;
+    const double window = length < info->window_left + 1 ? length : info->window_left + 1;
+    const double whole = (double)cache->bytes_per_token_unwindowed;
+    const double kv = whole * length + ((double)cache->bytes_per_token - whole) * window;
+    return per_token - experts * chosen + read + row->batch * kv;
+}
 
 /* Room for a sequence of max_len tokens and for forks that add `longest` of their own. */
 static kv8_status open_engine(bench_session *s, const model_args *args,
@@ -156,6 +176,7 @@ static kv8_status add_test(bench_session *s, const model_args *args, uint64_t fi
     kv8_cache_stats cache = KV8_CACHE_STATS_INIT;
     const kv8_status status = kv8_cache_get_stats(s->cache, &cache);
     row.bytes_per_token = cache.bytes_per_token_unwindowed;
+    row.step_bytes = row.num_gen > 0 ? step_bytes(&s->model.info, &cache, &row) : 0;
     if (tokens_of(&row) == 0 || status != KV8_OK) return status;
     const kv8_status ran = run_test(s, filled, args->repetitions, &row);
     rows[(*num_rows)++] = row;
@@ -196,6 +217,24 @@ static void test_name(const test_row *row, char *out, size_t size) {
              depth);
 }
 
+/* Of the speed that reading a step's bytes allows; 0 where that is not known. */
+static double share_of_floor(const bench_session *s, const test_row *row) {
+    if (s->read_gb_s <= 0 || row->step_bytes <= 0) return 0;
+    return speed_of(row).mean / row->batch * row->step_bytes / (s->read_gb_s * 1e9);
+}
+
+static void print_shares(const bench_session *s, const test_row *rows, int32_t num) {
+    printf("\nread ceiling %.0f GB/s; decode at so much of what the bytes of its steps allow:\n",
+           s->read_gb_s);
+    for (int32_t i = 0; i < num; i++) {
+        char test[48];
+        test_name(&rows[i], test, sizeof test);
+        if (rows[i].num_gen > 0)
+            printf("%-14s %-18s %8.3f GB  %5.1f %%\n", rows[i].setting->name, test,
+                   rows[i].step_bytes * 1e-9, 100 * share_of_floor(s, &rows[i]));
+    }
+}
+
 static void print_table(const bench_session *s, const model_args *args, const test_row *rows,
                         int32_t num) {
     printf("| %-24s | %10s | %10s | %-11s | %7s | %-14s | %-16s | %20s |\n", "model", "size",
@@ -213,6 +252,7 @@ static void print_table(const bench_session *s, const model_args *args, const te
                params, backend_name(s), kv8_threads_count(s->model.threads), rows[i].setting->name,
                test, speed);
     }
+    if (s->read_gb_s > 0) print_shares(s, rows, num);
 }
 
 static json_t *samples_json(const test_row *row, bool speeds) {
@@ -234,7 +274,7 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
         "{s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:I, s:i, s:i, s:i, "
         "s:s, "
         "s:I, s:I,"
-        " s:f, s:f, s:o, s:o}",
+        " s:f, s:f, s:o, s:o, s:f, s:f}",
         "version", kv8_version(), "backends", backend_name(s), "model_filename",
         cli_json_text(args->model), "model_type", s->model.info.architecture, "model_size",
         (json_int_t)s->model.info.bytes, "model_n_params", (json_int_t)s->model.info.num_parameters,
@@ -245,7 +285,8 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
         "n_gen", (int)row->num_gen, "n_depth", (int)row->depth, "test_time", test_time, "avg_ns",
         (json_int_t)ns.mean, "stddev_ns", (json_int_t)ns.deviation, "avg_ts", speed.mean,
         "stddev_ts", speed.deviation, "samples_ns", samples_json(row, false), "samples_ts",
-        samples_json(row, true));
+        samples_json(row, true), "step_bytes", row->step_bytes, "share_of_floor",
+        share_of_floor(s, row));
 }
 
 static int print_json(const bench_session *s, const model_args *args, const test_row *rows,
@@ -300,6 +341,16 @@ static int check_depths(const bench_session *s, const model_args *args, const in
     return CLI_OK;
 }
 
+static kv8_status measure_ceiling(bench_session *s) {
+    enum { CEILING_BYTES = 1 << 30 };
+    kv8_device_ceilings ceilings = {0};
+    if (s->model.device == NULL) return KV8_OK;
+    const kv8_status status =
+        kv8_device_measure_ceilings(s->model.device, CEILING_BYTES, &ceilings);
+    s->read_gb_s = ceilings.read_gb_s;
+    return status;
+}
+
 static int run(bench_session *s, const model_args *args, const kv8_kv_setting *settings,
                int32_t num_settings, const int32_t *depths, int32_t num_depths) {
     static test_row rows[(1 + MAX_BATCHES) * MAX_SETTINGS * MAX_DEPTHS];
@@ -309,7 +360,7 @@ static int run(bench_session *s, const model_args *args, const kv8_kv_setting *s
     if (s->token_ids == NULL) return cli_fail("no memory for tokens");
     cli_progress progress;
     cli_progress_begin(&progress);
-    kv8_status status = KV8_OK;
+    kv8_status status = measure_ceiling(s);
     const uint64_t total = (uint64_t)num_settings * (uint64_t)num_depths;
     for (uint64_t i = 0; status == KV8_OK && i < total && cli_interrupted() == 0; i++) {
         const kv8_kv_setting *const setting = &settings[i / (uint64_t)num_depths];

@@ -21,6 +21,10 @@ KV8_API KV8_NODISCARD kv8_status kv8_tokenizer_open(kv8_tokenizer **out, const c
 /* The same from the file's bytes in memory; messages begin with `name`. */
 KV8_API KV8_NODISCARD kv8_status kv8_tokenizer_parse(kv8_tokenizer **out, const char *json,
                                                      size_t length, const char *name);
+/* One for a model that has none, as those of random weights: every byte, harmony's control tokens,
+ * and a word of its own for each other id. vocab_size is 265 to a million. */
+KV8_API KV8_NODISCARD kv8_status kv8_tokenizer_create_words(kv8_tokenizer **out,
+                                                            int32_t vocab_size);
 KV8_API void kv8_tokenizer_close(kv8_tokenizer *tokenizer);
 
 /* One more than the largest id. */

@@ -199,15 +199,17 @@ static void model_rows_have_llama_bench_fields(void **state) {
                                 "24",      "--gen",     "3",
                                 "--kv",    "e4m3",      "--repetitions",
                                 "2",       "--threads", "1",
-                                "--json",  NULL};
+                                "--json",  "--batch",   "1,5",
+                                NULL};
     program_result result = bench(args);
     json_t *const rows = rows_of(&result);
-    assert_int_equal(json_array_size(rows), 4);
-    for (size_t i = 0; i < 4; i++) {
+    assert_int_equal(json_array_size(rows), 6);
+    for (size_t i = 0; i < 6; i++) {
         const json_t *const row = json_array_get(rows, i);
-        const double tokens = number(row, "n_prompt") + number(row, "n_gen");
-        assert_int_equal(tokens, i % 2 == 0 ? 24 : 3);
-        assert_int_equal(number(row, "n_depth"), i < 2 ? 0 : 40);
+        const double tokens =
+            (number(row, "n_prompt") + number(row, "n_gen")) * number(row, "n_parallel");
+        assert_int_equal(tokens, i % 3 == 0 ? 24 : i % 3 == 1 ? 3 : 15);
+        assert_int_equal(number(row, "n_depth"), i < 3 ? 0 : 40);
         assert_string_equal(json_string_value(json_object_get(row, "type_k")), "e4m3");
         const json_t *const ns = json_object_get(row, "samples_ns");
         const json_t *const ts = json_object_get(row, "samples_ts");
@@ -220,6 +222,13 @@ static void model_rows_have_llama_bench_fields(void **state) {
         }
         near(number(row, "avg_ts"), sum / 2);
     }
+    /* 40 tokens of 6 layers, 2 heads, K and V of 64 bytes; the experts of 5 tokens are more than
+     * those of 1, and fewer than 5 times as many. */
+    const double none = number(json_array_get(rows, 1), "step_bytes");
+    const double deep = number(json_array_get(rows, 4), "step_bytes");
+    const double five = number(json_array_get(rows, 2), "step_bytes");
+    near(deep - none, 40 * 6 * 2 * 2 * 64);
+    assert_true(five > 1.1 * none && five < 4 * none);
     json_decref(rows);
     program_free(&result);
 }
