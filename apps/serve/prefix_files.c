@@ -61,7 +61,7 @@ static int folder_of(const prefix_files *f, char folder[MAX_PATH]) {
         return cli_fail("--snapshot-dir: the path has %zu bytes, more than a path may",
                         strlen(f->directory));
     if ((mkdir(f->directory, 0777) != 0 && errno != EEXIST) ||
-        (mkdir(folder, 0777) != 0 && errno != EEXIST))
+        (mkdir(folder, 0700) != 0 && errno != EEXIST))
         return cli_fail("--snapshot-dir: %s: %s", folder, strerror(errno));
     return CLI_OK;
 }
