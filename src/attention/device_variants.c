@@ -94,12 +94,10 @@ static const kv8_variant variants[] = {
             WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,                                \
             KV8_PREFILL_FP8_SHARED(dim, math, k_stages, v_stages))
 #include "cuda/prefill/sm90/prefill_fp8_kernels.inc"
-#define IS_WIDE(code) ((code) == KV8_F16 || (code) == KV8_BF16)
-#define KV8_PREFILL(code, name, dim, math, stages, ahead, math_registers, registers)            \
-    PREFILL(kv8_prefill_##name##_d##dim##__sm90, QUERIES(KV8_##code), BIT(KV8_##code),          \
-            BIT(KV8_##code), WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,             \
-            KV8_PREFILL_SM90_SHARED((IS_WIDE(KV8_##code) ? 2 : 1), KV8_##code == KV8_INT8, dim, \
-                                    math, stages, ahead))
+#define KV8_PREFILL(k, v, name, dim, math, stages, ahead, math_registers, registers)           \
+    PREFILL(kv8_prefill_##name##_d##dim##__sm90, QUERIES(KV8_##k), BIT(KV8_##k), BIT(KV8_##v), \
+            WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,                             \
+            KV8_PREFILL_SM90_SHARED(KV8_##k, KV8_##v, dim, math, stages, ahead))
 #include "cuda/prefill/sm90/prefill_kernels.inc"
 #undef KV8_PREFILL_FP8
 #undef KV8_PREFILL

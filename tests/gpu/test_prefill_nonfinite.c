@@ -11,12 +11,16 @@
 static const char on_wgmma[] = "kv8_prefill_*__sm90", on_mma[] = "kv8_prefill_*__sm80";
 static const char *kernels; /* of the group of tests that runs */
 
-static const kv8_dtype formats[][2] = {
-    {KV8_BF16, KV8_E4M3}, {KV8_BF16, KV8_E5M2}, {KV8_BF16, KV8_INT8}, {KV8_BF16, KV8_F16},
-    {KV8_BF16, KV8_BF16}, {KV8_E4M3, KV8_E4M3}, {KV8_E4M3, KV8_E5M2}};
-enum { NUM_FORMATS = sizeof formats / sizeof formats[0], FP8 = 5 };
+/* Of Q, K and V. */
+static const kv8_dtype formats[][3] = {
+    {KV8_BF16, KV8_E4M3, KV8_E4M3}, {KV8_BF16, KV8_E5M2, KV8_E5M2}, {KV8_BF16, KV8_INT8, KV8_INT8},
+    {KV8_BF16, KV8_F16, KV8_F16},   {KV8_BF16, KV8_BF16, KV8_BF16}, {KV8_BF16, KV8_INT8, KV8_E4M3},
+    {KV8_BF16, KV8_INT8, KV8_BF16}, {KV8_BF16, KV8_E4M3, KV8_INT8}, {KV8_BF16, KV8_E4M3, KV8_BF16},
+    {KV8_BF16, KV8_BF16, KV8_INT8}, {KV8_BF16, KV8_BF16, KV8_E4M3}, {KV8_E4M3, KV8_E4M3, KV8_E4M3},
+    {KV8_E4M3, KV8_E5M2, KV8_E5M2}};
+enum { NUM_FORMATS = sizeof formats / sizeof formats[0], MIXED = 5, FP8 = 11 };
 static int num_formats(void) {
-    return kernels == on_wgmma ? NUM_FORMATS : FP8;
+    return kernels == on_wgmma ? NUM_FORMATS : MIXED;
 }
 static bool has_infinities(kv8_dtype dtype) {
     return dtype == KV8_BF16 || dtype == KV8_F16 || dtype == KV8_E5M2;
@@ -106,7 +110,8 @@ static void infinities_in_v(attention_inputs *in) {
 }
 /* Scores of both signs that are infinite, at keys whose V is too. */
 static void infinities_in_k_and_v(attention_inputs *in) {
-    if (!has_infinities(in->c->k_dtype)) return;
+    const kv8_dtype v = in->c->v_dtype;
+    if (!has_infinities(in->c->k_dtype) || (v != KV8_INT8 && !has_infinities(v))) return;
     poke(in, false, new_key(in), 2, INFINITY);
     poke(in, true, new_key(in), 3, INFINITY);
     poke(in, true, old_key(in), 4, INFINITY);
@@ -144,7 +149,7 @@ static attention_case plain(int format, int32_t head_dim) {
                             .head_dim = head_dim,
                             .q_dtype = formats[format][0],
                             .k_dtype = formats[format][1],
-                            .v_dtype = formats[format][1],
+                            .v_dtype = formats[format][2],
                             .o_dtype = KV8_F32,
                             .page_size = 16,
                             .window_left = -1,

@@ -53,12 +53,14 @@ typedef struct kv8_prefill_block {
 
 /* Bytes of shared memory of a kernel on sm_90: Q, the widened tiles of every stage, the codes under
  * way, int8's scales and powers, barriers, items, a record a row. */
-#define KV8_PREFILL_SM90_SHARED(code_bytes, int8, head_dim, num_math, num_stages, num_ahead) \
-    ((num_math)*128 * (head_dim) + (num_stages)*512 * (head_dim) +                           \
-     ((code_bytes) == 1 ? ((num_ahead) + 1) * 256 * (head_dim) : 0) +                        \
-     ((int8) ? (num_stages)*256 : 0) + 8 * (4 * (num_stages) + 2 * KV8_PREFILL_ITEM_SLOTS) + \
-     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES +                                  \
-     (num_math)*64 * KV8_PREFILL_ROW_BYTES + 16 + ((int8) ? (num_stages)*4 : 0))
+#define KV8_PREFILL_WIDENS(dtype) ((dtype) != KV8_BF16 && (dtype) != KV8_F16)
+#define KV8_PREFILL_SM90_SHARED(k, v, head_dim, num_math, num_stages, num_ahead)              \
+    ((num_math)*128 * (head_dim) + (num_stages)*512 * (head_dim) +                            \
+     (KV8_PREFILL_WIDENS(k) + KV8_PREFILL_WIDENS(v)) * ((num_ahead) + 1) * 128 * (head_dim) + \
+     ((k) == KV8_INT8 ? (num_stages)*256 : 0) +                                               \
+     8 * (4 * (num_stages) + 2 * KV8_PREFILL_ITEM_SLOTS) +                                    \
+     KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES +                                   \
+     (num_math)*64 * KV8_PREFILL_ROW_BYTES + 16 + ((v) == KV8_INT8 ? (num_stages)*4 : 0))
 
 /* Kernels on mma.sync. Bytes of a row of a tile of head_dim values, and of the tile to come: 16-bit
  * K and V where both are, else as they lie in pages. */

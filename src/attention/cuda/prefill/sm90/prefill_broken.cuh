@@ -43,7 +43,7 @@ __device__ __noinline__ void resolve_broken(const kv8_kernel_args &a, uint32_t s
     search.sync();
     for (uint32_t n = load_word(shared + SHAPE::BROKEN_AT); n != 0;) {
         const kv8_prefill_broken *const entry = a.prefill.broken + (n - 1);
-        write_nonfinite<SHAPE::HEAD_DIM / 32, SHAPE::CODE, SHAPE::CODE>(
+        write_nonfinite<SHAPE::HEAD_DIM / 32, SHAPE::FK, SHAPE::FV>(
             a, a.prefill.items[n - 1], search, 16 * warp, __ldcg(&entry->rows[warp]));
         n = __ldcg(&entry->next);
     }

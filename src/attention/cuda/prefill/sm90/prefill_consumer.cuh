@@ -17,7 +17,8 @@ struct Consumer : RowState<SHAPE> {
     using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of, rows::pass_turn, rows::wait_turn, rows::turn;
     using rows::thread_of_block;
-    static constexpr bool IS_BF16 = SHAPE::CODE == BF16;
+    // Of the first product and of the second.
+    static constexpr bool K_BF16 = SHAPE::FK == BF16, V_BF16 = SHAPE::FV == BF16;
     Ring<SHAPE::NUM_STAGES> tiles;  // of K; V's are one behind while S(t + 1) is computed
     ItemRing items;
     int tile, special;  // of the item: S is this tile's, and the next one that prepare() sees
@@ -77,7 +78,7 @@ struct Consumer : RowState<SHAPE> {
         const bool q_bf16 = a.q_dtype == BF16;
         const float scale = a.score_scale * k_scale_of(a, v);
         const float sign = scale < 0 ? -1.0f : scale == 0 ? 0.0f : 1.0f;
-        float power = q_bf16 && !IS_BF16 ? power_of(raw) : 1.0f;
+        float power = q_bf16 && !K_BF16 ? power_of(raw) : 1.0f;
         if (half == 0) {
             const int query = query_of(a, packed_row(v, i));
             const float f = !isfinite(scale) ? NAN : sign == 0 ? 1.0f : fabsf(scale) / power;
@@ -103,7 +104,7 @@ struct Consumer : RowState<SHAPE> {
                     low = both.x;
                     high = both.y;
                 }
-                w[j] = pack<IS_BF16>(low * power, high * power);
+                w[j] = pack<K_BF16>(low * power, high * power);
             }
             const int from = half * (D / 16);  // chunks of 16 bytes, 8 in a row of 64 columns
             store_shared(to + (from + c) / 8 * Q_BYTES + (((from + c) % 8) ^ (row % 8)) * 16, w[0],
@@ -143,14 +144,14 @@ struct Consumer : RowState<SHAPE> {
     __device__ __forceinline__ void start_scores(float (&s)[64], uint32_t q, uint32_t k) {
 #pragma unroll
         for (int i = 0; i < D / 16; i++)
-            wgmma_shared<IS_BF16>(s, descriptor_at(q, i / 4 * Q_BYTES + i % 4 * 32),
-                                  descriptor_at(k, i / 4 * TILE_BYTES + i % 4 * 32), i != 0);
+            wgmma_shared<K_BF16>(s, descriptor_at(q, i / 4 * Q_BYTES + i % 4 * 32),
+                                 descriptor_at(k, i / 4 * TILE_BYTES + i % 4 * 32), i != 0);
         wgmma_commit();
     }
     __device__ __forceinline__ void start_output(const uint32_t (&p)[32], uint32_t v) {
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            wgmma_registers<IS_BF16>(o, p + 4 * i, descriptor_at(v, i * 2048), 1);
+            wgmma_registers<V_BF16>(o, p + 4 * i, descriptor_at(v, i * 2048), 1);
         wgmma_commit();
     }
     __device__ __forceinline__ uint32_t k_descriptor(uint32_t stage) const {
@@ -223,7 +224,7 @@ struct Consumer : RowState<SHAPE> {
             const float high = weight_of(s[2 * i + 1], factor[slot], to[slot]);
             part[slot][0] += low;
             part[slot][1] += high;
-            p[i] = pack<IS_BF16>(low, high);
+            p[i] = pack<V_BF16>(low, high);
         }
         add[0] = part[0][0] + part[0][1];
         add[1] = part[1][0] + part[1][1];
@@ -284,7 +285,7 @@ struct Consumer : RowState<SHAPE> {
     __device__ __forceinline__ uint32_t finish_item(const kv8_prefill_item &item) {
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) max_[slot] = load_top(slot) * factor[slot];
-        if (SHAPE::CODE == INT8 && small) {
+        if (SHAPE::FV == INT8 && small) {
 #pragma unroll
             for (int i = 0; i < NUM_O; i++) o[i] *= 0x1p7f;
         }
@@ -340,7 +341,7 @@ struct Consumer : RowState<SHAPE> {
         wgmma_wait<0>();
         registers_pin(s);
         for (;;) {
-            if (SHAPE::CODE == INT8) scale_scores(s, tiles.stage());
+            if (SHAPE::FK == INT8) scale_scores(s, tiles.stage());
             release_k(tiles.stage());
             const Ring<SHAPE::NUM_STAGES> v_tiles = tiles;
             tiles.next();
@@ -357,7 +358,7 @@ struct Consumer : RowState<SHAPE> {
                 barrier_wait(SHAPE::barrier(shared, V_FULL, v_tiles.stage()), v_tiles.parity());
             if (!k_here && (kind & (LAST | NEXT)) != LAST)
                 barrier_wait(SHAPE::barrier(shared, K_FULL, tiles.stage()), tiles.parity());
-            if (SHAPE::CODE == INT8) shrink_weights(p, v_tiles.stage());
+            if (SHAPE::FV == INT8) shrink_weights(p, v_tiles.stage());
             wait_turn(mine);
             registers_pin(s);
             registers_pin(o);

@@ -13,7 +13,7 @@ template <Format CODE_, int HEAD_DIM_, int NUM_CONSUMERS_, int K_STAGES_, int V_
           int CONSUMER_REGISTERS_, int PRODUCER_REGISTERS_>
 struct Fp8Shape {
     static constexpr bool FP8 = true;
-    static constexpr Format CODE = CODE_;
+    static constexpr Format CODE = CODE_, FK = CODE_, FV = CODE_;  // of K and V alike
     static constexpr int HEAD_DIM = HEAD_DIM_, NUM_CONSUMERS = NUM_CONSUMERS_;
     static constexpr int K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;
     static constexpr int CONSUMER_REGISTERS = CONSUMER_REGISTERS_,

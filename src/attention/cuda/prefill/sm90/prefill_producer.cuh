@@ -12,16 +12,23 @@ namespace kv8 {
 template <class SHAPE>
 struct Producer : KeyLoader {
     enum {
-        WIDE = is_wide(SHAPE::CODE),
+        K_WIDE = is_wide(SHAPE::FK),
+        V_WIDE = is_wide(SHAPE::FV),
+        V_PIECES = K_WIDE ? 0 : SHAPE::COLUMNS,  // where V's begin in a raw tile
         NUM_AHEAD = SHAPE::NUM_AHEAD,
-        LOADS = SHAPE::LOADS  // of 16 bytes at a time
+        LOADS = SHAPE::LOADS,  // of 16 bytes at a time
+        HAS_SCALES = SHAPE::FK == INT8 || SHAPE::FV == INT8
     };
     Ring<SHAPE::NUM_STAGES> stored;
     const bool together;            // K and V are copied at one walk over the keys
     __half2 scales[NUM_AHEAD + 1];  // int8: K's and V's scale of this lane's key, oldest first
+    // Of two formats, one not widened: its row of this lane's key of the tile whose codes were
+    // asked for last, and which lanes' keys somebody sees.
+    const uint8_t *wide_row;
+    uint32_t wide_seen;
 
     __device__ Producer(const kv8_kernel_args &args, uint32_t base)
-        : KeyLoader(args, base), together(LOADS == 4 && has_twin_pools()) {}
+        : KeyLoader(args, base), together(LOADS == 4 && !K_WIDE && !V_WIDE && has_twin_pools()) {}
 
     // Into the L2 the item's Q as well: the consumers read it between two tiles. A thread a row.
     __device__ __forceinline__ void open_item(const kv8_prefill_item &item, uint32_t at) {
@@ -87,35 +94,38 @@ struct Producer : KeyLoader {
         if (together) {
             fetch_half<true>(raw, key_of(a.k, slot), seen);
         } else {
-            fetch_half<false>(raw, key_of(a.k, slot), seen);
-            fetch_half<false>(raw + SHAPE::COLUMNS * RAW_CHUNK_BYTES, key_of(a.v, slot), seen);
+            if (!K_WIDE) fetch_half<false>(raw, key_of(a.k, slot), seen);
+            if (!V_WIDE)
+                fetch_half<false>(raw + V_PIECES * RAW_CHUNK_BYTES, key_of(a.v, slot), seen);
         }
-        if (SHAPE::CODE == INT8)
-            scales[NUM_AHEAD] = __halves2half2(scale_of(a.k, slot), scale_of(a.v, slot));
+        if (K_WIDE || V_WIDE) wide_row = key_of(K_WIDE ? a.k : a.v, slot), wide_seen = seen;
+        if (HAS_SCALES)
+            scales[NUM_AHEAD] =
+                __halves2half2(SHAPE::FK == INT8 ? scale_of(a.k, slot) : __ushort_as_half(0),
+                               SHAPE::FV == INT8 ? scale_of(a.v, slot) : __ushort_as_half(0));
         page = page_of(tile + 1);
     }
     // Widens K or V of the oldest tile; published when the next codes are on their way into
     // registers, so that nobody waits for the stores.
     template <bool IS_V>
     __device__ __forceinline__ void widen_half(RawChunk<LOADS> p, int of_tile) {
+        constexpr Format CODE = IS_V ? SHAPE::FV : SHAPE::FK;
         const int stage = stored.stage();
         const __half2 scale = IS_V ? __high2half2(scales[0]) : __low2half2(scales[0]);
         const int at = IS_V ? SHAPE::V_AT : SHAPE::K_AT;
         barrier_wait(barrier(IS_V ? V_EMPTY : K_EMPTY, stage), stored.parity() ^ 1);
-        if (SHAPE::CODE == INT8 && !IS_V)
+        if (CODE == INT8 && !IS_V)
             asm volatile(
                 "st.shared.u16 [%0], %1;" ::"r"(shared + SHAPE::K_SCALES_AT +
                                                 (stage * TILE_KEYS + 32 * warp + lane) * 2),
                 "h"(finite_or_nan(__half_as_ushort(__low2half(scale))))
                 : "memory");
-        const bool small = SHAPE::CODE == INT8 && IS_V && publish_small(scale, stage);
+        const bool small = CODE == INT8 && IS_V && publish_small(scale, stage);
 #pragma unroll
         for (int i = 0; i < SHAPE::COLUMNS * 4; i += LOADS) {
             if (i > 0)
-                load_chunk(p, raw_address(stored.steps, IS_V * SHAPE::COLUMNS + i / 4), i % 4,
-                           lane);
-            widen_chunk<SHAPE::CODE, IS_V>(p, tile_address(at, stage, i / 4), i % 4, scale, small,
-                                           lane);
+                load_chunk(p, raw_address(stored.steps, IS_V * V_PIECES + i / 4), i % 4, lane);
+            widen_chunk<CODE, IS_V>(p, tile_address(at, stage, i / 4), i % 4, scale, small, lane);
         }
         if (IS_V) clear_tile(of_tile, stage);
     }
@@ -124,7 +134,7 @@ struct Producer : KeyLoader {
         if (is_plain(of_tile)) return;
 #pragma unroll
         for (int c = 0; c < SHAPE::COLUMNS; c++)
-            this->template clear_values<SHAPE::CODE == BF16 ? BF16 : F16, 8>(
+            this->template clear_values<SHAPE::FV == BF16 ? BF16 : F16, 8>(
                 of_tile, tile_address(SHAPE::V_AT, stage, c), 128);
     }
     // int8: a product of a key's code and such a scale would leave f16. A scale that is not finite
@@ -180,7 +190,7 @@ struct Producer : KeyLoader {
         return (stored.steps - 1) % SHAPE::NUM_STAGES;
     }
     __device__ __forceinline__ void shift_scales() {
-        if constexpr (SHAPE::CODE == INT8) {
+        if constexpr (HAS_SCALES) {
 #pragma unroll
             for (int j = 0; j < NUM_AHEAD; j++) scales[j] = scales[j + 1];
         }
@@ -190,13 +200,18 @@ struct Producer : KeyLoader {
     // one's waits for its stage.
     template <bool IS_V>
     __device__ __forceinline__ void copy_half(const uint8_t *mine, bool behind) {
-        const int stage = stored.stage();
         const uint32_t seen = __ballot_sync(~0u, page >= 0);
         if (behind) {
             copy_wait<1>();
             if (IS_V) clear_tile(tile - 1, last_stage());
             publish(barrier(IS_V ? V_FULL : K_FULL, last_stage()));
         }
+        copy_wide<IS_V>(mine, seen);
+    }
+    // Rows of the warp's keys into the stage, once it is free.
+    template <bool IS_V>
+    __device__ __forceinline__ void copy_wide(const uint8_t *mine, uint32_t seen) const {
+        const int stage = stored.stage();
         barrier_wait(barrier(IS_V ? V_EMPTY : K_EMPTY, stage), stored.parity() ^ 1);
         const int row = lane / 8, chunk = lane % 8;  // keys 4i + row; the swizzle's bit 2 is i's
         const uint32_t even = tile_address(IS_V ? SHAPE::V_AT : SHAPE::K_AT, stage, 0) + 128 * row +
@@ -231,9 +246,56 @@ struct Producer : KeyLoader {
         publish(barrier(V_FULL, last_stage()));
     }
 
+    // One of K and V is widened, the other lands in its stages. V's copies of a tile are under way
+    // while K of the next is widened, K's while V of the tile is.
+    __device__ __forceinline__ void mixed_item() {
+        static_assert(NUM_AHEAD == 1, "codes of the next tile alone are under way");
+        if (tile >= tile_end) return;
+        fetch_next(stored.steps);
+        shift_scales();
+        if (V_WIDE) copy_commit();  // of V of a tile before
+        bool behind = false;
+        do {
+            RawChunk<LOADS> p;
+            if constexpr (V_WIDE) {
+                copy_wait<1>();
+                load_chunk(p, raw_address(stored.steps, 0), 0, lane);
+                widen_half<false>(p, 0);
+                const uint8_t *const row = wide_row;
+                const uint32_t seen = wide_seen;
+                fetch_next(stored.steps + 1);
+                publish_k(barrier(K_FULL, stored.stage()));
+                if (behind) publish_wide_v<1>(tile - 3);
+                copy_wide<true>(row, seen);
+            } else {
+                copy_wide<false>(wide_row, wide_seen);
+                fetch_next(stored.steps + 1);
+                copy_wait<2>();
+                load_chunk(p, raw_address(stored.steps, 0), 0, lane);
+                widen_half<true>(p, tile - 2);
+                copy_wait<1>();
+                publish(barrier(K_FULL, stored.stage()));
+                publish(barrier(V_FULL, stored.stage()));
+            }
+            stored.next();
+            shift_scales();
+            behind = true;
+        } while (tile - 1 < tile_end);
+        if (V_WIDE) publish_wide_v<0>(tile - 2);
+    }
+    // V of the tile before, whose copies have come when PENDING groups follow them.
+    template <int PENDING>
+    __device__ __forceinline__ void publish_wide_v(int of_tile) const {
+        copy_wait<PENDING>();
+        clear_tile(of_tile, last_stage());
+        publish(barrier(V_FULL, last_stage()));
+    }
+
     __device__ __forceinline__ void run() {
-        if constexpr (WIDE)
+        if constexpr (K_WIDE && V_WIDE)
             wide_item();
+        else if constexpr (K_WIDE || V_WIDE)
+            mixed_item();
         else
             narrow_item();
     }

@@ -181,7 +181,7 @@ struct RowState {
                 if (a.lse != nullptr && lane() % 4 == 0) store_lse(v, place, slot);
                 here = !empty && !isnan(total);
             }
-            if (has_infinities(SHAPE::CODE) || SHAPE::CODE == INT8)
+            if (has_infinities(SHAPE::FV) || SHAPE::FV == INT8)
                 broken = broken || (here && holds_nan(slot));
             const uint32_t lanes = __ballot_sync(~0u, here);
 #pragma unroll

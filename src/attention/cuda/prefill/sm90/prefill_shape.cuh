@@ -20,10 +20,10 @@ enum StageBarrier : int { K_FULL, K_EMPTY, V_FULL, V_EMPTY };
 enum ItemBarrier : int { ITEM_FULL, ITEM_EMPTY };
 
 // One row of prefill_kernels.inc.
-template <Format CODE_, int HEAD_DIM_, int NUM_CONSUMERS_, int NUM_STAGES_, int NUM_AHEAD_,
-          int CONSUMER_REGISTERS_, int PRODUCER_REGISTERS_>
+template <Format FK_, Format FV_, int HEAD_DIM_, int NUM_CONSUMERS_, int NUM_STAGES_,
+          int NUM_AHEAD_, int CONSUMER_REGISTERS_, int PRODUCER_REGISTERS_>
 struct Sm90Shape {
-    static constexpr Format CODE = CODE_;
+    static constexpr Format FK = FK_, FV = FV_;  // of K and of V
     static constexpr int HEAD_DIM = HEAD_DIM_, NUM_CONSUMERS = NUM_CONSUMERS_;
     static constexpr bool FP8 = false;  // products of 8-bit codes: prefill_fp8_shape.cuh
     static constexpr int NUM_STAGES = NUM_STAGES_;
@@ -33,19 +33,18 @@ struct Sm90Shape {
     static constexpr int LOADS =
         PRODUCER_REGISTERS < 64 ? 2 : 4;  // 16 bytes of codes that a thread holds while widening
     // Of a warp at K's barriers: with int8 every lane hands over, its key's scale or its reads.
-    static constexpr int K_ARRIVALS = CODE == INT8 ? 32 : 1;
+    static constexpr int K_ARRIVALS = FK == INT8 ? 32 : 1;
     static constexpr int COLUMNS = HEAD_DIM / 64;  // tiles of 64 columns in a row
     static constexpr int THREADS = 128 * (NUM_CONSUMERS + 1);
     static constexpr int Q_AT = 0;
     static constexpr int K_AT = Q_AT + NUM_CONSUMERS * COLUMNS * Q_BYTES;
     static constexpr int V_AT = K_AT + NUM_STAGES * COLUMNS * TILE_BYTES;
-    // Codes as they lie in pages: per producer warp, NUM_AHEAD + 1 tiles of K then V.
+    // 8-bit codes as they lie in pages: per producer warp, NUM_AHEAD + 1 tiles of K then V.
     static constexpr int RAW_AT = V_AT + NUM_STAGES * COLUMNS * TILE_BYTES;
-    static constexpr int RAW_TILE_BYTES = is_wide(CODE) ? 0 : 2 * COLUMNS * RAW_CHUNK_BYTES;
+    static constexpr int RAW_TILE_BYTES = (!is_wide(FK) + !is_wide(FV)) * COLUMNS * RAW_CHUNK_BYTES;
     // int8: K's scales of a stage's keys, f16.
     static constexpr int K_SCALES_AT = RAW_AT + 4 * (NUM_AHEAD + 1) * RAW_TILE_BYTES;
-    static constexpr int BARRIERS_AT =
-        K_SCALES_AT + (CODE == INT8 ? NUM_STAGES * TILE_KEYS * 2 : 0);
+    static constexpr int BARRIERS_AT = K_SCALES_AT + (FK == INT8 ? NUM_STAGES * TILE_KEYS * 2 : 0);
     static __device__ __forceinline__ uint32_t barrier(uint32_t shared, StageBarrier kind,
                                                        int stage) {
         return shared + BARRIERS_AT + 8 * (kind * NUM_STAGES + stage);
@@ -57,9 +56,9 @@ struct Sm90Shape {
     static constexpr int BROKEN_AT = ROWS_AT + NUM_CONSUMERS * 64 * KV8_PREFILL_ROW_BYTES;
     // int8: a byte for each stage and producer warp: whether its 32 keys of V are 2^-7 as large.
     static constexpr int SMALL_AT = BROKEN_AT + 16;
-    static constexpr int SHARED_BYTES = SMALL_AT + (CODE == INT8 ? NUM_STAGES * 4 : 0);
-    static_assert(SHARED_BYTES == KV8_PREFILL_SM90_SHARED(size_of(CODE), CODE == INT8, HEAD_DIM,
-                                                          NUM_CONSUMERS, NUM_STAGES, NUM_AHEAD),
+    static constexpr int SHARED_BYTES = SMALL_AT + (FV == INT8 ? NUM_STAGES * 4 : 0);
+    static_assert(SHARED_BYTES == KV8_PREFILL_SM90_SHARED(FK, FV, HEAD_DIM, NUM_CONSUMERS,
+                                                          NUM_STAGES, NUM_AHEAD),
                   "what the host asks for");
 };
 
