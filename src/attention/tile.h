@@ -104,8 +104,8 @@ typedef struct kv8_tile {
     bool mixed;         /* some row sees a key of the tile that another does not */
     /* NULL for a key that no row of the item sees: its bytes are never read. */
     const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
-    /* Of int8 K and V: where their row scales lie, of the first head; and, filled in by the kernel,
-     * the scales themselves, of K and of V. */
+    /* k_scale, v_scale of int8 K and V: where the first head's row scales lie; row_scale: the
+     * scales themselves, of K and of V, which the kernel fills in. */
     const kv8_f16 *k_scale[KV8_TILE_KEYS], *v_scale[KV8_TILE_KEYS];
     kv8_f16 row_scale[2][KV8_ITEM_HEADS][KV8_TILE_KEYS];
 } kv8_tile;

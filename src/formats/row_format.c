@@ -152,7 +152,7 @@ static void store_power_of_two(const kv8_row_format *format, uint8_t *scales, in
         memcpy(at, &scale, sizeof scale);
 }
 
-/* Of a first segment with scales: values under each of them. */
+/* Values under each scale of a first segment that has scales. */
 static int32_t block_of(const kv8_row_format *format) {
     return format->scale_block > 0 ? format->scale_block : format->segment[0].count;
 }

@@ -81,7 +81,7 @@ typedef struct kv8_page_shape {
  * by them; rows start at a cache line. false on overflow. */
 bool kv8_row_lay_out(const kv8_row_format *format, const kv8_page_shape *shape, size_t *page_bytes,
                      kv8_row_plane *rows_out, kv8_row_plane *scales_out);
-/* The same of scales in a plane of their own; without them nothing changes. */
+/* Adds the page's scales where they lie in a plane of their own; where not, nothing changes. */
 bool kv8_row_lay_out_scales(const kv8_row_format *format, const kv8_page_shape *shape,
                             size_t *page_bytes, kv8_row_plane *scales_out);
 
@@ -89,7 +89,7 @@ bool kv8_row_lay_out_scales(const kv8_row_format *format, const kv8_page_shape *
 
 /* The block conversions of one rung: opaque outside the room, named in formats_kernels.inc. */
 typedef struct kv8_formats_kernels kv8_formats_kernels;
-/* Those of a resolved rung; a rung without its own uses the one below. */
+/* The conversions of a resolved rung; a rung without its own uses the one below. */
 const kv8_formats_kernels *kv8_formats_kernels_get(kv8_isa isa);
 
 /* Stores values / scale (scale finite and > 0). `scales` is where the row's scales lie, NULL when
@@ -98,7 +98,7 @@ const kv8_formats_kernels *kv8_formats_kernels_get(kv8_isa isa);
 void kv8_row_narrow(const kv8_formats_kernels *kernels, const kv8_row_format *format,
                     const float *values, float scale, float *scratch, uint8_t *row, uint8_t *scales,
                     kv8_narrow_counts *counts);
-/* And back: kv8_row_num_values() values. */
+/* Reads a row's kv8_row_num_values() values. */
 void kv8_row_widen(const kv8_formats_kernels *kernels, const kv8_row_format *format,
                    const uint8_t *row, const uint8_t *scales, float scale, float *values_out);
 

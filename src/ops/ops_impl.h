@@ -61,11 +61,7 @@ void kv8_axpy(kv8_isa isa, float a, const float *x, size_t n, float *y);
  * first index of the maximum. */
 double kv8_log_sum_exp(const float *x, size_t n, size_t *max_idx_out);
 
-/* The same on a GPU. */
-#include "device_experts.h"
-#include "device_ops.h"
-
-/* The same on a GPU. */
+/* The room's work on a GPU. */
 #include "device_experts.h"
 #include "device_ops.h"
 

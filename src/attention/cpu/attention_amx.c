@@ -36,7 +36,7 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     return at;
 }
 
-/* A unit's rows stand beside each other: fold of them in a vector. */
+/* Columns of a unit: its rows stand beside each other, `fold` units in a vector. */
 static inline int32_t t_columns(const t_lanes *at) {
     return T_SIDE / at->fold;
 }
@@ -47,8 +47,8 @@ static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u) {
     return (int64_t)u * t_columns(at) + row;
 }
 
-/* Of V too: quarter L of vector x of 64 columns is quarter x of vector L, and the other way round.
- * In place, so this puts a row into the order of O's columns or back. */
+/* t_place puts a row into the order of O's columns or back: V's codes too are left as unpacking has
+ * them, quarter L of vector x of 64 columns in quarter x of vector L. */
 static void t_place(const kv8_attention_job *job, float *row) {
     if (job->v_size == 1) t_turn_quarters(row, kv8_spec_v_head_dim(job->spec) / 64 * 64);
 }

@@ -30,7 +30,7 @@ static void t_place_doubled(const kv8_attention_job *job, float *row) {
     }
     memcpy(row, both, (size_t)job->v_row * sizeof *row);
     if (job->v_size > 1) return;
-    /* Of 64 codes, the 8 at 16 x + 8 h are widened to quarter x of vector h. */
+    /* The 8 of 64 codes at 16 x + 8 h are widened to quarter x of vector h. */
     for (int32_t d = 0; d < job->v_row; d += 64) {
         for (int32_t i = 0; i < 8; i++)
             memcpy(row + d + 16 * (i % 4) + 8 * (i / 4), both + d + 8 * i, 8 * sizeof *row);
@@ -94,8 +94,9 @@ V_INLINE void t_rows_of_keys(v_f32 *x, const int columns) {
     }
 }
 
-/* Of the 128 rows that a head asks for, 32 beside K's and 32 beside V's, twice this beside softmax
- * and the rest in four bursts. Rows of more than a line are better asked for less densely. */
+/* How many of the 128 rows that a head asks for go beside half of softmax: 32 go beside K's, 32
+ * beside V's, and the rest in four bursts. Rows of more than a line are better asked for less
+ * densely. */
 static int32_t t_few_asks(const t_queue *queue) {
     return queue->ahead_bytes > 64 ? 12 : 24;
 }

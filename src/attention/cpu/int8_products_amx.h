@@ -14,9 +14,9 @@ static void t_value_row(const kv8_attention_job *job, const uint8_t *row, float 
         v_store(job->value + d, v_mul(v_widen_int8(row + d), v_set1(scale)));
 }
 
-/* Of the next tile's 128 rows, 32 are asked for beside V's, which come from the second level of
- * cache themselves, 80 beside the weights and the others between them (64,
- * 48 and 16: 5 % slower). */
+/* Where the next tile's 128 rows are asked for: 32 beside V's, which come from the second level of
+ * cache themselves, 80 beside the weights and the others between them (64, 48 and 16: 5 % slower).
+ */
 enum { T_ASK_BY_V = 0, T_ASK_BY_WEIGHTS = 32, T_ASK_BETWEEN = 112 };
 static void t_ask_between(const t_queue *queue, int32_t from, int32_t count) {
     for (int32_t i = 0; i < count; i++)

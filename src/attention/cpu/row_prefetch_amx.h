@@ -32,7 +32,7 @@ V_INLINE void t_widen_vector(const kv8_dtype dtype, __m512i codes, float *out) {
     v_store(out + V_LANES, _mm512_castsi512_ps(pairs[1]));
 }
 
-/* The same of two rows, as pairs of even and odd: 64 units in quarters. */
+/* Two vectors of codes to pairs of even and odd: 64 units in quarters. */
 V_INLINE void t_widen_vectors(const kv8_dtype dtype, __m512i even, __m512i odd, float *out) {
     t_widen_vector(dtype, _mm512_unpacklo_epi8(even, odd), out);
     t_widen_vector(dtype, _mm512_unpackhi_epi8(even, odd), out + 2 * V_LANES);

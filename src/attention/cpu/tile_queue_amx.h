@@ -136,9 +136,9 @@ static inline void t_ask_more(t_queue *queue, int32_t n) {
     const uint8_t *const *const rows = t_take_ahead(queue, n);
     for (int32_t i = 0; i < n; i++) kv8_ask_row(rows[i], queue->ahead_bytes);
 }
-/* Of 128 rows, 64 of K and 64 of V in turn, 32 beside K's, 48 beside V's, the rest in four bursts
- * between them: of 12, or in decode with up to 8 rows, the usual one, of 8 and 16 beside softmax's
- * sixteen pairs of vectors. */
+/* How the next tile's 128 rows, 64 of K and 64 of V in turn, are asked for: 32 beside K's, 48
+ * beside V's, the rest in four bursts between them: of 12, or in decode with up to 8 rows, the
+ * usual one, of 8 and 16 beside softmax's sixteen pairs of vectors. */
 enum { T_ASKING_FOLD = 2, T_ASKS = 1, T_BURST = 12, T_BURST_ASKING = 8 };
 #define T_AHEAD_BYTES(job, rows) ((rows)->queue->ahead_bytes)
 #define T_AHEAD_BY_K(r)          t_take_ahead((r)->queue, KV8_TILE_KEYS / 2)

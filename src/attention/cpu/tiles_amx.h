@@ -26,8 +26,10 @@ static inline __m512i t_spread_from(int32_t fold) {
 #define T_KEY_LANES(fold, per_key) \
     _mm512_permutexvar_ps(t_spread_from(fold), v_load_n(per_key, fold))
 
-/* Of the first `end` columns of a row, 64 by 64: quarter L of vector x becomes quarter x of vector
- * L. Interleaving codes does so, and this turns it back; or the other way round. */
+/* t_turn_quarters works on the first `end` columns of a row, 64 by 64: quarter L of vector x
+ * becomes quarter x of vector L. Interleaving codes does so, and this turns it back; or the other
+ * way round.
+ */
 static inline void t_turn_quarters(float *row, int32_t end) {
     for (int32_t d = 0; d < end; d += 4 * T_SIDE) {
         v_f32 x[4], half[4];

@@ -168,8 +168,8 @@ static void t_load_k(const kv8_attention_job *job, const t_rows *rows, int32_t p
     T_BY_DTYPE(job->spec->k_dtype)
 #undef T_CALL
 }
-/* The same of V. order[u]: the first key of unit u, the second is `fold` further: softmax leaves
- * their weights in the same lane. */
+/* The head's rows of V. order[u]: the first key of unit u, the second is `fold` further: softmax
+ * leaves their weights in the same lane. */
 static void t_load_v(const kv8_attention_job *job, const t_rows *rows, int32_t padded,
                      const uint8_t *order, int32_t fold) {
     const t_load load = {.out = job->v,

@@ -149,7 +149,7 @@ static inline void kv8_bf16x64_lookup(__m512i codes, const kv8_bf16_table *table
     out[0] = _mm512_unpacklo_epi8(low, high);
     out[1] = _mm512_unpackhi_epi8(low, high);
 }
-/* The same of e4m3 by GFNI, whose affine maps take port 0 where lookups take port 5 twice. With the
+/* e4m3 by GFNI, whose affine maps take port 0 where lookups take port 5 twice. With the
  * bits s eeee mmm, a normal's bf16 is high byte s e3 ~e3 ~e3 ~e3 ~e3 e2 e1 (the exponent's 120 + e
  * without its last bit: a carry turns 01111 into 10000 where e3 is set) and low byte e0 mmm 0000.
  * Exponents 0 (subnormals) and 15 (NaN among them), those whose neighbouring bits are all equal,
@@ -172,11 +172,12 @@ static inline void kv8_bf16x64_e4m3(__m512i codes, __m512i out[2]) {
     out[0] = _mm512_unpacklo_epi8(low, high);
     out[1] = _mm512_unpackhi_epi8(low, high);
 }
-/* So that out[0] is the first 32 of 64 codes in order: eight bytes of each half to a lane. */
+/* Eight bytes of each half of the codes to a lane, so that out[0] of the lookup is the first 32 of
+ * 64 codes in order. */
 static inline __m512i kv8_halves_to_lanes(__m512i codes) {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), codes);
 }
-/* And back: the first eight bytes of every lane, then the others. */
+/* The first eight bytes of every lane, then the others: kv8_halves_to_lanes back. */
 static inline __m512i kv8_halves_of_lanes(__m512i codes) {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), codes);
 }
@@ -191,8 +192,8 @@ static inline __m512i kv8_zip_codes(__m512i even, __m512i odd, const int first) 
                                     odd);
 }
 
-/* So that the low halves of out[0] of the lookup are codes 0..15 and the high halves 16..31, of
- * out[1] 32..47 and 48..63: a shift and a mask make f32 of them, in order. */
+/* Codes placed so that the low halves of out[0] of the lookup are codes 0..15 and the high halves
+ * 16..31, of out[1] 32..47 and 48..63: a shift and a mask make f32 of them, in order. */
 static inline __m512i kv8_sixteens_to_halves(__m512i codes) {
     const __m512i from = _mm512_setr_epi64(
         0x1303120211011000, 0x3323322231213020, 0x1707160615051404, 0x3727362635253424,
