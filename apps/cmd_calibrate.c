@@ -7,11 +7,13 @@
 
 #include "budget.h"
 #include "cli.h"
+#include "counts.h"
 #include "fits.h"
 #include "ranks.h"
 
 typedef struct calibrate_args {
-    const char *model, *text, *output, *format, *from, *check, *dtype, *granularity, *method;
+    const char *model, *text, *output, *format, *from, *merge, *check, *dtype, *granularity,
+        *method;
     const char *parallel, *budget, *plot, *report;
     int32_t max_tokens, window_len, num_windows, num_ranks, threads;
     float percentile, margin;
@@ -55,6 +57,8 @@ static int parse(calibrate_args *args, int argc, char **argv) {
         {"windows", "N", "windows to measure damage on, and as many to verify on (2)", CLI_INT,
          &args->num_windows, 1, 1e6},
         {"from", "FILE", "take the scales from a file instead of a text", CLI_TEXT, &args->from},
+        {"merge", "FILES", "take the counts of scale files, commas between, instead of a text's",
+         CLI_TEXT, &args->merge},
         {"check", "FILE", "hold a file's scales against what the text shows", CLI_TEXT,
          &args->check},
         {"num-ranks", "N", "ranks of sglang's form (1)", CLI_INT, &args->num_ranks, 1, 65536},
@@ -77,8 +81,10 @@ static int parse(calibrate_args *args, int argc, char **argv) {
     };
     const int status = cli_parse(&command, argc, argv, &args->model);
     if (status >= 0) return status;
-    if ((args->text == NULL) == (args->from == NULL))
-        return cli_fail("either --text FILE or --from FILE");
+    if ((args->text != NULL) + (args->from != NULL) + (args->merge != NULL) != 1)
+        return cli_fail("one of --text FILE, --merge FILES and --from FILE");
+    if (args->merge != NULL && (args->budget != NULL || args->with_q))
+        return cli_fail("--merge has no text for --budget, and files hold no counts of queries");
     if (args->from != NULL && (args->budget != NULL || args->check != NULL || args->plot != NULL ||
                                args->report != NULL || args->json))
         return cli_fail("--from FILE only writes it in another form: --output PATH, --format NAME");
@@ -166,6 +172,8 @@ static int make_observer(const calibrate_args *args, const plan *p, const cli_mo
 
 static int observe(const calibrate_args *args, const plan *p, cli_model *model, const ranks *all,
                    const tokens *text, kv8_observer *observer) {
+    if (args->merge != NULL) /* rank 0's, else they would count once for each rank */
+        return all->rank == 0 ? counts_add_files(observer, args->merge, model) : CLI_OK;
     cli_progress progress;
     kv8_observe_text_options options = KV8_OBSERVE_TEXT_OPTIONS_INIT;
     options.token_ids = text->ids;
@@ -259,11 +267,16 @@ static int write_scales(const calibrate_args *args, const plan *p, const cli_mod
                       p->format, args->num_ranks);
 }
 
+/* Where the counts come from. */
+static const char *source_of(const calibrate_args *args) {
+    return args->text != NULL ? args->text : args->merge;
+}
+
 static json_t *report_json(const calibrate_args *args, const plan *p, const cli_model *model,
                            const result *r) {
     return json_pack(
         "{s:o, s:o, s:I, s:s, s:s, s:f, s:s, s:o, s:o*}", "model", cli_json_text(args->model),
-        "text", cli_json_text(args->text), "tokens", (json_int_t)r->fits.num_tokens, "dtype",
+        "text", cli_json_text(source_of(args)), "tokens", (json_int_t)r->fits.num_tokens, "dtype",
         args->dtype, "method", args->method, "margin", (double)args->margin, "version",
         kv8_version(), "heads", fits_json(&r->fits), "budget",
         r->choice == NULL ? NULL : budget_json(&p->budget, r->choice, model->info.num_layers));
@@ -275,7 +288,7 @@ static int show(const calibrate_args *args, const plan *p, const cli_model *mode
         status = cli_write_json(report_json(args, p, model, r), stdout, "stdout");
     } else {
         printf("%s: %llu tokens of %s, %s by %s\n\n", args->model,
-               (unsigned long long)r->fits.num_tokens, args->text, args->dtype, args->method);
+               (unsigned long long)r->fits.num_tokens, source_of(args), args->dtype, args->method);
         fits_print(&r->fits);
         if (r->choice != NULL) budget_print(&p->budget, r->choice, model->info.num_layers);
     }
@@ -337,7 +350,7 @@ static int calibrate(const calibrate_args *args, const plan *p, cli_model *model
     result r = {.fits = {0}};
     kv8_observer *observer = NULL;
     int status = all->rank == 0 ? open_outputs(args, &r) : CLI_OK;
-    if (status == CLI_OK) status = read_tokens(args, model, &text);
+    if (status == CLI_OK && args->text != NULL) status = read_tokens(args, model, &text);
     if (status == CLI_OK) status = make_observer(args, p, model, all, &observer);
     if (status == CLI_OK) status = observe(args, p, model, all, &text, observer);
     status = ranks_agree(all, status);

@@ -37,6 +37,9 @@ static kv8_status fit_column(fits *f, const kv8_observer *observer, int32_t laye
         status = kv8_observer_get(observer, (kv8_observed_tensor)kv, layer, head, &seen);
         for (int32_t bin = 0; status == KV8_OK && bin < KV8_OBSERVE_BINS; bin++)
             f->histogram[at * KV8_OBSERVE_BINS + (size_t)bin] += seen.histogram[bin];
+        f->zeros[at] += seen.zeros;
+        f->nans[at] += seen.nans;
+        f->infs[at] += seen.infs;
     }
     return status;
 }
@@ -75,10 +78,14 @@ int fits_make(fits *fits_out, const kv8_observer *observer, const kv8_fit_option
     f.sqnr_db = calloc(cells, sizeof *f.sqnr_db);
     f.clip_rate = calloc(cells, sizeof *f.clip_rate);
     f.histogram = calloc(cells, KV8_OBSERVE_BINS * sizeof *f.histogram);
+    f.zeros = calloc(cells, sizeof *f.zeros);
+    f.nans = calloc(cells, sizeof *f.nans);
+    f.infs = calloc(cells, sizeof *f.infs);
     if (f.num_qo_heads > 0) f.q_scales = calloc(layers * (size_t)f.num_qo_heads, sizeof(float));
     *fits_out = f;
     if (f.heads == NULL || f.scales == NULL || f.amax == NULL || f.sqnr_db == NULL ||
-        f.clip_rate == NULL || f.histogram == NULL || (f.num_qo_heads > 0 && f.q_scales == NULL))
+        f.clip_rate == NULL || f.histogram == NULL || f.zeros == NULL || f.nans == NULL ||
+        f.infs == NULL || (f.num_qo_heads > 0 && f.q_scales == NULL))
         return cli_fail("no memory for the fits of %d layers", f.num_layers);
     for (int32_t layer = 0; status == KV8_OK && layer < f.num_layers; layer++)
         status = fit_layer(fits_out, observer, layer);
@@ -92,6 +99,9 @@ void fits_free(fits *f) {
     free(f->sqnr_db);
     free(f->clip_rate);
     free(f->histogram);
+    free(f->zeros);
+    free(f->nans);
+    free(f->infs);
     free(f->q_scales);
     *f = (fits){0};
 }
@@ -203,6 +213,9 @@ static kv8_scale_data data_of(const fits *f) {
     data.margin = f->options.margin;
     data.num_tokens = f->num_tokens;
     data.histogram = f->histogram;
+    data.zeros = f->zeros;
+    data.nans = f->nans;
+    data.infs = f->infs;
     data.num_bins = KV8_OBSERVE_BINS;
     data.histogram_exponent = KV8_OBSERVE_MIN_EXPONENT;
     return data;

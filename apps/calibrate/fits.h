@@ -13,8 +13,9 @@ typedef struct fits {
     kv8_fit *heads;       /* [num_layers, 2, num_kv_heads]: every head for itself */
     float *scales, *amax; /* [num_layers, columns] as a scale file has them */
     double *sqnr_db, *clip_rate;
-    float *q_scales;     /* [num_layers, num_qo_heads]; NULL = none */
-    uint64_t *histogram; /* [num_layers, columns, KV8_OBSERVE_BINS] */
+    float *q_scales;               /* [num_layers, num_qo_heads]; NULL = none */
+    uint64_t *histogram;           /* [num_layers, columns, KV8_OBSERVE_BINS] */
+    uint64_t *zeros, *nans, *infs; /* [num_layers, columns] */
     uint64_t num_tokens;
 } fits;
 

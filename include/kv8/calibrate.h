@@ -120,6 +120,11 @@ typedef struct kv8_observed_head {
 KV8_API KV8_NODISCARD kv8_status kv8_observer_get(const kv8_observer *observer,
                                                   kv8_observed_tensor tensor, int32_t layer,
                                                   int32_t head, kv8_observed_head *head_out);
+/* Adds what was seen of one head elsewhere, running or not. Where it has no channel arrays (NULL),
+ * absmax stands for each channel. Counts that contradict one another are KV8_ERR_INVALID. */
+KV8_API KV8_NODISCARD kv8_status kv8_observer_add_head(kv8_observer *observer,
+                                                       kv8_observed_tensor tensor, int32_t layer,
+                                                       int32_t head, const kv8_observed_head *seen);
 
 /* --- fitting --- */
 

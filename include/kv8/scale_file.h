@@ -51,17 +51,17 @@ typedef struct kv8_scale_data {
     double margin;
     uint64_t num_tokens;
     uint64_t model_hash; /* kv8_model_hash */
-    /* Counts of |x| by column, eight bins to a power of two from 2^histogram_exponent on; written,
-     * not read back. */
+    /* Counts of |x| by column, eight bins to a power of two from 2^histogram_exponent on; beside
+     * it, what is in none of the bins. Read back as kv8/calibrate.h counts: 512 bins from 2^-32. */
     const uint64_t *histogram; /* [num_layers, columns, num_bins] */
     int32_t num_bins, histogram_exponent;
+    const uint64_t *zeros, *nans, *infs; /* [num_layers, columns] */
 } kv8_scale_data;
 #define KV8_SCALE_DATA_INIT KV8_SIZED(kv8_scale_data)
 
 typedef struct kv8_scale_file kv8_scale_file;
 
-/* Copies the data, but for the histogram, which must outlive the file. Every value is checked.
- * *out is NULL on failure, as below. */
+/* Copies the data. Every value is checked. *out is NULL on failure, as below. */
 KV8_API KV8_NODISCARD kv8_status kv8_scale_file_create(kv8_scale_file **out,
                                                        const kv8_scale_data *data);
 

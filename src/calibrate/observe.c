@@ -7,6 +7,7 @@
  * no format of the cache.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <float.h>
 #include <string.h>
 
 #include "observer.h"
@@ -320,15 +321,22 @@ kv8_status kv8_observer_get_options(const kv8_observer *observer,
     return KV8_OK;
 }
 
+static kv8_status find_head(const kv8_observer *observer, kv8_observed_tensor tensor, int32_t layer,
+                            int32_t head) {
+    if (tensor < KV8_OBSERVED_K || tensor >= KV8_OBSERVED_COUNT)
+        return kv8_fail(KV8_ERR_INVALID, "observer: tensor %d is none of K, V, Q", (int)tensor);
+    const int32_t num_heads = observer->tensors[tensor].num_heads;
+    if (layer < 0 || layer >= observer->options.num_layers || head < 0 || head >= num_heads)
+        return kv8_fail(KV8_ERR_INVALID, "observer: layer %d, head %d, has %d of %d", layer, head,
+                        observer->options.num_layers, num_heads);
+    return KV8_OK;
+}
+
 kv8_status kv8_observer_get(const kv8_observer *observer, kv8_observed_tensor tensor, int32_t layer,
                             int32_t head, kv8_observed_head *head_out) {
     KV8_REQUIRE(observer, head_out);
-    if (tensor < KV8_OBSERVED_K || tensor >= KV8_OBSERVED_COUNT)
-        return kv8_fail(KV8_ERR_INVALID, "observer: tensor %d is none of K, V, Q", (int)tensor);
+    KV8_TRY(find_head(observer, tensor, layer, head));
     const kv8_observed *const t = &observer->tensors[tensor];
-    if (layer < 0 || layer >= observer->options.num_layers || head < 0 || head >= t->num_heads)
-        return kv8_fail(KV8_ERR_INVALID, "observer: layer %d, head %d, has %d of %d", layer, head,
-                        observer->options.num_layers, t->num_heads);
     const uint64_t *const sums = observer->sums + kv8_observer_sums_at(t, layer, head);
     const float *const maxima = observer->maxima + kv8_observer_maxima_at(t, layer, head);
     kv8_observed_head seen = KV8_OBSERVED_HEAD_INIT;
@@ -345,5 +353,44 @@ kv8_status kv8_observer_get(const kv8_observer *observer, kv8_observed_tensor te
         if (maxima[d] > seen.absmax) seen.absmax = maxima[d];
     }
     KV8_WRITE_STRUCT(kv8_observed_head, head_out, &seen);
+    return KV8_OK;
+}
+
+/* Every value is in one place: a bin, zero, NaN or infinite. */
+static kv8_status check_seen(const kv8_observed *t, const kv8_observed_head *seen) {
+    uint64_t num = seen->zeros + seen->nans + seen->infs;
+    for (int32_t i = 0; i < KV8_OBSERVE_BINS; i++) num += seen->histogram[i];
+    if (num != seen->num_rows * (uint64_t)t->head_dim)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "counts of %llu values, %llu rows of head_dim %d have %llu",
+                        (unsigned long long)num, (unsigned long long)seen->num_rows, t->head_dim,
+                        (unsigned long long)(seen->num_rows * (uint64_t)t->head_dim));
+    if (!(seen->absmax >= 0 && seen->absmax <= FLT_MAX))
+        return kv8_fail(KV8_ERR_INVALID, "an absmax of %g, must be finite and not below 0",
+                        (double)seen->absmax);
+    return KV8_OK;
+}
+
+kv8_status kv8_observer_add_head(kv8_observer *observer, kv8_observed_tensor tensor, int32_t layer,
+                                 int32_t head, const kv8_observed_head *seen) {
+    KV8_REQUIRE(observer, seen);
+    KV8_TAKE_STRUCT(kv8_observed_head, seen);
+    KV8_REQUIRE(seen->histogram);
+    KV8_TRY(find_head(observer, tensor, layer, head));
+    const kv8_observed *const t = &observer->tensors[tensor];
+    KV8_TRY(check_seen(t, seen));
+    uint64_t *const sums = observer->sums + kv8_observer_sums_at(t, layer, head);
+    float *const maxima = observer->maxima + kv8_observer_maxima_at(t, layer, head);
+    for (int32_t i = 0; i < KV8_OBSERVE_BINS; i++) sums[i] += seen->histogram[i];
+    sums[KV8_SUM_ZEROS] += seen->zeros;
+    sums[KV8_SUM_NANS] += seen->nans;
+    sums[KV8_SUM_INFS] += seen->infs;
+    sums[KV8_SUM_ROWS] += seen->num_rows;
+    for (int32_t d = 0; d < t->head_dim; d++) {
+        const float most = seen->channel_absmax == NULL ? seen->absmax : seen->channel_absmax[d];
+        if (most > maxima[d]) maxima[d] = most;
+        if (seen->channel_nonfinite != NULL)
+            sums[KV8_NUM_FIXED_SUMS + d] += seen->channel_nonfinite[d];
+    }
     return KV8_OK;
 }

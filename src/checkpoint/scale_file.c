@@ -93,6 +93,12 @@ static kv8_status hold_all(kv8_scale_file *file, const kv8_scale_data *from) {
     KV8_TRY(hold(file, from->sqnr_db, cells, sizeof(double), &data->sqnr_db));
     KV8_TRY(hold(file, from->clip_rate, cells, sizeof(double), &data->clip_rate));
     KV8_TRY(hold(file, from->kv_dtypes, 2 * rows, sizeof(kv8_dtype), &data->kv_dtypes));
+    if (from->histogram != NULL)
+        KV8_TRY(hold(file, from->histogram, cells * (size_t)data->num_bins, sizeof(uint64_t),
+                     &data->histogram));
+    KV8_TRY(hold(file, from->zeros, cells, sizeof(uint64_t), &data->zeros));
+    KV8_TRY(hold(file, from->nans, cells, sizeof(uint64_t), &data->nans));
+    KV8_TRY(hold(file, from->infs, cells, sizeof(uint64_t), &data->infs));
     return hold(file, from->q_scales, rows * (size_t)data->num_qo_heads, sizeof(float),
                 &data->q_scales);
 }
@@ -194,7 +200,7 @@ kv8_status kv8_scale_file_split(kv8_scale_file **out, const kv8_scale_file *file
     part.num_kv_heads = num_heads;
     part.q_scales = NULL;
     part.sqnr_db = part.clip_rate = NULL;
-    part.histogram = NULL;
+    part.histogram = part.zeros = part.nans = part.infs = NULL;
     if (whole->per_tensor) return kv8_scale_file_create(out, &part);
     float *scales = NULL, *amax = NULL;
     kv8_status status = take_heads(whole->scales, whole, first_head, num_heads, &scales);

@@ -165,6 +165,83 @@ static kv8_status read_layers(const json_t *root, int32_t num_layers, kv8_dtype 
     return KV8_OK;
 }
 
+/* --- counts --- */
+
+/* As kv8/calibrate.h counts. */
+enum { NUM_BINS = 512, FIRST_EXPONENT = -32, BINS_PER_OCTAVE = 8 };
+
+static kv8_status read_count(const json_t *value, const char *key, size_t row, size_t column,
+                             uint64_t *out) {
+    if (!json_is_integer(value) || json_integer_value(value) < 0)
+        return kv8_fail(KV8_ERR_CORRUPT, "\"%s\"[%zu][%zu] holds what is no count", key, row,
+                        column);
+    *out = (uint64_t)json_integer_value(value);
+    return KV8_OK;
+}
+
+/* Row `i` of an array of `num_rows`, each of `columns` items. */
+static kv8_status get_row(const json_t *rows, const char *key, size_t i, size_t num_rows,
+                          size_t columns, const json_t **row_out) {
+    *row_out = json_array_get(rows, i);
+    if (json_array_size(rows) == num_rows && json_array_size(*row_out) == columns) return KV8_OK;
+    return kv8_fail(KV8_ERR_CORRUPT, "\"%s\" is not %zu rows of %zu columns", key, num_rows,
+                    columns);
+}
+
+/* [num_layers, columns] counts; the caller frees. Absent: NULL. */
+static kv8_status read_counts(const json_t *root, const char *key, const kv8_scale_data *data,
+                              uint64_t **out) {
+    const json_t *const rows = json_object_get(root, key), *row = NULL;
+    const size_t num_rows = (size_t)data->num_layers, columns = kv8_scale_columns(data);
+    *out = NULL;
+    if (rows == NULL) return KV8_OK;
+    uint64_t *const counts = *out = malloc(num_rows * columns * sizeof *counts);
+    if (counts == NULL) return kv8_fail(KV8_ERR_NO_MEMORY, "\"%s\": no memory", key);
+    for (size_t i = 0; i < num_rows; i++) {
+        KV8_TRY(get_row(rows, key, i, num_rows, columns, &row));
+        for (size_t j = 0; j < columns; j++)
+            KV8_TRY(read_count(json_array_get(row, j), key, i, j, &counts[i * columns + j]));
+    }
+    return KV8_OK;
+}
+
+/* A column's first bin, then the counts from there on, into NUM_BINS zeroed bins. */
+static kv8_status read_bins(const json_t *column, size_t row, size_t idx, uint64_t *bins) {
+    const size_t length = json_array_size(column);
+    uint64_t first = NUM_BINS;
+    if (length > 0) KV8_TRY(read_count(json_array_get(column, 0), "histogram", row, idx, &first));
+    if (first >= NUM_BINS || length - 1 > NUM_BINS - first)
+        return kv8_fail(KV8_ERR_CORRUPT, "\"histogram\"[%zu][%zu] is not within %d bins", row, idx,
+                        NUM_BINS);
+    for (size_t i = 1; i < length; i++)
+        KV8_TRY(read_count(json_array_get(column, i), "histogram", row, idx, &bins[first + i - 1]));
+    return KV8_OK;
+}
+
+/* [num_layers, columns, NUM_BINS]; the caller frees. Absent: NULL. */
+static kv8_status read_histogram(const json_t *root, kv8_scale_data *data, uint64_t **out) {
+    const json_t *const histogram = json_object_get(root, "histogram"), *row = NULL;
+    const size_t num_rows = (size_t)data->num_layers, columns = kv8_scale_columns(data);
+    *out = NULL;
+    if (histogram == NULL) return KV8_OK;
+    if (json_integer_value(json_object_get(histogram, "first_exponent")) != FIRST_EXPONENT ||
+        json_integer_value(json_object_get(histogram, "bins_per_octave")) != BINS_PER_OCTAVE)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "\"histogram\" must have first_exponent %d and bins_per_octave %d",
+                        FIRST_EXPONENT, BINS_PER_OCTAVE);
+    uint64_t *const bins = *out = calloc(num_rows * columns, NUM_BINS * sizeof *bins);
+    if (bins == NULL) return kv8_fail(KV8_ERR_NO_MEMORY, "\"histogram\": no memory");
+    const json_t *const counts = json_object_get(histogram, "counts");
+    for (size_t i = 0; i < num_rows; i++) {
+        KV8_TRY(get_row(counts, "histogram", i, num_rows, columns, &row));
+        for (size_t j = 0; j < columns; j++)
+            KV8_TRY(read_bins(json_array_get(row, j), i, j, bins + (i * columns + j) * NUM_BINS));
+    }
+    data->num_bins = NUM_BINS;
+    data->histogram_exponent = FIRST_EXPONENT;
+    return KV8_OK;
+}
+
 /* What kv8 adds to the nine keys, each optional. */
 static kv8_status read_facts(const json_t *root, kv8_scale_data *data) {
     const kv8_json_fields fields = {.file = "scales", .prefix = "", .object = root};
@@ -188,6 +265,7 @@ static kv8_status read_own(kv8_scale_file **out, const json_t *root,
                            const kv8_scale_expect *expect) {
     kv8_scale_data data = KV8_SCALE_DATA_INIT;
     float *scales = NULL, *amax = NULL, *q_scales = NULL;
+    uint64_t *histogram = NULL, *zeros = NULL, *nans = NULL, *infs = NULL;
     kv8_dtype *layers = NULL;
     kv8_status status;
     KV8_TRY_GOTO(read_head(root, expect, &data));
@@ -200,18 +278,41 @@ static kv8_status read_own(kv8_scale_file **out, const json_t *root,
     KV8_TRY_GOTO(
         read_rows(root, "q_scales", false, data.num_layers, (size_t)data.num_qo_heads, &q_scales));
     KV8_TRY_GOTO(read_layers(root, data.num_layers, &layers));
+    KV8_TRY_GOTO(read_histogram(root, &data, &histogram));
+    KV8_TRY_GOTO(read_counts(root, "zeros", &data, &zeros));
+    KV8_TRY_GOTO(read_counts(root, "nans", &data, &nans));
+    KV8_TRY_GOTO(read_counts(root, "infs", &data, &infs));
     data.format = json_object_get(root, "amax") != NULL ? KV8_SCALES_KV8 : KV8_SCALES_LIGHTLLM;
     data.scales = scales;
     data.amax = amax;
     data.q_scales = q_scales;
     data.kv_dtypes = layers;
+    data.histogram = histogram;
+    data.zeros = zeros;
+    data.nans = nans;
+    data.infs = infs;
     KV8_TRY_GOTO(kv8_scale_file_create(out, &data));
 fail:
     free(scales);
     free(amax);
     free(q_scales);
     free(layers);
+    free(histogram);
+    free(zeros);
+    free(nans);
+    free(infs);
     return status;
+}
+
+kv8_status kv8_scale_json_parse(kv8_scale_file **out, const char *path, const char *text,
+                                size_t size, const kv8_scale_expect *expect) {
+    json_t *root = NULL;
+    KV8_TRY(kv8_json_parse_object(&root, path, text, size));
+    const kv8_status status = json_object_get(root, "kv_cache") != NULL
+                                  ? kv8_scale_sglang_read(out, root, expect)
+                                  : read_own(out, root, expect);
+    json_decref(root);
+    return status == KV8_OK ? status : kv8_fail_within(status, "%s", path);
 }
 
 kv8_status kv8_scale_json_read(kv8_scale_file **out, const char *path,
@@ -219,15 +320,7 @@ kv8_status kv8_scale_json_read(kv8_scale_file **out, const char *path,
     char *text = NULL;
     size_t size = 0;
     KV8_TRY(kv8_file_read(path, max_file_size, &text, &size));
-    json_t *root = NULL;
-    kv8_status status = kv8_json_parse_object(&root, path, text, size);
-    if (status == KV8_OK) {
-        status = json_object_get(root, "kv_cache") != NULL
-                     ? kv8_scale_sglang_read(out, root, expect)
-                     : read_own(out, root, expect);
-        if (status != KV8_OK) kv8_fail_within(status, "%s", path);
-    }
-    json_decref(root);
+    const kv8_status status = kv8_scale_json_parse(out, path, text, size, expect);
     kv8_release(NULL, text, size + 1, 1);
     return status;
 }
@@ -286,6 +379,18 @@ static json_t *dump_histogram(const kv8_scale_data *data) {
                      "bins_per_octave", 8, "counts", rows);
 }
 
+static void dump_counts(json_t *root, const char *key, const uint64_t *counts, int32_t num_rows,
+                        size_t columns) {
+    if (counts == NULL) return;
+    json_t *const rows = json_array();
+    for (size_t i = 0; i < (size_t)num_rows * columns; i++) {
+        if (i % columns == 0) json_array_append_new(rows, json_array());
+        json_array_append_new(json_array_get(rows, i / columns),
+                              json_integer((json_int_t)counts[i]));
+    }
+    json_object_set_new(root, key, rows);
+}
+
 static json_t *dump_layers(const kv8_scale_data *data) {
     json_t *const layers = json_array();
     for (int32_t i = 0; i < data->num_layers; i++)
@@ -314,6 +419,9 @@ static json_t *dump_own(const kv8_scale_data *data) {
     dump_rows(root, "clip_rate", NULL, data->clip_rate, data->num_layers, columns);
     dump_rows(root, "q_scales", data->q_scales, NULL, data->num_layers, (size_t)data->num_qo_heads);
     if (data->kv_dtypes != NULL) json_object_set_new(root, "layers", dump_layers(data));
+    dump_counts(root, "zeros", data->zeros, data->num_layers, columns);
+    dump_counts(root, "nans", data->nans, data->num_layers, columns);
+    dump_counts(root, "infs", data->infs, data->num_layers, columns);
     if (data->histogram != NULL) json_object_set_new(root, "histogram", dump_histogram(data));
     return root;
 }

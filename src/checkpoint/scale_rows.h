@@ -8,7 +8,7 @@
 
 #include "checkpoint_impl.h"
 
-enum { KV8_SCALE_MAX_HELD = 8 };
+enum { KV8_SCALE_MAX_HELD = 12 };
 struct kv8_scale_file {
     kv8_scale_data data; /* its arrays are held below */
     float *by_head;      /* [num_layers, 2, num_kv_heads] */
@@ -31,7 +31,9 @@ static inline int32_t kv8_scale_num_heads(int32_t num_heads, int32_t num_ranks) 
     return num_heads > num_ranks ? num_heads / num_ranks : 1;
 }
 
-/* Parses JSON of kv8, LightLLM or SGLang. */
+/* JSON of kv8, LightLLM or SGLang; `path` is for messages. */
+kv8_status kv8_scale_json_parse(kv8_scale_file **out, const char *path, const char *text,
+                                size_t size, const kv8_scale_expect *expect);
 kv8_status kv8_scale_json_read(kv8_scale_file **out, const char *path,
                                const kv8_scale_expect *expect);
 kv8_status kv8_scale_json_write(const kv8_scale_file *file, const char *path,

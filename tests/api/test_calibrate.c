@@ -142,6 +142,39 @@ static void swapped_file_is_caught(void **state) {
     program_free(&result);
 }
 
+/* Two texts' files together are the file of both texts, window by window. */
+static void merged_files_are_the_whole(void **state) {
+    (void)state;
+    size_t size = 0;
+    char *const text = slurp(TEXT, &size);
+    assert_true(size > 1500);
+    spill(in_dir("a.txt"), text, 900);
+    spill(in_dir("b.txt"), text + 900, 600);
+    memmove(text + 901, text + 900, 600);
+    text[900] = '\0'; /* begins a document */
+    spill(in_dir("w.txt"), text, 1501);
+    free(text);
+    ASSERT_WORKED("calibrate", MODEL, "--text", in_dir("a.txt"), "-o", in_dir("a.json"));
+    ASSERT_WORKED("calibrate", MODEL, "--text", in_dir("b.txt"), "-o", in_dir("b.json"));
+    json_t *const a = load("a.json");
+    char window[16];
+    snprintf(window, sizeof window, "%d", (int)json_integer_value(json_object_get(a, "tokens")));
+    json_decref(a);
+    ASSERT_WORKED("calibrate", MODEL, "--text", in_dir("w.txt"), "--window-len", window, "-o",
+                  in_dir("w.json"));
+    char list[256];
+    snprintf(list, sizeof list, "%s,", in_dir("b.json"));
+    strcat(list, in_dir("a.json"));
+    ASSERT_WORKED("calibrate", MODEL, "--merge", list, "-o", in_dir("m.json"));
+    assert_same_file("w.json", "m.json");
+    ASSERT_WORKED("calibrate", MODEL, "--from", in_dir("m.json"), "-o", in_dir("n.json"),
+                  "--format", "lightllm");
+    program_result result = RUN("calibrate", MODEL, "--merge", in_dir("n.json"));
+    assert_int_equal(result.status, 2);
+    assert_non_null(strstr(result.err, "n.json: holds no counts by head"));
+    program_free(&result);
+}
+
 static double row_number(const json_t *rows, const char *kv, const char *key) {
     size_t i;
     json_t *row;
@@ -218,7 +251,7 @@ static void failed_budget_writes_nothing(void **state) {
 
 static void refusals(void **state) {
     (void)state;
-    ASSERT_REFUSED("either --text FILE or --from FILE", "calibrate", MODEL);
+    ASSERT_REFUSED("one of --text FILE, --merge FILES and --from FILE", "calibrate", MODEL);
     ASSERT_REFUSED("--output PATH is missing", "calibrate", MODEL, "--from", "x");
     ASSERT_REFUSED("--method is \"abs\"", "calibrate", MODEL, SHORT_TEXT, "--method", "abs");
     ASSERT_REFUSED("--format is \"lightlm\", meant \"lightllm\"", "calibrate", MODEL, SHORT_TEXT,
@@ -246,6 +279,7 @@ int main(void) {
         cmocka_unit_test(one_file_whatever_the_ranks),
         cmocka_unit_test(every_form_there_and_back),
         cmocka_unit_test(swapped_file_is_caught),
+        cmocka_unit_test(merged_files_are_the_whole),
         cmocka_unit_test(mix_keeps_its_budget),
         cmocka_unit_test(failed_budget_writes_nothing),
         cmocka_unit_test(refusals),

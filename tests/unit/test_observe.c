@@ -297,6 +297,49 @@ static void rotates_k_and_leaves_padding_out(void **state) {
     free(r);
 }
 
+/* What kv8_observer_get tells of every head makes the observer anew, added twice it counts twice.
+ */
+static void heads_are_added_as_they_were_told(void **state) {
+    (void)state;
+    rows *const r = make_rows(7);
+    kv8_observer *const from = make(true, 0, 0, NULL), *const to = make(true, 0, 0, NULL);
+    kv8_observer_start(from);
+    add(from, 0, r, 0, ROWS, true);
+    add(from, 1, r, 3, 50, true);
+    kv8_observed_head seen = KV8_OBSERVED_HEAD_INIT;
+    for (int i = 0; i < LAYERS * (2 * KV_HEADS + QO_HEADS); i++) {
+        const int32_t layer = i % LAYERS, idx = i / LAYERS;
+        const kv8_observed_tensor tensor =
+            (kv8_observed_tensor)(idx < 2 * KV_HEADS ? idx / KV_HEADS : KV8_OBSERVED_Q);
+        const int32_t head = idx < 2 * KV_HEADS ? idx % KV_HEADS : idx - 2 * KV_HEADS;
+        assert_ok(kv8_observer_get(from, tensor, layer, head, &seen));
+        assert_ok(kv8_observer_add_head(to, tensor, layer, head, &seen));
+    }
+    assert_same(from, to);
+    assert_ok(kv8_observer_add_head(to, KV8_OBSERVED_Q, 1, QO_HEADS - 1, &seen));
+    kv8_observed_head twice = KV8_OBSERVED_HEAD_INIT;
+    assert_ok(kv8_observer_get(to, KV8_OBSERVED_Q, 1, QO_HEADS - 1, &twice));
+    assert_true(twice.num_rows == 2 * seen.num_rows && twice.zeros == 2 * seen.zeros);
+    seen.zeros++;
+    assert_refused(kv8_observer_add_head(to, KV8_OBSERVED_K, 0, 0, &seen), KV8_ERR_INVALID,
+                   "counts of 1129 values, 47 rows of head_dim 24 have 1128");
+    seen.zeros--;
+    seen.absmax = INFINITY;
+    assert_refused(kv8_observer_add_head(to, KV8_OBSERVED_K, 0, 0, &seen), KV8_ERR_INVALID,
+                   "absmax of inf");
+    seen.absmax = 9;
+    seen.channel_absmax = NULL;
+    seen.channel_nonfinite = NULL;
+    kv8_observer *const bare = make(false, 0, 0, NULL);
+    assert_ok(kv8_observer_add_head(bare, KV8_OBSERVED_K, 0, 0, &seen));
+    assert_ok(kv8_observer_get(bare, KV8_OBSERVED_K, 0, 0, &twice));
+    assert_true(twice.absmax == 9 && twice.channel_absmax[K_DIM - 1] == 9);
+    kv8_observer_destroy(bare);
+    kv8_observer_destroy(from);
+    kv8_observer_destroy(to);
+    free(r);
+}
+
 static void refuses_by_name(void **state) {
     (void)state;
     kv8_observer *const observer = make(false, 0, 0, NULL), *const with_q = make(true, 0, 0, NULL);
@@ -352,6 +395,7 @@ int main(void) {
         cmocka_unit_test(ranks_merge_to_the_whole),
         cmocka_unit_test(ranks_hold_their_heads),
         cmocka_unit_test(widens_short_floats),
+        cmocka_unit_test(heads_are_added_as_they_were_told),
         cmocka_unit_test(rotates_k_and_leaves_padding_out),
         cmocka_unit_test(refuses_by_name),
         cmocka_unit_test(every_allocation_may_fail),

@@ -93,6 +93,11 @@ static void own_form_keeps_everything(void **state) {
     data.num_qo_heads = 2 * HEADS;
     data.num_tokens = 4096;
     data.model_hash = 0xfedcba9876543210u;
+    static uint64_t counts_of[3][LAYERS * 2 * HEADS];
+    for (int i = 0; i < 3 * LAYERS * 2 * HEADS; i++) counts_of[i % 3][i / 3] = (uint64_t)i << 33;
+    data.zeros = counts_of[0];
+    data.nans = counts_of[1];
+    data.infs = counts_of[2];
     data.histogram = &bins[0][0][0];
     data.num_bins = 16;
     data.histogram_exponent = -32;
@@ -112,6 +117,14 @@ static void own_form_keeps_everything(void **state) {
     assert_true(back.model_hash == 0xfedcba9876543210u && back.margin == 1);
     assert_string_equal(back.method, "absmax");
     assert_string_equal(back.architecture, "GptOssForCausalLM");
+    assert_memory_equal(back.zeros, counts_of[0], sizeof counts_of[0]);
+    assert_memory_equal(back.nans, counts_of[1], sizeof counts_of[1]);
+    assert_memory_equal(back.infs, counts_of[2], sizeof counts_of[2]);
+    assert_true(back.num_bins == 512 && back.histogram_exponent == -32);
+    for (int i = 0; i < LAYERS * 2 * HEADS * 512; i++) {
+        const int bin = i % 512, cell = i / 512;
+        assert_int_equal(back.histogram[i], bin == cell % 16 ? cell + 1 : 0);
+    }
     kv8_scale_file_close(file);
     json_t *const root = json_load_file(path, 0, NULL);
     assert_non_null(root);
