@@ -149,6 +149,36 @@ KV8_API KV8_NODISCARD kv8_status kv8_attention_reference(const kv8_attention_spe
                                                          const kv8_attention_args *args,
                                                          double *o_out, double *lse_out);
 
+/* --- Q in e4m3 --- */
+
+/* Q after rope as spec.q_dtype E4M3 takes it: code = e4m3(q / scale), saturating. A scale is found
+ * for each request and KV head, the absmax over its rows and the heads of the group over 448 (of
+ * finite values; 1 where that is no normal number), or given for each query head. */
+typedef struct kv8_quantize_q_args {
+    size_t struct_size;
+    int32_t batch;
+    int32_t max_rows; /* >= qo_indptr[batch]; on a GPU it sizes the grid */
+    int32_t num_qo_heads, num_kv_heads, head_dim;
+    kv8_dtype src_dtype;      /* F32, BF16 or F16 */
+    const int32_t *qo_indptr; /* [batch+1], from 0 */
+    const void *q;            /* [rows, num_qo_heads, head_dim], last dimension contiguous */
+    int64_t q_stride_row, q_stride_head;
+    void *codes_out; /* the same shape; rows of no request are left alone */
+    int64_t codes_stride_row, codes_stride_head;
+    /* One of the two. Found scales are attention's q_scale with q_scale_stride_batch num_kv_heads
+     * and q_scale_stride_kv_head 1, given ones with q_scale_stride_kv_head the group's size and
+     * q_scale_stride_group 1. */
+    float *q_scale_out;      /* [batch, num_kv_heads] */
+    const float *head_scale; /* [num_qo_heads], finite and > 0 */
+    void *workspace;         /* GPU, with q_scale_out: batch * num_kv_heads words */
+} kv8_quantize_q_args;
+#define KV8_QUANTIZE_Q_ARGS_INIT KV8_SIZED(kv8_quantize_q_args)
+/* `threads` NULL = the calling thread. */
+KV8_API KV8_NODISCARD kv8_status kv8_quantize_q(const kv8_quantize_q_args *args,
+                                                kv8_threads *threads);
+
+/* --- partial results --- */
+
 /* Exact merge of two partial results over disjoint keys, neither carrying a sink; n rows of dim
  * values. The result replaces a. An lse of -inf, or of +inf as some libraries have it, says that
  * there were no keys. */

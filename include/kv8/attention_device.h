@@ -77,6 +77,21 @@ KV8_API KV8_NODISCARD kv8_status kv8_attention_device_run(const kv8_attention_de
                                                           const kv8_attention_args *args,
                                                           void *workspace);
 
+/* --- Q in e4m3 --- */
+
+typedef struct kv8_quantize_q_device_plan kv8_quantize_q_device_plan;
+
+/* *out is NULL on failure. KV8_ERR_UNSUPPORTED in a build without kernels for this GPU. */
+KV8_API KV8_NODISCARD kv8_status kv8_quantize_q_device_plan_create(kv8_quantize_q_device_plan **out,
+                                                                   kv8_device *device,
+                                                                   kv8_dtype src_dtype);
+KV8_API void kv8_quantize_q_device_plan_destroy(kv8_quantize_q_device_plan *plan);
+/* kv8_quantize_q's codes and scales. Every pointer is the device's; allocates nothing, synchronises
+ * nothing, can be captured. */
+KV8_API KV8_NODISCARD kv8_status kv8_quantize_q_device_run(const kv8_quantize_q_device_plan *plan,
+                                                           kv8_stream *stream,
+                                                           const kv8_quantize_q_args *args);
+
 #ifdef __cplusplus
 }
 #endif
