@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "range_grammar.h"
+
 enum { MAX_LENGTH = 1024, MAX_BLANKS = 16, MAX_NESTING = 64 };
 
 typedef struct compiler {
@@ -63,15 +65,16 @@ static int digits(compiler *c, int most, int next) {
     return grammar_range(c->g, '0', '9', more);
 }
 
-static int whole_number(compiler *c, int next) {
+static int whole_number(compiler *c, bool may_be_negative, int next) {
     int more = next;
     for (int i = 0; i < 15; i++) more = maybe(c, grammar_range(c->g, '0', '9', more), next);
     const int magnitude = grammar_either(c->g, grammar_range(c->g, '0', '0', next),
                                          grammar_range(c->g, '1', '9', more));
+    if (!may_be_negative) return magnitude;
     return maybe(c, grammar_range(c->g, '-', '-', magnitude), magnitude);
 }
 
-static int number(compiler *c, int next) {
+static int number(compiler *c, bool may_be_negative, int next) {
     const int digits_of_exponent = digits(c, 2, next);
     const int sign = maybe(
         c, grammar_either(c->g, text(c, "+", digits_of_exponent), text(c, "-", digits_of_exponent)),
@@ -79,7 +82,7 @@ static int number(compiler *c, int next) {
     const int exponent =
         maybe(c, grammar_either(c->g, text(c, "e", sign), text(c, "E", sign)), next);
     const int fraction = maybe(c, text(c, ".", digits(c, 16, exponent)), exponent);
-    return whole_number(c, fraction);
+    return whole_number(c, may_be_negative, fraction);
 }
 
 /* Continuation bytes of UTF-8. */
@@ -177,7 +180,7 @@ static int any_value(compiler *c) {
     if (c->any >= 0) return c->any;
     c->any = grammar_add_rule(c->g);
     const int end = grammar_end(c->g);
-    int all = grammar_either(c->g, any_string(c, end), number(c, end));
+    int all = grammar_either(c->g, any_string(c, end), number(c, true, end));
     all = grammar_either(c->g, all, items(c, c->any, 0, -1, end));
     all = grammar_either(c->g, all, any_members(c, c->any, end));
     all = grammar_either(c->g, all, text(c, "true", end));
@@ -222,6 +225,53 @@ static int add_string(compiler *c, const json_t *schema, int next) {
         if (i > min) more = maybe(c, more, close);
     }
     return text(c, "\"", more);
+}
+
+static bool names_range(const json_t *schema) {
+    return json_object_get(schema, "minimum") != NULL ||
+           json_object_get(schema, "maximum") != NULL ||
+           json_object_get(schema, "exclusiveMinimum") != NULL ||
+           json_object_get(schema, "exclusiveMaximum") != NULL;
+}
+
+/* The whole numbers that a schema lets through. */
+static bool read_range(compiler *c, const json_t *schema, int64_t *lo, int64_t *hi) {
+    static const struct {
+        const char *keyword;
+        int inside;
+        bool is_lower;
+    } ends[] = {{"minimum", 0, true},
+                {"exclusiveMinimum", 1, true},
+                {"maximum", 0, false},
+                {"exclusiveMaximum", -1, false}};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        const json_t *const given = json_object_get(schema, ends[i].keyword);
+        const int64_t value = json_integer_value(given);
+        if (given == NULL) continue;
+        if (!json_is_integer(given) || value < -RANGE_LIMIT || value > RANGE_LIMIT)
+            return refuse(c, ends[i].keyword) >= 0;
+        const int64_t inside = value + ends[i].inside;
+        if (ends[i].is_lower && inside > *lo) *lo = inside;
+        if (!ends[i].is_lower && inside < *hi) *hi = inside;
+    }
+    return *lo <= *hi || refuse(c, "maximum") >= 0;
+}
+
+static int add_integer(compiler *c, const json_t *schema, int next) {
+    int64_t lo = -RANGE_LIMIT, hi = RANGE_LIMIT;
+    if (!names_range(schema)) return whole_number(c, true, next);
+    return read_range(c, schema, &lo, &hi) ? range_grammar_add(c->g, lo, hi, next) : -1;
+}
+
+/* Of ranges, those from 0 on. */
+static int add_number(compiler *c, const json_t *schema, int next) {
+    int64_t lo = -RANGE_LIMIT, hi = RANGE_LIMIT;
+    if (!names_range(schema)) return number(c, true, next);
+    if (!read_range(c, schema, &lo, &hi)) return -1;
+    const bool from_zero = json_is_integer(json_object_get(schema, "minimum")) && lo == 0;
+    if (!from_zero || hi != RANGE_LIMIT || json_object_get(schema, "exclusiveMinimum") != NULL)
+        return refuse(c, "a range of numbers that are not whole");
+    return number(c, false, next);
 }
 
 static int value_rule(compiler *c, const json_t *schema) {
@@ -312,8 +362,8 @@ static int add_type(compiler *c, const json_t *schema, const char *type, int nex
     if (strcmp(type, "object") == 0) return add_object(c, schema, next);
     if (strcmp(type, "array") == 0) return add_array(c, schema, next);
     if (strcmp(type, "string") == 0) return add_string(c, schema, next);
-    if (strcmp(type, "number") == 0) return number(c, next);
-    if (strcmp(type, "integer") == 0) return whole_number(c, next);
+    if (strcmp(type, "number") == 0) return add_number(c, schema, next);
+    if (strcmp(type, "integer") == 0) return add_integer(c, schema, next);
     if (strcmp(type, "null") == 0) return text(c, "null", next);
     if (strcmp(type, "boolean") == 0)
         return grammar_either(c->g, text(c, "true", next), text(c, "false", next));
@@ -406,11 +456,7 @@ static int add_reference(compiler *c, const char *reference, int next) {
 /* Keywords that say something about values which the grammar would not hold. */
 static const char *unsupported(const json_t *schema) {
     static const char *const keywords[] = {"pattern",
-                                           "minimum",
-                                           "maximum",
-                                           "exclusiveMinimum",
                                            "multipleOf",
-                                           "exclusiveMaximum",
                                            "uniqueItems",
                                            "contains",
                                            "prefixItems",
@@ -420,14 +466,67 @@ static const char *unsupported(const json_t *schema) {
                                            "maxProperties",
                                            "not",
                                            "if",
-                                           "dependentRequired",
                                            "allOf",
-                                           "dependentSchemas",
-                                           "oneOf"};
+                                           "dependentRequired",
+                                           "dependentSchemas"};
     for (size_t i = 0; i < sizeof keywords / sizeof keywords[0]; i++) {
         if (json_object_get(schema, keywords[i]) != NULL) return keywords[i];
     }
     return NULL;
+}
+
+/* --- oneOf: alternatives of which no value is two --- */
+
+enum { TYPE_OBJECT = 1, TYPE_ARRAY = 2, TYPE_STRING = 4, TYPE_NUMBER = 8, TYPE_OTHER = 16 };
+
+/* The types that a value may have; booleans and null count as one. */
+static int types_of(const json_t *schema) {
+    static const char *const names[] = {"object", "array", "string", "number", "integer"};
+    static const int bits[] = {TYPE_OBJECT, TYPE_ARRAY, TYPE_STRING, TYPE_NUMBER, TYPE_NUMBER};
+    const json_t *const type = json_object_get(schema, "type");
+    const char *const name = json_string_value(type);
+    for (size_t i = 0; i < sizeof bits / sizeof bits[0] && name != NULL; i++) {
+        if (strcmp(name, names[i]) == 0) return bits[i];
+    }
+    const bool is_other =
+        name != NULL && (strcmp(name, "boolean") == 0 || strcmp(name, "null") == 0);
+    return is_other ? TYPE_OTHER : -1;
+}
+
+/* Both must have a property of a constant string, and the constants differ. */
+static bool are_told_apart(const json_t *a, const json_t *b) {
+    const char *name;
+    json_t *property;
+    json_object_foreach(json_object_get(a, "properties"), name, property) {
+        const json_t *const mine = json_object_get(property, "const");
+        const json_t *const theirs =
+            json_object_get(json_object_get(json_object_get(b, "properties"), name), "const");
+        if (json_is_string(mine) && json_is_string(theirs) && !json_equal(mine, theirs) &&
+            is_required(a, name) && is_required(b, name))
+            return true;
+    }
+    return false;
+}
+
+/* What a reference stands for. */
+static const json_t *follow(const compiler *c, const json_t *schema) {
+    for (int i = 0; i < MAX_NESTING; i++) {
+        const json_t *const reference = json_object_get(schema, "$ref");
+        if (!json_is_string(reference)) break;
+        schema = look_up(c, json_string_value(reference));
+    }
+    return schema;
+}
+
+static bool are_disjoint(const compiler *c, const json_t *schemas) {
+    for (size_t i = 0; i < json_array_size(schemas); i++) {
+        for (size_t k = 0; k < i; k++) {
+            const json_t *const a = follow(c, json_array_get(schemas, i));
+            const json_t *const b = follow(c, json_array_get(schemas, k));
+            if ((types_of(a) & types_of(b)) != 0 && !are_told_apart(a, b)) return false;
+        }
+    }
+    return true;
 }
 
 static int add_schema(compiler *c, const json_t *schema, int next) {
@@ -436,13 +535,18 @@ static int add_schema(compiler *c, const json_t *schema, int next) {
     const json_t *const reference = json_object_get(schema, "$ref");
     const json_t *const constant = json_object_get(schema, "const");
     const json_t *const values = json_object_get(schema, "enum");
-    const json_t *const variants = json_object_get(schema, "anyOf");
+    const json_t *const one_of = json_object_get(schema, "oneOf");
+    const json_t *const any_of = json_object_get(schema, "anyOf");
+    const json_t *const variants = one_of != NULL ? one_of : any_of;
     const json_t *const type = json_object_get(schema, "type");
     const bool names_values = values != NULL || constant != NULL;
     if ((reference != NULL || variants != NULL) &&
         (type != NULL || names_values || (reference != NULL && variants != NULL) ||
          json_object_get(schema, "properties") != NULL))
         return refuse(c, reference != NULL ? "$ref with other keywords" : "anyOf with others");
+    if (one_of != NULL && (any_of != NULL || !are_disjoint(c, one_of)))
+        return refuse(c, "oneOf of what one value may be twice");
+    if (names_range(schema) && (type == NULL || names_values)) return refuse(c, "minimum, maximum");
     if (json_is_string(reference)) return add_reference(c, json_string_value(reference), next);
     if (variants != NULL) return add_alternatives(c, variants, false, schema, next);
     if (names_values) return add_literals(c, schema, next);

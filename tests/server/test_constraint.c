@@ -8,6 +8,7 @@
 
 #include "constraint_store.h"
 #include "json_grammar.h"
+#include "range_grammar.h"
 
 enum { NUM_IDS = 200000, NUM_WORDS = (NUM_IDS + 31) / 32 };
 
@@ -223,6 +224,41 @@ static void a_token_costs_little(void **state) {
     kv8_free(ids);
 }
 
+static bool takes(grammar *g, int entry, const char *text) {
+    int at = grammar_begin(g, entry);
+    for (; *text != '\0' && at != 0; text++) at = grammar_step(g, at, (unsigned char)*text);
+    return grammar_may_end(g, at);
+}
+
+/* Every number about, against what a range is. */
+static void ranges_take_what_is_between(void **state) {
+    (void)state;
+    static const int64_t ends[] = {-RANGE_LIMIT, -1001, -1000, -999, -100, -47,  -10,        -9,
+                                   -1,           0,     1,     9,    10,   11,   19,         20,
+                                   99,           100,   101,   345,  999,  1000, RANGE_LIMIT};
+    enum { NUM = sizeof ends / sizeof ends[0] };
+    for (int i = 0; i < NUM; i++) {
+        for (int k = i; k < NUM; k++) {
+            grammar *const g = grammar_create();
+            const int entry = range_grammar_add(g, ends[i], ends[k], grammar_end(g));
+            char text[32];
+            for (int64_t v = -1102; v <= 1102; v++) {
+                snprintf(text, sizeof text, "%lld", (long long)v);
+                if (takes(g, entry, text) != (v >= ends[i] && v <= ends[k]))
+                    fail_msg("%s between %lld and %lld", text, (long long)ends[i],
+                             (long long)ends[k]);
+            }
+            for (int e = 0; e < NUM; e++) {
+                snprintf(text, sizeof text, "%lld", (long long)ends[e]);
+                assert_int_equal(takes(g, entry, text), e >= i && e <= k);
+            }
+            assert_false(takes(g, entry, "-0") || takes(g, entry, "007") || takes(g, entry, "-") ||
+                         takes(g, entry, "") || takes(g, entry, "9007199254740992"));
+            grammar_destroy(g);
+        }
+    }
+}
+
 /* The last sixteen that were asked for; one in use outlives its place. */
 static void constraints_are_kept(void **state) {
     enum { NUM = 20 };
@@ -260,6 +296,7 @@ int main(void) {
         cmocka_unit_test(masks_are_what_bytes_say),
         cmocka_unit_test(a_token_costs_little),
         cmocka_unit_test(constraints_are_kept),
+        cmocka_unit_test(ranges_take_what_is_between),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -27,6 +27,13 @@ SCHEMAS = [
     {"type": "object", "additionalProperties": {"type": "boolean"}},
     {"const": {"a": [1, "\u00e9\n\"quoted\""]}},
     {},
+    {"type": "array", "minItems": 4, "maxItems": 4,
+     "items": {"type": "integer", "minimum": -3, "exclusiveMaximum": 117}},
+    {"type": ["integer", "null"], "exclusiveMinimum": 998},
+    {"type": "number", "minimum": 0},
+    {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "string", "maxLength": 3}],
+     "$defs": {"a": {"type": "object", "properties": {"kind": {"const": "a"}}, "required": ["kind"]},
+               "b": {"type": "object", "properties": {"kind": {"const": "b"}}, "required": ["kind"]}}},
 ]
 
 
@@ -36,6 +43,8 @@ def holds(value, schema, root):
         return holds(value, root["$defs"][schema["$ref"].split("/")[-1]], root)
     if "anyOf" in schema:
         return any(holds(value, s, root) for s in schema["anyOf"])
+    if "oneOf" in schema:
+        return sum(holds(value, s, root) for s in schema["oneOf"]) == 1
     if "const" in schema:
         return value == schema["const"]
     if "enum" in schema:
@@ -47,6 +56,10 @@ def holds(value, schema, root):
     if kinds and not any(isinstance(value, python[k]) and not (
             k in ("integer", "number") and isinstance(value, bool)) for k in kinds):
         return False
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return (schema.get("minimum", value) <= value <= schema.get("maximum", value) and
+                schema.get("exclusiveMinimum", float("-inf")) < value <
+                schema.get("exclusiveMaximum", float("inf")))
     if isinstance(value, str):
         return schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 1 << 30)
     if isinstance(value, list):
@@ -135,7 +148,13 @@ class Formats(ServerTest):
                       '{"type":["boolean","null"]}<|end|>', prompt)
 
     def test_refusals(self):
-        for schema in ({"type": "string", "pattern": "a+"}, {"type": "integer", "minimum": 1},
+        for schema in ({"type": "string", "pattern": "a+"}, {"type": "integer", "minimum": 1.5},
+                       {"type": "integer", "minimum": 2, "maximum": 1}, {"minimum": 1},
+                       {"type": "number", "maximum": 1}, {"type": "integer", "maximum": 1e30},
+                       {"type": "integer", "exclusiveMinimum": 9007199254740991},
+                       {"oneOf": [{"type": "integer"}, {"type": "number"}]}, {"oneOf": []},
+                       {"oneOf": [{"type": "object"}, {"type": "object"}]},
+                       {"oneOf": [{"$ref": "#"}, {"type": "null"}]},
                        {"type": "object", "required": ["x"]}, {"$ref": "#/$defs/none"},
                        {"$ref": "http://elsewhere"}, {"$ref": "#"}, {"enum": []},
                        {"allOf": [{}]}, {"type": "colour"}, {"type": "array", "items": 5},
