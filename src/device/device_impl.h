@@ -43,7 +43,7 @@ KV8_SHARED kv8_status kv8_kernel_get(kv8_kernel *kernel_out, kv8_device *device,
                                      size_t args_bytes, size_t dynamic_bytes);
 
 /* True when the library holds this kernel in code that this GPU runs: for plans, which choose. */
-bool kv8_kernel_exists(const kv8_device *device, const char *name);
+KV8_SHARED bool kv8_kernel_exists(const kv8_device *device, const char *name);
 
 /* Blocks of this size that one multiprocessor holds at once. */
 KV8_SHARED kv8_status kv8_kernel_max_blocks(const kv8_kernel *kernel, uint32_t num_threads,

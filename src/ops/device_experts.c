@@ -10,19 +10,19 @@ enum { GATE_UP = KV8_EXPERTS_GATE_UP, DOWN = KV8_EXPERTS_DOWN, NUM_PARTS };
 /* Streaming kernels by the rows of an item: 8 and 16. */
 enum { X8, X16, NUM_STREAMS };
 
-/* A streaming kernel and how it is launched. */
-typedef struct stream_form {
+/* A kernel of one part and how it is launched. */
+typedef struct kernel_form {
     kv8_kernel kernel;
-    kv8_launch launch;
-    int32_t num_x; /* 0: its rows do not fit in this GPU's shared memory */
-} stream_form;
+    kv8_launch launch; /* grid 0: this GPU has it not */
+    int32_t num_x;     /* of a streaming kernel */
+} kernel_form;
 
 struct kv8_device_experts {
     kv8_device *device;
     kv8_experts_shape shape;
     int32_t max_rows;
-    kv8_kernel load, choose, sort, combine;
-    stream_form streams[NUM_PARTS][NUM_STREAMS];
+    kv8_kernel load, choose, sort, route_few, combine;
+    kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS];
     void *memory; /* of all below, in device memory */
     kv8_experts_routing routing;
     uint16_t *gated; /* f16 [max_rows * top_k, intermediate] in the order of routing.sorted */
@@ -103,7 +103,7 @@ size_t kv8_device_experts_workspace_bytes(const kv8_experts_shape *shape, int32_
     return lay_out(&e, NULL);
 }
 
-/* --- forms of the streaming kernels --- */
+/* --- forms of the kernels --- */
 
 static const char *const stream_names[NUM_PARTS][NUM_STREAMS] = {
     {"kv8_experts_gate_up_x8__sm80", "kv8_experts_gate_up_x16__sm80"},
@@ -115,14 +115,14 @@ static int32_t x_row_bytes(const kv8_experts_shape *shape, int part) {
 }
 
 /* As many teams as fit, and the rows of two items where there is room for both. */
-static kv8_status get_stream(stream_form *form, kv8_device *device, const kv8_experts_shape *shape,
+static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_experts_shape *shape,
                              int part, int which) {
     const kv8_device_info *const info = kv8_device_get_info(device);
     const int32_t tiles_n = which == X8 ? 1 : 2;
     const size_t team_bytes = (size_t)(KV8_EXPERTS_TEAM_BYTES + tiles_n * KV8_EXPERTS_SUM_BYTES);
     const size_t x_bytes = (size_t)tiles_n * 8 * (size_t)x_row_bytes(shape, part);
     const size_t room = info->shared_bytes_per_block - KV8_EXPERTS_STATIC_BYTES;
-    *form = (stream_form){.num_x = 0};
+    *form = (kernel_form){.num_x = 0};
     for (uint32_t teams = KV8_EXPERTS_MAX_TEAMS; teams > 0 && form->num_x == 0; teams /= 2) {
         for (int32_t num_x = KV8_EXPERTS_MAX_X; num_x > 0 && form->num_x == 0; num_x--) {
             const size_t bytes = teams * team_bytes + (size_t)num_x * x_bytes;
@@ -142,6 +142,19 @@ static kv8_status get_stream(stream_form *form, kv8_device *device, const kv8_ex
     return KV8_OK;
 }
 
+/* On wgmma, where the GPU has it. */
+static kv8_status get_tiles(kernel_form *form, kv8_device *device, int part) {
+    static const char *const names[NUM_PARTS] = {"kv8_experts_gate_up_x96__sm90a",
+                                                 "kv8_experts_down_x96__sm90a"};
+    *form = (kernel_form){.num_x = 0};
+    if (!kv8_kernel_exists(device, names[part])) return KV8_OK;
+    form->launch = (kv8_launch){.grid = {(uint32_t)kv8_device_get_info(device)->num_sms},
+                                .block = {KV8_EXPERTS_TILES_THREADS},
+                                .dynamic_bytes = KV8_EXPERTS_TILES_BYTES};
+    return kv8_kernel_get(&form->kernel, device, names[part], sizeof(kv8_experts_matmul_args),
+                          form->launch.dynamic_bytes);
+}
+
 static kv8_status get_kernels(kv8_device_experts *e) {
     const struct {
         kv8_kernel *kernel;
@@ -151,6 +164,7 @@ static kv8_status get_kernels(kv8_device_experts *e) {
         {&e->load, "kv8_experts_load__sm80", sizeof(kv8_experts_load_args)},
         {&e->choose, "kv8_experts_choose__sm80", sizeof(kv8_experts_route_args)},
         {&e->sort, "kv8_experts_sort__sm80", sizeof(kv8_experts_route_args)},
+        {&e->route_few, "kv8_experts_route_few__sm80", sizeof(kv8_experts_route_args)},
         {&e->combine, "kv8_experts_combine__sm80", sizeof(kv8_experts_combine_args)},
     };
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
@@ -159,6 +173,7 @@ static kv8_status get_kernels(kv8_device_experts *e) {
     for (int part = 0; part < NUM_PARTS; part++) {
         for (int which = 0; which < NUM_STREAMS; which++)
             KV8_TRY(get_stream(&e->streams[part][which], e->device, &e->shape, part, which));
+        KV8_TRY(get_tiles(&e->tiles[part], e->device, part));
         if (e->streams[part][X8].num_x == 0)
             return kv8_fail(
                 KV8_ERR_UNSUPPORTED,
@@ -234,6 +249,13 @@ kv8_status kv8_device_experts_load(const kv8_device_experts *e, kv8_stream *stre
     return kv8_kernel_launch(&e->load, stream, &launch, &args);
 }
 
+/* Ahead of its turn where the GPU knows that: the kernels wait themselves, cuda/take_turn.cuh. */
+static kv8_status launch_early(const kv8_device_experts *e, const kv8_kernel *kernel,
+                               kv8_stream *stream, kv8_launch launch, const void *args) {
+    launch.overlaps_previous = kv8_device_get_info(e->device)->sm_version >= 90;
+    return kv8_kernel_launch(kernel, stream, &launch, args);
+}
+
 static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
                         const kv8_experts_args *args) {
     const kv8_experts_route_args a = {.routing = e->routing,
@@ -242,25 +264,31 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
                                       .n = args->n,
                                       .num_experts = e->shape.num_experts,
                                       .top_k = e->shape.top_k};
+    const kv8_launch few = {.grid = {1}, .block = {KV8_EXPERTS_SORT_THREADS}};
+    if (args->n * e->shape.top_k <= KV8_EXPERTS_FEW_PLACES)
+        return launch_early(e, &e->route_few, stream, few, &a);
     const uint32_t blocks = (uint32_t)kv8_ceil_div(args->n, KV8_EXPERTS_CHOOSE_THREADS / 32);
     const kv8_launch choose = {.grid = {blocks}, .block = {KV8_EXPERTS_CHOOSE_THREADS}};
     const kv8_launch sort = {.grid = {(uint32_t)e->shape.num_experts},
                              .block = {KV8_EXPERTS_SORT_THREADS}};
-    KV8_TRY(kv8_kernel_launch(&e->choose, stream, &choose, &a));
-    return kv8_kernel_launch(&e->sort, stream, &sort, &a);
+    KV8_TRY(launch_early(e, &e->choose, stream, choose, &a));
+    return launch_early(e, &e->sort, stream, sort, &a);
 }
 
-/* Items of 16 rows once experts have more than 4 on average: then many have more than 8. */
-static const stream_form *choose_stream(const kv8_device_experts *e, int part, int32_t n) {
-    const int64_t places = (int64_t)n * e->shape.top_k;
-    const bool many = n > 8 && places > 4 * (int64_t)e->shape.num_experts;
-    const stream_form *const forms = e->streams[part];
-    return many && forms[X16].num_x > 0 ? &forms[X16] : &forms[X8];
+/* By rows an expert on average: then many experts have twice as many. */
+static const kernel_form *choose_form(const kv8_device_experts *e, int part, int32_t n) {
+    enum { TILES_FROM = 24, X16_FROM = 7 };
+    const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
+    if (e->tiles[part].launch.grid[0] != 0 && places >= TILES_FROM * experts)
+        return &e->tiles[part];
+    const kernel_form *const streams = e->streams[part];
+    const bool many = n > 8 && places > X16_FROM * experts;
+    return many && streams[X16].num_x > 0 ? &streams[X16] : &streams[X8];
 }
 
 static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int part,
                            const void *weights, const void *x, void *y, int32_t n) {
-    const stream_form *const form = choose_stream(e, part, n);
+    const kernel_form *const form = choose_form(e, part, n);
     const kv8_experts_matmul_args a = {.routing = e->routing,
                                        .w = strips_of(&e->shape, part, weights),
                                        .x = x,
@@ -271,7 +299,7 @@ static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int 
                                        .num_x = form->num_x,
                                        .alpha = e->shape.alpha,
                                        .limit = e->shape.limit};
-    return kv8_kernel_launch(&form->kernel, stream, &form->launch, &a);
+    return launch_early(e, &form->kernel, stream, form->launch, &a);
 }
 
 static kv8_status combine(const kv8_device_experts *e, kv8_stream *stream,
@@ -287,7 +315,7 @@ static kv8_status combine(const kv8_device_experts *e, kv8_stream *stream,
     const kv8_launch launch = {
         .grid = {(uint32_t)kv8_ceil_div(threads, KV8_EXPERTS_COMBINE_THREADS)},
         .block = {KV8_EXPERTS_COMBINE_THREADS}};
-    return kv8_kernel_launch(&e->combine, stream, &launch, &a);
+    return launch_early(e, &e->combine, stream, launch, &a);
 }
 
 kv8_status kv8_device_experts_run(kv8_device_experts *e, kv8_stream *stream,

@@ -11,7 +11,7 @@
  *
  * Strips of gate and up have gates in rows 0 to 7 and their ups in rows 8 to 15. A row's factor is
  * a power of two, and its scale bytes are those of the checkpoint plus what brings the largest to
- * 128: a weight is code * 2^(scale - 127) * factor. A row with a scale of 255 is NaN: its bias is.
+ * 127: a weight is code * 2^(scale - 127) * factor. A row with a scale of 255 is NaN: its bias is.
  * Inputs that fill the last tile are 0.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -26,7 +26,7 @@ enum {
     KV8_TILE_CODE_BYTES = 512,
     KV8_TILE_SCALE_BYTES = 32,
     KV8_STRIP_END_BYTES = 96, /* factors and biases */
-    KV8_TOP_SCALE = 128,      /* the largest scale byte of every row */
+    KV8_TOP_SCALE = 127,      /* the largest scale byte of every row */
 
     KV8_EXPERTS_MAX = 255, /* the byte 255 means: none */
     KV8_EXPERTS_MAX_TOP_K = 8,
@@ -34,19 +34,34 @@ enum {
     KV8_EXPERTS_LOAD_THREADS = 256,
     KV8_EXPERTS_CHOOSE_THREADS = 256, /* a warp a row */
     KV8_EXPERTS_SORT_THREADS = 1024,  /* of a block, one for every expert */
+    KV8_EXPERTS_FEW_PLACES = 256,     /* rows * top_k, at most, of route_few */
     KV8_EXPERTS_COMBINE_THREADS = 256,
 
     /* The streaming kernels: a block has teams of four warps. */
     KV8_EXPERTS_TEAM_WARPS = 4,
     KV8_EXPERTS_TEAM_THREADS = 32 * KV8_EXPERTS_TEAM_WARPS,
     KV8_EXPERTS_MAX_TEAMS = 4,
-    KV8_EXPERTS_MAX_X = 2,  /* items whose rows lie in shared memory at once */
-    KV8_EXPERTS_STAGES = 8, /* tiles of a warp's ring */
+    KV8_EXPERTS_MAX_X = 2,       /* items whose rows lie in shared memory at once */
+    KV8_EXPERTS_CHUNK_TILES = 3, /* copied and multiplied at once */
+    KV8_EXPERTS_STAGES = 3,      /* chunks of a warp's ring */
     KV8_EXPERTS_STAGE_BYTES = KV8_TILE_CODE_BYTES + 32 * 4, /* codes, and every lane's scales */
     /* Shared memory of a team: rings, and for every 8 rows of an item two sets of partial sums. */
-    KV8_EXPERTS_TEAM_BYTES = KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_STAGES * KV8_EXPERTS_STAGE_BYTES,
+    KV8_EXPERTS_TEAM_BYTES = KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_STAGES * KV8_EXPERTS_CHUNK_TILES *
+                             KV8_EXPERTS_STAGE_BYTES,
     KV8_EXPERTS_SUM_BYTES = 2 * KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
-    KV8_EXPERTS_STATIC_BYTES = 2048 /* at most, of the kernels' own */
+    /* The kernels on wgmma. */
+    KV8_EXPERTS_TILES_THREADS = 384,
+    KV8_EXPERTS_WORK_STRIPS = 16,
+    KV8_EXPERTS_WORK_ROWS = 96,
+    KV8_EXPERTS_X_STAGES = 8,
+    KV8_EXPERTS_W_STAGES = 4, /* chunks of a warp's ring */
+    KV8_EXPERTS_W_STRIP_BYTES =
+        KV8_EXPERTS_CHUNK_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES),
+    KV8_EXPERTS_W_STAGE_BYTES = 2 * KV8_EXPERTS_W_STRIP_BYTES, /* a warp has two strips */
+    KV8_EXPERTS_TILES_BYTES = KV8_EXPERTS_X_STAGES * KV8_EXPERTS_WORK_ROWS * KV8_TILE_COLS * 2 +
+                              8 * KV8_EXPERTS_W_STAGES * KV8_EXPERTS_W_STAGE_BYTES +
+                              1024, /* aligned to that */
+    KV8_EXPERTS_STATIC_BYTES = 4096 /* at most, of the kernels' own */
 };
 
 /* Strips of every expert of one layer, expert by expert. */

@@ -3,6 +3,7 @@
 //
 // choose: the best experts of every row, the lowest id first on ties, NaN as -inf, and the softmax
 // over them. Grid: ceil(n / 8) blocks of 8 warps, a warp a row.
+// route_few: both for few rows. Grid: one block of 1024 threads.
 // sort: places of ids by expert, in order. Grid: one block of 1024 threads for every expert; each
 // reads all ids, 16 a load, counting those of smaller experts and its own. Fixed order, no atomics.
 // combine: residual += weights * y, best expert first. Grid: 4 values a thread.
@@ -10,6 +11,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "experts_args.h"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -112,29 +114,38 @@ __device__ __forceinline__ int sum_before(int x, int *all_out) {
 
 }  // namespace kv8
 
+namespace kv8 {
+
+// One row's experts and weights, by a warp; NONE for padding. Lane i returns its ith id.
+__device__ __forceinline__ int choose_row(const kv8_experts_route_args &a, int row, int live) {
+    const int lane = threadIdx.x % 32;
+    const int64_t to = static_cast<int64_t>(row) * a.top_k + lane;
+    int id = NONE;
+    if (row < live) {
+        const Best kept =
+            best_of(a.logits + static_cast<int64_t>(row) * a.num_experts, a.num_experts, a.top_k);
+        const float weight = softmax_of(kept, a.top_k);
+        if (lane < a.top_k) a.routing.weights[to] = weight;
+        id = kept.id;
+    }
+    if (lane < a.top_k) a.routing.ids[to] = static_cast<uint8_t>(id);
+    return id;
+}
+
+}  // namespace kv8
+
 extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_CHOOSE_THREADS)
     kv8_experts_choose__sm80(const __grid_constant__ kv8_experts_route_args a) {
     using namespace kv8;
+    take_turn();
     const int row = (blockIdx.x * KV8_EXPERTS_CHOOSE_THREADS + threadIdx.x) / 32;
-    const int lane = threadIdx.x % 32;
-    if (row >= a.n) return;
-    const int64_t to = static_cast<int64_t>(row) * a.top_k + lane;
-    if (row >= live_rows(a.live_rows, a.n)) {
-        if (lane < a.top_k) a.routing.ids[to] = NONE;
-        return;
-    }
-    const Best kept =
-        best_of(a.logits + static_cast<int64_t>(row) * a.num_experts, a.num_experts, a.top_k);
-    const float weight = softmax_of(kept, a.top_k);
-    if (lane < a.top_k) {
-        a.routing.ids[to] = static_cast<uint8_t>(kept.id);
-        a.routing.weights[to] = weight;
-    }
+    if (row < a.n) choose_row(a, row, live_rows(a.live_rows, a.n));
 }
 
 extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_SORT_THREADS)
     kv8_experts_sort__sm80(const __grid_constant__ kv8_experts_route_args a) {
     using namespace kv8;
+    take_turn();
     constexpr int STEP = KV8_EXPERTS_SORT_THREADS * 16;
     const uint32_t expert = blockIdx.x;
     const int places = a.n * a.top_k;
@@ -161,8 +172,46 @@ extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_SORT_THREADS)
     if (threadIdx.x == 0 && blockIdx.x == gridDim.x - 1) a.routing.offsets[expert + 1] = first;
 }
 
+extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_SORT_THREADS)
+    kv8_experts_route_few__sm80(const __grid_constant__ kv8_experts_route_args a) {
+    using namespace kv8;
+    take_turn();
+    constexpr int PLACES = KV8_EXPERTS_FEW_PLACES;
+    __shared__ uint8_t ids[PLACES], counts[PLACES / 32][KV8_EXPERTS_MAX + 1];
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    for (int i = thread; i < static_cast<int>(sizeof counts); i += KV8_EXPERTS_SORT_THREADS)
+        counts[i / (KV8_EXPERTS_MAX + 1)][i % (KV8_EXPERTS_MAX + 1)] = 0;
+    const int live = live_rows(a.live_rows, a.n), places = a.n * a.top_k;
+    for (int row = warp; row < a.n; row += KV8_EXPERTS_SORT_THREADS / 32) {
+        const int id = choose_row(a, row, live);
+        if (lane < a.top_k) ids[row * a.top_k + lane] = static_cast<uint8_t>(id);
+    }
+    __syncthreads();
+    // A place's rank among the warp's places of the same expert, and how many those are.
+    const int id = thread < places ? ids[thread] : NONE;
+    int rank = 0;
+    if (warp < PLACES / 32) {
+        const uint32_t same = __match_any_sync(ALL, id);
+        rank = __popc(same & ((1u << lane) - 1));
+        if (rank == 0) counts[warp][id] = static_cast<uint8_t>(__popc(same));
+    }
+    __syncthreads();
+    int all = 0;  // of thread's expert
+    if (thread < a.num_experts)
+        for (int w = 0; w < PLACES / 32; w++) all += counts[w][thread];
+    __shared__ int offsets[KV8_EXPERTS_MAX + 1];
+    int sum;
+    const int before = sum_before(all, &sum);
+    if (thread <= a.num_experts) a.routing.offsets[thread] = offsets[thread] = before;
+    __syncthreads();
+    if (id == NONE) return;
+    for (int w = 0; w < warp; w++) rank += counts[w][id];
+    a.routing.sorted[offsets[id] + rank] = thread;
+}
+
 extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_COMBINE_THREADS)
     kv8_experts_combine__sm80(const __grid_constant__ kv8_experts_combine_args a) {
+    kv8::take_turn();
     const int64_t i = static_cast<int64_t>(blockIdx.x) * KV8_EXPERTS_COMBINE_THREADS + threadIdx.x;
     const int quads = a.hidden / 4;
     const int64_t row = i / quads, quad = i % quads;

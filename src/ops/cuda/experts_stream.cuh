@@ -3,95 +3,82 @@
 //
 // An *item* is an expert and up to 8 * TILES_N of the rows that chose it; its rows lie whole in
 // shared memory, as the columns of the products. All strips of all items, in order, are cut evenly
-// among the blocks. In a block, teams of four warps take strips in turn; a warp has every fourth
-// tile of its team's strips, as one stream: each lane copies what it alone reads into a ring of its
-// warp's, STAGES tiles deep, so that nobody waits for anybody but at a strip's end, where the team
-// adds up four partial sums in order. Scales follow the products (f32, exact for every byte).
+// among the blocks. In a block, teams of four warps take strips in turn; a warp has a quarter of
+// its team's strips, as one stream: each lane copies what it alone reads into a ring of its warp's,
+// STAGES chunks of tiles deep, so that nobody waits for anybody but at a strip's end, where the
+// team adds up four partial sums in order. Scales follow the products (f32, exact for every byte).
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include "experts_args.h"
 #include "experts_gate.cuh"
+#include "experts_items.cuh"
 #include "mxfp4_strip.cuh"
-#include "ptx_sm80.cuh"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
 constexpr int TEAM_WARPS = KV8_EXPERTS_TEAM_WARPS, TEAM_THREADS = KV8_EXPERTS_TEAM_THREADS;
-constexpr int STAGES = KV8_EXPERTS_STAGES, STAGE_BYTES = KV8_EXPERTS_STAGE_BYTES;
-
-struct Item {
-    int expert, first, count;  // rows: places of sorted
-};
-
-// The items by expert: first_item[e] is how many come before those of expert e.
-template <int ITEM_ROWS>
-__device__ __forceinline__ void count_items(const kv8_experts_matmul_args &a, int *first_item) {
-    if (threadIdx.x < 32) {
-        int before = 0;
-        for (int e0 = 0; e0 < a.num_experts; e0 += 32) {
-            const int e = e0 + threadIdx.x;
-            int items = 0;
-            if (e < a.num_experts)
-                items =
-                    (a.routing.offsets[e + 1] - a.routing.offsets[e] + ITEM_ROWS - 1) / ITEM_ROWS;
-            int sum = items;
-#pragma unroll
-            for (int d = 1; d < 32; d *= 2) {
-                const int other = __shfl_up_sync(0xffffffffu, sum, d);
-                if (threadIdx.x >= d) sum += other;
-            }
-            if (e < a.num_experts) first_item[e] = before + sum - items;
-            before += __shfl_sync(0xffffffffu, sum, 31);
-        }
-        if (threadIdx.x == 0) first_item[a.num_experts] = before;
-    }
-    __syncthreads();
-}
-
-template <int ITEM_ROWS>
-__device__ __forceinline__ Item item_of(const kv8_experts_matmul_args &a, const int *first_item,
-                                        int item) {
-    int low = 0, high = a.num_experts - 1;  // the last expert whose first item is not past it
-    while (low < high) {
-        const int mid = (low + high + 1) / 2;
-        if (first_item[mid] <= item)
-            low = mid;
-        else
-            high = mid - 1;
-    }
-    const int first = a.routing.offsets[low] + (item - first_item[low]) * ITEM_ROWS;
-    return {low, first, min(ITEM_ROWS, a.routing.offsets[low + 1] - first)};
-}
+constexpr int STAGES = KV8_EXPERTS_STAGES, CHUNK = KV8_EXPERTS_CHUNK_TILES;
+constexpr int STAGE_BYTES = KV8_EXPERTS_STAGE_BYTES, CHUNK_BYTES = CHUNK * STAGE_BYTES;
 
 // One item's rows, and zeros behind them up to whole tiles. Not waited for.
 template <bool DOWN>
 __device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a, const Item &item,
                                           uint32_t to) {
     const int pieces = a.w.cols / 8, padded = a.w.num_tiles * (KV8_TILE_COLS / 8);
-    for (int i = threadIdx.x; i < item.count * padded; i += blockDim.x) {
-        const int row = i / padded, piece = i % padded, place = item.first + row;
-        const int64_t from = DOWN ? place : a.routing.sorted[place] / a.top_k;
-        const bool inside = piece < pieces;
-        copy16_or_zero(to + row * a.x_row_bytes + piece * 16,
-                       a.x + from * a.w.cols + (inside ? piece * 8 : 0), inside);
+    for (int row = threadIdx.x / 32; row < item.count; row += blockDim.x / 32) {
+        const int place = item.first + row;
+        const int64_t x_row = DOWN ? place : a.routing.sorted[place] / a.top_k;
+        for (int piece = threadIdx.x % 32; piece < padded; piece += 32) {
+            const bool inside = piece < pieces;
+            copy16_or_zero(to + row * a.x_row_bytes + piece * 16,
+                           a.x + x_row * a.w.cols + (inside ? piece * 8 : 0), inside);
+        }
     }
 }
 
-// The tiles of one warp, strip after strip.
-struct TileStream {
-    const uint8_t *codes, *scales;  // of the next tile, this lane's
-    int strip, tile, stage;
+// A team's strips: one in num_teams from `strip` of all on.
+struct StripWalk {
+    int left;         // strips to `stop`, this one among them; 0 or less: none
+    int strip, item;  // within its item; of those held
+    const uint8_t *at;
 
-    __device__ __forceinline__ void enter(const kv8_experts_matmul_args &a, const Item *items,
-                                          int first_item, int first_tile) {
-        const int item = strip / a.w.num_strips, lane = threadIdx.x % 32;
-        const uint8_t *const at = a.w.data + items[item - first_item].expert * a.w.expert_bytes +
-                                  static_cast<int64_t>(strip % a.w.num_strips) * a.w.strip_bytes;
-        tile = first_tile;
-        codes = at + first_tile * KV8_TILE_CODE_BYTES + lane * 16;
-        scales = at + a.w.num_tiles * KV8_TILE_CODE_BYTES + first_tile * KV8_TILE_SCALE_BYTES +
-                 lane / 4 * 4;
+    __device__ __forceinline__ void find(const kv8_experts_matmul_args &a, const Item *items) {
+        if (left > 0)
+            at = a.w.data + items[item].expert * a.w.expert_bytes +
+                 static_cast<int64_t>(strip) * a.w.strip_bytes;
+    }
+    __device__ __forceinline__ void next(const kv8_experts_matmul_args &a, const Item *items,
+                                         int num_teams) {
+        left -= num_teams;
+        strip += num_teams;
+        at += static_cast<int64_t>(num_teams) * a.w.strip_bytes;
+        if (strip < a.w.num_strips) return;
+        for (; strip >= a.w.num_strips; strip -= a.w.num_strips) item++;
+        find(a, items);
+    }
+};
+
+// what(i) for the tiles of a chunk, `left` of them at most; whole chunks without a question.
+template <typename WHAT>
+__device__ __forceinline__ void for_chunk(int left, const WHAT &what) {
+    if (left >= CHUNK) {
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) what(i);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < left; i++) what(i);
+    }
+}
+
+// A warp's quarter of a strip's tiles.
+struct Quarter {
+    int first, last;
+    __device__ __forceinline__ Quarter(int num_tiles, int which) {
+        const int each = (num_tiles + TEAM_WARPS - 1) / TEAM_WARPS;
+        first = min(which * each, num_tiles);
+        last = min(first + each, num_tiles);
     }
 };
 
@@ -177,23 +164,24 @@ __device__ __forceinline__ void end_strip(const kv8_experts_matmul_args &a, cons
 template <int TILES_N, bool DOWN>
 __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ int first_item[KV8_EXPERTS_MAX + 1];
+    __shared__ ItemList list;
     __shared__ Item items[KV8_EXPERTS_MAX_X];
     constexpr int ITEM_ROWS = 8 * TILES_N;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int team = warp / TEAM_WARPS, num_teams = blockDim.x / TEAM_THREADS;
-    const int own_tile = warp % TEAM_WARPS;
+    const Quarter quarter(a.w.num_tiles, warp % TEAM_WARPS);
     // Shared memory: partial sums, twice for each team; rings; rows.
     float *const partial =
         reinterpret_cast<float *>(shared) + team * (2 * TEAM_WARPS * TILES_N * 128);
     const uint32_t rings = smem_address(shared) + num_teams * (2 * TEAM_WARPS * TILES_N * 512);
-    const uint32_t ring = rings + warp * (STAGES * STAGE_BYTES);
-    const uint32_t rows = rings + num_teams * (TEAM_WARPS * STAGES * STAGE_BYTES);
+    const uint32_t ring = rings + warp * (STAGES * CHUNK_BYTES);
+    const uint32_t rows = rings + num_teams * (TEAM_WARPS * STAGES * CHUNK_BYTES);
     const uint32_t item_bytes = ITEM_ROWS * a.x_row_bytes;
     const uint32_t lane_x = lane % 8 * a.x_row_bytes + lane / 8 * 16;
 
-    count_items<ITEM_ROWS>(a, first_item);
-    const int64_t total = static_cast<int64_t>(first_item[a.num_experts]) * a.w.num_strips;
+    if (!DOWN) take_turn();  // down knows its weights earlier than its rows
+    count_items<ITEM_ROWS>(a, list);
+    const int64_t total = static_cast<int64_t>(list.first_item[a.num_experts]) * a.w.num_strips;
     int at = static_cast<int>(total * blockIdx.x / gridDim.x);
     const int end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
     int half = 0;  // of the partial sums
@@ -203,62 +191,78 @@ __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
         const int num_items = (stop - 1) / a.w.num_strips - item0 + 1;
         __syncthreads();
         if (threadIdx.x < num_items)
-            items[threadIdx.x] = item_of<ITEM_ROWS>(a, first_item, item0 + threadIdx.x);
+            items[threadIdx.x] = item_of<ITEM_ROWS, 8>(a, list, item0 + threadIdx.x);
         __syncthreads();
-        for (int i = 0; i < num_items; i++) copy_rows<DOWN>(a, items[i], rows + i * item_bytes);
-        copy_commit();
-
-        TileStream ahead = {nullptr, nullptr, at + team, 0, 0};
-        if (own_tile >= a.w.num_tiles) ahead.strip = stop;
-        if (ahead.strip < stop) ahead.enter(a, items, item0, own_tile);
+        StripWalk now = {stop - at - team, at - item0 * a.w.num_strips + team, 0, nullptr};
+        for (; now.strip >= a.w.num_strips; now.strip -= a.w.num_strips) now.item++;
+        now.find(a, items);
+        StripWalk ahead = now;
+        if (quarter.first == quarter.last) ahead.left = 0;
+        int ahead_tile = quarter.first, ahead_stage = 0;
         const auto copy_next = [&]() {
-            if (ahead.strip < stop) {
-                const uint32_t to = ring + ahead.stage * STAGE_BYTES;
-                copy16_once<true>(to + lane * 16, ahead.codes);
-                copy4(to + KV8_TILE_CODE_BYTES + lane * 4, ahead.scales);
-                ahead.codes += TEAM_WARPS * KV8_TILE_CODE_BYTES;
-                ahead.scales += TEAM_WARPS * KV8_TILE_SCALE_BYTES;
-                ahead.tile += TEAM_WARPS;
-                if (ahead.tile >= a.w.num_tiles) {
-                    ahead.strip += num_teams;
-                    if (ahead.strip < stop) ahead.enter(a, items, item0, own_tile);
+            if (ahead.left > 0) {
+                const uint32_t to = ring + ahead_stage * CHUNK_BYTES;
+                const uint8_t *const codes =
+                    ahead.at + (ahead_tile * KV8_TILE_CODE_BYTES + lane * 16);
+                const uint8_t *const scales =
+                    ahead.at + (a.w.num_tiles * KV8_TILE_CODE_BYTES +
+                                ahead_tile * KV8_TILE_SCALE_BYTES + lane / 4 * 4);
+                const auto copy_tile = [&](int i) {
+                    copy16_once<true>(to + i * STAGE_BYTES + lane * 16,
+                                      codes + i * KV8_TILE_CODE_BYTES);
+                    copy4(to + i * STAGE_BYTES + KV8_TILE_CODE_BYTES + lane * 4,
+                          scales + i * KV8_TILE_SCALE_BYTES);
+                };
+                for_chunk(quarter.last - ahead_tile, copy_tile);
+                ahead_tile += CHUNK;
+                if (ahead_tile >= quarter.last) {
+                    ahead_tile = quarter.first;
+                    ahead.next(a, items, num_teams);
                 }
             }
             copy_commit();
-            ahead.stage = (ahead.stage + 1) % STAGES;
+            ahead_stage = ahead_stage + 1 == STAGES ? 0 : ahead_stage + 1;
         };
         for (int i = 0; i < STAGES - 1; i++) copy_next();
-        copy_wait<STAGES - 1>();
+        if (DOWN) take_turn();
+        for (int i = 0; i < num_items; i++) copy_rows<DOWN>(a, items[i], rows + i * item_bytes);
+        copy_wait_all();
         __syncthreads();  // the rows have come
 
         int stage = 0;
-        for (int u = at + team; u < stop; u += num_teams) {
-            const int item = u / a.w.num_strips - item0, strip = u % a.w.num_strips;
-            const RowEnd<DOWN> row_end(a, a.w.data + items[item].expert * a.w.expert_bytes +
-                                              static_cast<int64_t>(strip) * a.w.strip_bytes);
+        for (; now.left > 0; now.next(a, items, num_teams)) {
+            const RowEnd<DOWN> row_end(a, now.at);
+            const Item item = items[now.item];
+            const int strip = now.strip;
             Sums<TILES_N> sums = {};
-            uint32_t x_at = rows + item * item_bytes + lane_x + own_tile * (KV8_TILE_COLS * 2);
-            for (int tile = own_tile; tile < a.w.num_tiles; tile += TEAM_WARPS) {
+            const uint32_t x_at = rows + now.item * item_bytes + lane_x;
+            for (int tile = quarter.first; tile < quarter.last; tile += CHUNK) {
                 copy_next();
                 copy_wait<STAGES - 1>();
-                add_tile<TILES_N>(sums, ring + stage * STAGE_BYTES, x_at, a.x_row_bytes);
-                stage = (stage + 1) % STAGES;
-                x_at += TEAM_WARPS * (KV8_TILE_COLS * 2);
+                const uint32_t x_tile = x_at + tile * (KV8_TILE_COLS * 2);
+                const uint32_t chunk = ring + stage * CHUNK_BYTES;
+                for_chunk(quarter.last - tile, [&](int i) {
+                    add_tile<TILES_N>(sums, chunk + i * STAGE_BYTES,
+                                      x_tile + i * (KV8_TILE_COLS * 2), a.x_row_bytes);
+                });
+                stage = stage + 1 == STAGES ? 0 : stage + 1;
             }
             float *const to = partial + half * (TEAM_WARPS * TILES_N * 128);
-            float *const mine = to + own_tile * (TILES_N * 128) + lane / 4 * 8 + lane % 4 * 2;
+            float *const mine =
+                to + warp % TEAM_WARPS * (TILES_N * 128) + lane / 4 * 8 + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < TILES_N; n++) {
                 *reinterpret_cast<float2 *>(mine + n * 128) = {sums.s[n][0], sums.s[n][1]};
                 *reinterpret_cast<float2 *>(mine + n * 128 + 64) = {sums.s[n][2], sums.s[n][3]};
             }
             named_barrier_sync(1 + team, TEAM_THREADS);
-            end_strip<TILES_N, DOWN>(a, row_end, to, items[item], strip);
+            end_strip<TILES_N, DOWN>(a, row_end, to, item, strip);
             half ^= 1;
         }
         copy_wait_all();
         at = stop;
     }
+    if (DOWN) take_turn();  // also without work
 }
 
 }  // namespace kv8

@@ -1,0 +1,229 @@
+/* test_experts_launches.c - the host's part of the experts on the stand-in driver: which kernels
+ * run for how many rows on GPUs of several kinds, their argument blocks, graphs, and calls that
+ * fail.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "device_experts.h"
+#include "experts_args.h"
+#include "stand_in.h"
+#include "testing.h"
+
+enum { UNKNOWN = 999, OUT_OF_MEMORY = 2, MAX_ROWS = 1024 };
+
+static const kv8_experts_shape large = {128, 4, 2880, 2880, 1.702f, 7.0f};
+
+typedef struct stand {
+    kv8_device *device;
+    kv8_stream *stream;
+    kv8_device_experts *experts;
+} stand;
+
+static stand open_stand(int32_t sm_version, int32_t num_sms) {
+    stand s = {NULL};
+    stand_in_reset();
+    const stand_in_gpu gpu = {sm_version, num_sms, (size_t)64 << 30};
+    stand_in_set_gpus(&gpu, 1);
+    assert_ok(kv8_device_open(&s.device, 0));
+    assert_ok(kv8_stream_create(&s.stream, s.device));
+    return s;
+}
+static void close_stand(stand *s) {
+    kv8_device_experts_destroy(s->experts);
+    kv8_stream_destroy(s->stream);
+    kv8_device_close(s->device);
+    const stand_in_live live = stand_in_get_live();
+    static const stand_in_live none;
+    assert_memory_equal(&live, &none, sizeof live);
+}
+static void open_experts(stand *s) {
+    assert_ok(kv8_device_experts_create(&s->experts, s->device, &large, MAX_ROWS));
+}
+
+static const kv8_experts_args some_args = {
+    (void *)0x1000, (void *)0x2000, (float *)0x3000, (void *)0x4000, (float *)0x5000, NULL, 1};
+static kv8_status run_rows(const stand *s, int32_t n) {
+    kv8_experts_args args = some_args;
+    args.n = n;
+    KV8_TRY(kv8_device_experts_run(s->experts, s->stream, &args));
+    return kv8_stream_synchronize(s->stream);
+}
+
+/* --- launches --- */
+
+static void check_matmul(const stand_in_launch *launch, const void *weights, int32_t cols,
+                         int32_t rows) {
+    kv8_experts_matmul_args a;
+    assert_int_equal(launch->args_bytes, sizeof a);
+    memcpy(&a, launch->args, sizeof a);
+    assert_ptr_equal(a.w.data, weights);
+    assert_int_equal(a.w.cols, cols);
+    assert_int_equal(a.w.num_tiles, (cols + 63) / 64);
+    assert_int_equal(a.w.num_strips, rows / 16);
+    assert_int_equal(a.w.strip_bytes, 24576);
+    assert_int_equal(a.num_experts, 128);
+    if (strstr(launch->name, "_x96_") != NULL) return;
+    assert_true(a.num_x >= 1 && a.num_x <= KV8_EXPERTS_MAX_X);
+    assert_true(a.x_row_bytes >= cols * 2 && a.x_row_bytes % 32 == 16); /* banks */
+    assert_int_equal(launch->block[0] % KV8_EXPERTS_TEAM_THREADS, 0);
+}
+
+/* Kernels of one run, in order; "%" stands for the rows of a matmul's item: "x8__sm80". */
+static const char *const few[] = {"kv8_experts_route_few__sm80", "kv8_experts_gate_up_%",
+                                  "kv8_experts_down_%", "kv8_experts_combine__sm80", NULL};
+static const char *const many[] = {"kv8_experts_choose__sm80",  "kv8_experts_sort__sm80",
+                                   "kv8_experts_gate_up_%",     "kv8_experts_down_%",
+                                   "kv8_experts_combine__sm80", NULL};
+
+static void check_run(const stand *s, int32_t n, const char *const *names, const char *item) {
+    int32_t at = stand_in_num_launches();
+    assert_ok(run_rows(s, n));
+    for (; *names != NULL; names++, at++) {
+        const stand_in_launch *const launch = stand_in_get_launch(at);
+        const size_t prefix = strcspn(*names, "%");
+        assert_memory_equal(launch->name, *names, prefix);
+        assert_string_equal(launch->name + prefix, (*names)[prefix] == '%' ? item : "");
+        assert_int_equal(launch->overlaps_previous,
+                         kv8_device_get_info(s->device)->sm_version >= 90);
+        if (strstr(launch->name, "gate_up") != NULL)
+            check_matmul(launch, some_args.gate_up, large.hidden, 2 * large.intermediate);
+        if (strstr(launch->name, "down") != NULL)
+            check_matmul(launch, some_args.down, large.intermediate, large.hidden);
+    }
+    assert_int_equal(stand_in_num_launches(), at);
+}
+
+static void kernels_follow_the_rows_and_the_gpu(void **state) {
+    (void)state;
+    static const struct {
+        int32_t sm_version;
+        const char *few, *many;
+    } gpus[] = {{80, "x8__sm80", "x16__sm80"},
+                {90, "x8__sm80", "x96__sm90a"},
+                {100, "x8__sm80", "x16__sm80"},
+                {120, "x8__sm80", "x8__sm80"}}; /* 16 rows do not fit */
+    for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
+        stand s = open_stand(gpus[i].sm_version, 132);
+        open_experts(&s);
+        check_run(&s, 1, few, gpus[i].few);
+        check_run(&s, 64, few, gpus[i].few);
+        check_run(&s, MAX_ROWS, many, gpus[i].many);
+        close_stand(&s);
+    }
+}
+
+static void a_graph_runs_the_same(void **state) {
+    (void)state;
+    stand s = open_stand(90, 132);
+    kv8_graph *graph = NULL;
+    open_experts(&s);
+    kv8_experts_args args = some_args;
+    assert_ok(kv8_stream_capture_begin(s.stream));
+    assert_ok(kv8_device_experts_run(s.experts, s.stream, &args));
+    assert_ok(kv8_stream_capture_end(s.stream, &graph));
+    const int32_t first = stand_in_num_launches();
+    for (int i = 0; i < 2; i++) assert_ok(kv8_graph_launch(graph, s.stream));
+    assert_ok(kv8_stream_synchronize(s.stream));
+    assert_int_equal(stand_in_num_launches() - first, 8);
+    kv8_graph_destroy(graph);
+    close_stand(&s);
+}
+
+/* --- weights and memory --- */
+
+static void loading_covers_the_experts(void **state) {
+    (void)state;
+    stand s = open_stand(90, 132);
+    open_experts(&s);
+    assert_int_equal(kv8_experts_part_bytes(&large, KV8_EXPERTS_GATE_UP), 360 * 24576);
+    assert_int_equal(kv8_experts_part_bytes(&large, KV8_EXPERTS_DOWN), 180 * 24576);
+    const kv8_experts_source from = {(void *)0x1000, (void *)0x2000, (void *)0x3000, 7};
+    assert_ok(
+        kv8_device_experts_load(s.experts, s.stream, KV8_EXPERTS_GATE_UP, &from, (void *)0x4000));
+    assert_ok(kv8_stream_synchronize(s.stream));
+    const stand_in_launch *const launch = stand_in_get_launch(stand_in_num_launches() - 1);
+    kv8_experts_load_args a;
+    assert_int_equal(launch->args_bytes, sizeof a);
+    memcpy(&a, launch->args, sizeof a);
+    assert_int_equal(launch->grid[0], 360);
+    assert_int_equal(launch->grid[1], 7);
+    assert_int_equal(a.rows, 5760);
+    assert_int_equal(a.paired, 1);
+    const kv8_experts_source none = {.count = 0};
+    const int32_t launches = stand_in_num_launches();
+    assert_ok(
+        kv8_device_experts_load(s.experts, s.stream, KV8_EXPERTS_DOWN, &none, (void *)0x4000));
+    assert_ok(kv8_stream_synchronize(s.stream));
+    assert_int_equal(stand_in_num_launches(), launches);
+    close_stand(&s);
+}
+
+static void the_workspace_is_what_was_said(void **state) {
+    (void)state;
+    const size_t bytes = kv8_device_experts_workspace_bytes(&large, MAX_ROWS);
+    const size_t places = (size_t)MAX_ROWS * 4, row = 2880 * (sizeof(float) + sizeof(uint16_t));
+    assert_true(bytes >= places * (row + 9) && bytes <= places * (row + 9) + 4096);
+    stand s = open_stand(90, 132);
+    open_experts(&s);
+    const kv8_experts_routing *const r = kv8_device_experts_get_routing(s.experts);
+    memset(r->ids, 0, places); /* host memory here, with nothing readable behind it */
+    memset(r->offsets, 0, 129 * sizeof *r->offsets);
+    assert_true((uintptr_t)r->weights % 256 == 0 && (uintptr_t)r->sorted % 256 == 0);
+    close_stand(&s);
+}
+
+/* --- failures --- */
+
+/* Questions whose refusal is an answer: no second argument; no context to return to. */
+static bool is_an_answer(const char *call) {
+    return strcmp(call, "cuFuncGetParamInfo") == 0 || strstr(call, "Pop") != NULL;
+}
+
+/* Create fails at every call of the driver in turn, and leaves nothing behind. */
+static void create_fails_whole(void **state) {
+    (void)state;
+    int64_t told = 0;
+    bool went_through = false;
+    for (int64_t nth = 1; !went_through; nth++) {
+        stand s = open_stand(90, 132);
+        stand_in_fail(NULL, nth, nth % 2 == 0 ? UNKNOWN : OUT_OF_MEMORY);
+        const kv8_status status = kv8_device_experts_create(&s.experts, s.device, &large, 1);
+        const char *const call = stand_in_failed_call();
+        stand_in_fail(NULL, 0, 0);
+        went_through = call == NULL;
+        assert_true((status == KV8_OK) == (s.experts != NULL));
+        if (status != KV8_OK) {
+            assert_int_equal(status, nth % 2 == 0 ? KV8_ERR_DEVICE : KV8_ERR_NO_MEMORY);
+            told++;
+        } else if (!went_through && !is_an_answer(call)) {
+            fail_msg("%s failed unseen", call);
+        }
+        close_stand(&s);
+    }
+    assert_true(told > 20);
+}
+
+/* A run says so when any of its launches fails, and the next one runs. */
+static void run_fails_by_name(void **state) {
+    (void)state;
+    stand s = open_stand(90, 132);
+    open_experts(&s);
+    for (int64_t nth = 1; nth <= 5; nth++) {
+        stand_in_fail("cuLaunchKernelEx", nth, UNKNOWN);
+        assert_refused(run_rows(&s, MAX_ROWS), KV8_ERR_DEVICE, "launch of kv8_experts_");
+        assert_ok(kv8_stream_synchronize(s.stream));
+        check_run(&s, MAX_ROWS, many, "x96__sm90a");
+    }
+    close_stand(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kernels_follow_the_rows_and_the_gpu),
+        cmocka_unit_test(a_graph_runs_the_same),
+        cmocka_unit_test(loading_covers_the_experts),
+        cmocka_unit_test(the_workspace_is_what_was_said),
+        cmocka_unit_test(create_fails_whole),
+        cmocka_unit_test(run_fails_by_name),
+    };
+    return cmocka_run_group_tests_name("experts_launches", tests, NULL, NULL);
+}
