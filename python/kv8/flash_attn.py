@@ -17,6 +17,7 @@ import numpy as np
 
 from ._core import InvalidError, UnsupportedError
 from ._face import add_sinks, copy_into, like, merge_states, refuse, refuse_gradients, window
+from ._rotary import as_float, rotate
 from ._tensor import host_array, is_torch
 from .append import store
 from .attend import attend
@@ -88,7 +89,7 @@ def flash_attn_varlen_func(
     else:
         raise InvalidError("neither block_table nor cu_seqlens_k is given")
     ranges = _chunks(attention_chunk, cu_seqlens_q, lens, q.shape[0])
-    o, lse = attend(
+    found = attend(
         q,
         k,
         v,
@@ -106,16 +107,16 @@ def flash_attn_varlen_func(
         qo_lens=seqused_q,
         out=out,
         o_scale=output_scale,
-        return_lse=True,
+        return_lse=return_softmax_lse,
         max_kv_len=None if max_seqlen_k is None else int(max_seqlen_k),
         **ranges,
     )
-    return (o, add_sinks(lse, sinks).T) if return_softmax_lse else o
+    return (found[0], add_sinks(found[1], sinks).T) if return_softmax_lse else found
 
 
 def _o_dtype(q: Any, out: Any) -> Optional[str]:
     """bf16 for 8-bit queries, as there."""
-    return "bf16" if out is None and "float8" in str(q.dtype) else None
+    return "bf16" if out is None and q.itemsize == 1 else None
 
 
 def _lengths(cu_seqlens: Any) -> Any:
@@ -248,11 +249,10 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """q [batch, rows, heads, dim] over caches [batch, keys, kv_heads, dim], or pages with
     block_table, of which request b has cache_seqlens[b] keys. New k and v [batch, new, kv_heads,
-    dim] are stored behind those first. Returns out, or (out, lse [batch, heads, rows])."""
+    dim] are stored behind those first. q and the new k are rotated by rotary_cos and rotary_sin
+    [positions, rotary_dim / 2] where those are given. Returns out, or (out, lse [batch, heads,
+    rows])."""
     refuse(
-        rotary_cos=(rotary_cos, None),
-        rotary_sin=(rotary_sin, None),
-        rotary_seqlens=(rotary_seqlens, None),
         alibi_slopes=(alibi_slopes, None),
         qv=(qv, None),
         cu_seqlens_q=(cu_seqlens_q, None),
@@ -270,6 +270,13 @@ def flash_attn_with_kvcache(
         raise UnsupportedError("cache_batch_idx with block_table; supported: one of them")
     lens = _ints(k_cache.shape[1] if cache_seqlens is None else cache_seqlens, q)
     lens = lens + _ints(np.zeros(batch), q) if lens.ndim == 0 else lens
+    if rotary_cos is not None or rotary_sin is not None:
+        every = causal or tuple(window_size) != (-1, -1)  # else all rows have the first position
+        at = lens if rotary_seqlens is None else _ints(rotary_seqlens, q)
+        q = _rotated(q, rotary_cos, rotary_sin, at, rotary_interleaved, every)
+        k = None if k is None else _rotated(k, rotary_cos, rotary_sin, at, rotary_interleaved)
+    elif rotary_seqlens is not None:
+        raise InvalidError("rotary_seqlens is given and rotary_cos and rotary_sin are not")
     if k is not None:
         _store_new(k, v, k_cache, v_cache, block_table, lens, k_descale, v_descale)
         lens = lens + k.shape[1]
@@ -279,7 +286,7 @@ def flash_attn_with_kvcache(
         b, _ = _positions(cu, lens, batch * rows)
         pad = _ints(cache_leftpad, q)
         ranges = {"key_begin": pad[b], "key_end": lens[b]}
-    o, lse = attend(
+    found = attend(
         q.reshape(batch * rows, *q.shape[2:]),
         k_cache,
         v_cache,
@@ -294,14 +301,31 @@ def flash_attn_with_kvcache(
         k_scale=k_descale,
         v_scale=v_descale,
         o_dtype=_o_dtype(q, None),
-        return_lse=True,
+        return_lse=return_softmax_lse,
         **ranges,
     )
+    o = found[0] if return_softmax_lse else found
     o = copy_into(out, o.reshape(batch, rows, *o.shape[1:]))
     if not return_softmax_lse:
         return o
-    lse = add_sinks(lse, s_aux).reshape(batch, rows, -1)
+    lse = add_sinks(found[1], s_aux).reshape(batch, rows, -1)
     return o, lse.swapaxes(1, 2)
+
+
+def _rotated(
+    x: Any, cos: Any, sin: Any, begin: Any, interleaved: bool, every_row: bool = True
+) -> Any:
+    """x [batch, rows, heads, dim] by rows of cos and sin [positions, rotary_dim / 2]: row i of
+    request b has position begin[b] + i, or begin[b]."""
+    if cos is None or sin is None or cos.shape != sin.shape:
+        raise InvalidError("rotary_cos and rotary_sin go together, in one shape")
+    batch, rows = int(x.shape[0]), int(x.shape[1])
+    at = (begin[:, None] + _ints(np.arange(rows) * bool(every_row), x)).reshape(-1)
+    at = at.long() if is_torch(at) else at.astype(np.int64)
+    flat = rotate(
+        x.reshape(batch * rows, *x.shape[2:]), as_float(cos[at]), as_float(sin[at]), interleaved
+    )
+    return like(flat, x).reshape(x.shape)
 
 
 def _store_new(

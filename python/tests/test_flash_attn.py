@@ -247,3 +247,23 @@ def test_refusals_name_the_argument(rng, library):
         with pytest.raises(NotImplementedError, match="gradients"):
             fa.flash_attn_varlen_func(q.requires_grad_(), k, k, 2, cu_q, 9, cu_k)
     assert bounds("f32")
+
+
+@pytest.mark.parametrize("lens", [[37, 128, 333, 1024], [129], [16, 1023]])
+@pytest.mark.parametrize("heads", [1, 8, 16])
+def test_mla_decode_over_a_latent_cache(rng, library, lens, heads):
+    """As XPU's MLA decode is called: V is the first 512 of K's 576 elements, in place."""
+    page = 64
+    width = -(-max(lens) // page)
+    cache = random(rng, (len(lens) * width, page, 1, 576), "bf16")
+    table = rng.permutation(len(lens) * width).reshape(len(lens), width).astype(np.int32)
+    q = random(rng, (len(lens), heads, 576), "bf16")
+    pages = of(library, cache)
+    o = fa.flash_attn_varlen_func(
+        of(library, q), pages, pages[..., :512], 1, of(library, np.arange(len(lens) + 1, dtype=np.int32)),
+        max(lens), seqused_k=of(library, np.array(lens, np.int32)), block_table=of(library, table),
+        softmax_scale=576**-0.5, fa_version=2)
+    for b, n in enumerate(lens):
+        keys = cache[table[b]].reshape(-1, 1, 576)[:n]
+        wanted, _ = attention(q[b: b + 1], keys, keys[..., :512], sm_scale=576**-0.5)
+        close(back(o)[b: b + 1], wanted, 8e-3)
