@@ -126,6 +126,12 @@ class View:
             self.writable,
         )
 
+    def bare(self) -> "View":
+        """The same view, which keeps nothing alive."""
+        return View(
+            self.address, self.shape, self.strides, self.dtype, self.device, None, self.writable
+        )
+
     def offset(self, elements: int, axes: tuple[int, ...]) -> "View":
         """The view of some axes, `elements` further on."""
         return View(
@@ -143,6 +149,41 @@ def is_torch(x: Any) -> bool:
     """x is a torch tensor: asked without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
+
+
+def call_key(rewritten: tuple[Any, ...], read: tuple[Any, ...], plain: tuple[Any, ...]) -> Any:
+    """What two calls on a GPU have in common when they fill the same arguments: of the tensors that lie
+    elsewhere each time (`rewritten`) shape, strides and dtype, of those that are read the address too,
+    and all of `plain`, hashable values. None for a call that reads arrays of the host."""
+    parts: list[Any] = [plain]
+    add, tensor = parts.append, sys.modules["torch"].Tensor
+    for x in rewritten:
+        if x is None:
+            add(None)
+        elif isinstance(x, tensor) and x.is_cuda:
+            parts += x.shape, x.stride(), x.dtype, x.get_device()
+        else:
+            return None
+    for x in read:
+        if x is None:
+            add(None)
+        elif isinstance(x, tensor):
+            if not x.is_cuda:
+                return None
+            parts += x.data_ptr(), x.shape, x.stride(), x.dtype
+        elif isinstance(x, (int, float, str)):
+            add(x)
+        elif isinstance(x, View):
+            if x.device[0] != CUDA:
+                return None
+            parts += x.address, x.shape, x.strides, x.dtype
+        else:  # several of these
+            inner = x if isinstance(x, tuple) else x.parts() if hasattr(x, "parts") else None
+            inner = None if inner is None else call_key((), inner, ())
+            if inner is None:
+                return None
+            add(inner)
+    return tuple(parts)
 
 
 def _foreign_view(x: Any, name: str) -> View:

@@ -18,18 +18,21 @@ from ._tensor import (
     CPU,
     _foreign_view,
     address_of,
+    call_key,
     dtype_name,
     host_array,
     is_torch,
     round_up_pow2,
     view,
 )
-from .attention import AttentionPlan, Keys, Mask
+from .attention import MAX_REPEATS, AttentionPlan, Keys, Mask, Repeat, Workspace
+from .device import torch_stream
 from .pages import Paged, PageTable
 
 logger = logging.getLogger("kv8")
 
 _MAX_PLANS = 256
+_MAX_SPACES = 32
 _plans: dict[tuple[Any, ...], AttentionPlan] = {}
 _plans_lock = threading.Lock()
 _scratch = threading.local()
@@ -49,9 +52,7 @@ def plan_for(**spec: Any) -> AttentionPlan:
 
 
 def _scratch_of(plan: AttentionPlan) -> Any:
-    """This thread's workspace for one-call runs: nothing in it outlives a call."""
-    if plan.device[0] != CPU:
-        return None
+    """This thread's workspace for one-call runs on the CPU: nothing in it outlives a call."""
     buffer = getattr(_scratch, "buffer", None)
     if buffer is None or buffer.size < plan.workspace_size:
         buffer = _scratch.buffer = _aligned(round_up_pow2(plan.workspace_size))
@@ -104,6 +105,31 @@ def attend(
     """
     if pages is None:
         return _attend_dense(locals())
+    sm_scale = None if sm_scale is None else float(sm_scale)
+    key = None
+    if is_torch(q) and q.is_cuda:
+        stream = torch_stream(q.get_device())
+        key = call_key(
+            (q, out, lse),
+            (k, v, pages, qo_indptr, sinks, k_scale, v_scale, q_scale, o_scale, qo_lens, mask)
+            + (key_begin, key_end),
+            (
+                stream,
+                layout,
+                causal,
+                window_left,
+                window_right,
+                sm_scale,
+                soft_cap,
+                k_dtype,
+                v_dtype,
+            )
+            + (q_dtype, o_dtype, return_lse, lse_base2, batch_invariant, math, max_kv_len),
+        )
+        repeat = None if key is None else _repeats().get(key)
+        if repeat is not None:
+            space = _space_of(repeat.plan, stream)
+            return repeat.run(q, out, lse, return_lse, stream, space, prepare=True)
     seen = view(q, "q", 3, None if q_dtype is None else dtype_name(q_dtype))
     keys = k if isinstance(k, Paged) else _as_pages(k, "k", k_dtype, layout, pages)
     values = v if isinstance(v, Paged) else _as_pages(v, "v", v_dtype or k_dtype, layout, pages)
@@ -146,7 +172,7 @@ def attend(
         mask=mask,
         key_begin=key_begin,
         key_end=key_end,
-        workspace=_scratch_of(plan),
+        workspace=_scratch_of(plan) if on_host else _space_of(plan, torch_stream(seen.device[1])),
     )
     result = batch.run(
         q,
@@ -166,8 +192,44 @@ def attend(
     )
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("%s", batch.describe())
+        key = None  # every call says what it is
     _scratch.batch = batch if logger.isEnabledFor(logging.DEBUG) else None
+    repeat = None if key is None else batch.repeat()
+    if repeat is not None:
+        kept = _repeats()
+        while len(kept) >= MAX_REPEATS:
+            kept.pop(next(iter(kept)))
+        kept[key] = repeat
     return result
+
+
+def _repeats() -> dict[Any, Repeat]:
+    """Of this thread, as their args are written to by every call."""
+    try:
+        kept: dict[Any, Repeat] = _scratch.repeats
+        if _scratch.pid == os.getpid():
+            return kept
+    except AttributeError:
+        pass
+    _scratch.repeats, _scratch.spaces, _scratch.pid = {}, {}, os.getpid()
+    return _repeats()
+
+
+def _space_of(plan: AttentionPlan, stream: Any) -> Workspace:
+    """The workspace of this thread's calls of a plan on a stream; a new one in the memory of a graph
+    that is captured."""
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        return Workspace(plan)
+    _repeats()
+    spaces = _scratch.spaces
+    space: Optional[Workspace] = spaces.get((plan, stream))
+    if space is None:
+        while len(spaces) >= _MAX_SPACES:
+            spaces.pop(next(iter(spaces)))
+        space = spaces[plan, stream] = Workspace(plan)
+    return space
 
 
 def _o_dtype(o_dtype: Any, out: Any, q_dtype: str) -> str:

@@ -58,6 +58,15 @@ class Paged:
     def page_size(self) -> int:
         return self.data.shape[1]
 
+    def parts(self) -> tuple[Any, ...]:
+        """What calls are compared by."""
+        return self.data, self.row_scale
+
+    def borrowed(self) -> "Paged":
+        """The same, which keeps no tensor alive."""
+        scales = self.row_scale
+        return _borrowed(self.data.bare(), None if scales is None else scales.bare())
+
     def struct(self) -> Any:
         """The library's kv8_paged."""
         paged = struct("kv8_paged")
@@ -107,6 +116,10 @@ class PageTable:
 
     def __init__(self, kind: str, batch: int, **arrays: Any) -> None:
         self.kind, self.batch, self.arrays = kind, batch, arrays
+
+    def parts(self) -> tuple[Any, ...]:
+        """What calls are compared by."""
+        return (self.kind, self.batch, *self.arrays.values())
 
     @classmethod
     def csr(cls, indptr: Any, indices: Any, last_page_len: Any) -> "PageTable":

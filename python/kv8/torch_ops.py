@@ -14,39 +14,59 @@ from typing import Optional
 
 import torch
 
+from ._face import refuse_gradients
 from .append import store as _store
 from .attend import attend as _attend
 from .pages import Paged, PageTable
 
+_library = torch.library.Library("kv8", "DEF")  # operators live as long as it
+_library.define(
+    "attend(Tensor q, Tensor k, Tensor v, Tensor? k_row_scale, Tensor? v_row_scale,"
+    " Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, Tensor? key_begin=None,"
+    " Tensor? key_end=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None,"
+    " float? sm_scale=None, float soft_cap=0.0, bool causal=True, SymInt window_left=-1,"
+    " SymInt window_right=-1, ScalarType? o_dtype=None) -> (Tensor, Tensor)"
+)
+_library.define(
+    "store(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor(c!)? k_row_scale,"
+    " Tensor(d!)? v_row_scale, Tensor slot_mapping, Tensor? k_scale=None, Tensor? v_scale=None)"
+    " -> ()"
+)
 
-@torch.library.custom_op("kv8::attend", mutates_args=())
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_row_scale: Optional[torch.Tensor],
-    v_row_scale: Optional[torch.Tensor],
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    key_begin: Optional[torch.Tensor] = None,
-    key_end: Optional[torch.Tensor] = None,
-    k_scale: Optional[torch.Tensor] = None,
-    v_scale: Optional[torch.Tensor] = None,
-    sinks: Optional[torch.Tensor] = None,
-    sm_scale: Optional[float] = None,
-    soft_cap: float = 0.0,
-    causal: bool = True,
-    window_left: int = -1,
-    window_right: int = -1,
-    o_dtype: Optional[torch.dtype] = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+
+def _pages(codes: torch.Tensor, row_scale: Optional[torch.Tensor]):
+    return codes if row_scale is None else (codes, row_scale)
+
+
+@torch.library.impl(_library, "attend", "CompositeExplicitAutograd")
+def _attend_rows(
+    q,
+    k,
+    v,
+    k_row_scale,
+    v_row_scale,
+    block_table,
+    seq_lens,
+    cu_seqlens_q,
+    key_begin=None,
+    key_end=None,
+    k_scale=None,
+    v_scale=None,
+    sinks=None,
+    sm_scale=None,
+    soft_cap=0.0,
+    causal=True,
+    window_left=-1,
+    window_right=-1,
+    o_dtype=None,
+):
     """o [rows, heads, v_dim] and lse [rows, heads] of q [rows, heads, dim] over pages k and v [page,
     slot, kv_head, dim], those of int8 with their f16 row scales [page, slot, kv_head]."""
+    refuse_gradients(q, k, v)
     o, lse = _attend(
         q,
-        Paged(k, row_scale=k_row_scale),
-        Paged(v, row_scale=v_row_scale),
+        _pages(k, k_row_scale),
+        _pages(v, v_row_scale),
         PageTable.dense(block_table, seq_lens),
         cu_seqlens_q,
         causal=causal,
@@ -65,7 +85,7 @@ def attend(
     return o, lse
 
 
-@attend.register_fake
+@torch.library.register_fake("kv8::attend", lib=_library)
 def _(
     q,
     k,
@@ -92,25 +112,20 @@ def _(
     return o, q.new_empty((q.shape[0], q.shape[1]), dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "kv8::store", mutates_args=("k_pages", "v_pages", "k_row_scale", "v_row_scale")
-)
-def store(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    k_row_scale: Optional[torch.Tensor],
-    v_row_scale: Optional[torch.Tensor],
-    slot_mapping: torch.Tensor,
-    k_scale: Optional[torch.Tensor] = None,
-    v_scale: Optional[torch.Tensor] = None,
-) -> None:
+@torch.library.impl(_library, "store", "CompositeExplicitAutograd")
+def _store_rows(
+    k, v, k_pages, v_pages, k_row_scale, v_row_scale, slot_mapping, k_scale=None, v_scale=None
+):
     """Row i of k [rows, kv_heads, dim] and v goes, quantised, to slot slot_mapping[i] of the pages."""
+    refuse_gradients(k, v)
     pages = Paged(k_pages, row_scale=k_row_scale), Paged(v_pages, row_scale=v_row_scale)
     _store(k, v, *pages, slot_mapping, k_scale=k_scale, v_scale=v_scale)
 
 
-@store.register_fake
+@torch.library.register_fake("kv8::store", lib=_library)
 def _(k, v, k_pages, v_pages, k_row_scale, v_row_scale, slot_mapping, k_scale=None, v_scale=None):
     return None
+
+
+attend = torch.ops.kv8.attend.default
+store = torch.ops.kv8.store.default

@@ -18,6 +18,8 @@ import kv8.flashinfer as fi  # noqa: E402
 import kv8.torch_ops  # noqa: E402, F401
 from arrays import back, of  # noqa: E402
 from kv8 import flash_attn as fa  # noqa: E402
+from kv8.attention import Workspace, launch  # noqa: E402
+from kv8.device import torch_stream  # noqa: E402
 from reference import attention, close, close_lse, random  # noqa: E402
 
 if kv8.images_note().startswith("none"):
@@ -134,25 +136,84 @@ def test_compiled_and_captured_have_the_bits_of_eager_calls(rng):
     assert torch.equal(captured, call())
 
 
+def test_repeated_calls_see_new_values_and_new_arguments(rng):
+    """A call that repeats another's shapes and addresses, but not its values, scales or outputs."""
+    (k, v), table, (k_rows, v_rows) = pool(rng, [300, 70], 16, 8, 64, "e4m3")
+    lens = torch.tensor([300, 70], dtype=torch.int32, device="cuda")
+    cu = torch.arange(3, dtype=torch.int32, device="cuda")
+    scale = torch.full((8,), 0.5, device="cuda")
+    kept = torch.empty(2, 64, 64, dtype=torch.bfloat16, device="cuda")
+    wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, dtype=torch.uint8, device="cuda"))
+    counts = [19, 5]
+    wrapper.plan(torch.tensor([0, 19, 24], device="cuda"),
+                 torch.cat([table[b, :c] for b, c in enumerate(counts)]),
+                 torch.tensor([12, 6], device="cuda"), 64, 8, 64, 16, q_data_type=torch.bfloat16,
+                 kv_data_type=torch.float8_e4m3fn)
+    for turn in range(6):
+        q = random(rng, (2, 64, 64), "bf16")
+        scale.fill_(0.25 * (1 + turn))
+        seen = [300 - turn, 70 - turn]
+        lens.copy_(torch.tensor(seen))
+        out = kept if turn % 2 else None
+        v_scale = [1.0, 2.0][turn // 3]
+        o = kv8.attend(of("torch", q, "cuda"), k, v, kv8.PageTable.dense(table, lens), cu,
+                       k_scale=scale, v_scale=v_scale, out=out)
+        assert out is None or o is out
+        o_wrapper = wrapper.run(of("torch", q, "cuda"), (k, v), k_scale=scale, v_scale=v_scale)
+        for b, n in enumerate(seen):
+            options = {"k_scale": np.float32(0.25 * (1 + turn)), "v_scale": np.float32(v_scale)}
+            wanted, _ = attention(q[b: b + 1], k_rows[b][:n], v_rows[b][:n], **options)
+            close(back(o)[b: b + 1], wanted, ROW)
+            wanted, _ = attention(q[b: b + 1], k_rows[b], v_rows[b], **options)
+            close(back(o_wrapper)[b: b + 1], wanted, ROW)
+
+
 def test_a_call_costs_little(rng):
     """Planning included, when shapes repeat: host time of a decode launch beside the C calls'."""
     (k, v), table, _ = pool(rng, [64] * 4, 16, 8, 64, "e4m3")
     q = of("torch", random(rng, (4, 64, 64), "bf16"), "cuda")
     lens = torch.full((4,), 64, dtype=torch.int32, device="cuda")
     cu = torch.arange(5, dtype=torch.int32, device="cuda")
-    pages = kv8.PageTable.dense(table, lens)
+    sinks = torch.zeros(64, device="cuda")
+    wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, dtype=torch.uint8, device="cuda"))
+    wrapper.plan(4 * cu, table[:, :4].reshape(-1), 16 * torch.ones_like(lens), 64, 8, 64, 16,
+                 q_data_type=torch.bfloat16, kv_data_type=torch.float8_e4m3fn, use_sinks=True)
+    out = torch.empty_like(q)
+    stream = torch_stream(0)
+    repeat, space = c_calls(q, k, v, table, lens, cu, sinks, out)
+    calls = {
+        "C": lambda: launch(repeat.plan, repeat._args, stream, space, prepare=True),
+        "attend": lambda: kv8.attend(q, k, v, kv8.PageTable.dense(table, lens), cu, sinks=sinks),
+        "operator": lambda: torch.ops.kv8.attend(q, k, v, None, None, table, lens, cu, sinks=sinks),
+        "flash_attn": lambda: fa.flash_attn_varlen_func(
+            q, k, v, 1, cu, 64, seqused_k=lens, causal=True, block_table=table, s_aux=sinks),
+        "flashinfer": lambda: wrapper.run(q, (k, v), sinks=sinks),
+    }
+    spent = {name: measure(call) for name, call in calls.items()}
+    print(", ".join(f"{name} {us:.1f}" for name, us in spent.items()), "us of host time a call")
+    for name, us in spent.items():
+        assert us <= spent["C"] + 60, name
 
-    def measure(call, n=500):
-        for _ in range(50):
-            call()
+
+def c_calls(q, k, v, table, lens, cu, sinks, out):
+    """The args of a call, and a workspace: what a C program would hold."""
+    plan = kv8.AttentionPlan(num_qo_heads=64, num_kv_heads=8, head_dim=64, max_batch=4, max_total_q=4,
+                             max_kv_len=64, device=0)
+    batch = plan.prepare(cu, kv8.PageTable.dense(table, lens))
+    batch.run(q, k, v, sinks=sinks, out=out)
+    return batch.repeat(), Workspace(plan)
+
+
+def measure(call, n=1000):
+    """Least host time of a call in us: of ten runs, as the machine has other work too."""
+    for _ in range(50):
+        call()
+    best = float("inf")
+    for _ in range(10):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        for _ in range(n):
+        for _ in range(n // 10):
             call()
-        spent = time.perf_counter() - begin
-        torch.cuda.synchronize()
-        return spent / n * 1e6
-
-    whole = measure(lambda: kv8.attend(q, k, v, pages, cu))
-    print(f"attend: {whole:.1f} us of host time a call")
-    assert whole < 500
+        best = min(best, time.perf_counter() - begin)
+    torch.cuda.synchronize()
+    return best / (n // 10) * 1e6

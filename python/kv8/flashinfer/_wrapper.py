@@ -12,8 +12,8 @@ import numpy as np
 
 from .._core import InvalidError, UnsupportedError
 from .._face import add_sinks, copy_into, refuse, refuse_gradients
-from .._tensor import dtype_name, host_array, is_torch
-from ..attention import AttentionPlan
+from .._tensor import call_key, dtype_name, host_array, is_torch
+from ..attention import MAX_REPEATS, AttentionPlan
 from ..pages import Paged, PageTable
 
 logger = logging.getLogger("kv8")
@@ -67,6 +67,7 @@ class _Wrapper:
         self._index = _on_gpu(float_workspace_buffer)
         self._graph = bool(launch.get("use_cuda_graph", False))
         self._had_sinks = False
+        self._pages: dict[Any, tuple[Paged, Paged]] = {}
         self.use_sinks = False
         if self._graph and self._index is None:
             raise UnsupportedError("use_cuda_graph is True on the CPU; supported: False")
@@ -121,6 +122,19 @@ class _Wrapper:
         self._sm_scale = sm_scale
         self._head_dim = dims[0]
 
+    def _split(self, cache: Any) -> tuple[Paged, Paged]:
+        """K and V of a cache: of those on a GPU found again, one for each layer."""
+        key = call_key((), (cache,), ()) if self._index is not None else None
+        if key is None:
+            return _split_kv(cache, self._layout)
+        found = self._pages.get(key)
+        if found is None:
+            found = _split_kv(cache, self._layout)
+            while len(self._pages) >= MAX_REPEATS:
+                self._pages.pop(next(iter(self._pages)))
+            self._pages[key] = found[0].borrowed(), found[1].borrowed()
+        return found
+
     def _check_sinks(self, sinks: Any) -> None:
         """The refusals of FlashInfer's sink kernels that are about numbers."""
         plan = self._plan
@@ -156,7 +170,7 @@ class _Wrapper:
         if q_scale is not None and self._plan.q_dtype != "e4m3":
             scale = (scale or self._head_dim**-0.5) * float(q_scale)
             q_scale = None
-        o, own_lse = self._batch.run(
+        found = self._batch.run(
             q,
             k,
             v,
@@ -167,15 +181,15 @@ class _Wrapper:
             sm_scale=scale,
             soft_cap=self._soft_cap,
             out=out,
-            return_lse=True,
+            return_lse=return_lse,
             lse_base2=True,
         )
         self._had_sinks = sinks is not None
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s", self.describe())
         if not return_lse:
-            return o
-        return o, copy_into(lse, add_sinks(own_lse, sinks, base2=True))
+            return found
+        return found[0], copy_into(lse, add_sinks(found[1], sinks, base2=True))
 
     def describe(self) -> str:
         """The kernel of the planned batch, its splits, the bytes it moves, and what the last run had:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._face import refuse
 from ..pages import PageTable
-from ._wrapper import _mask, _refuse_modes, _split_kv, _Wrapper
+from ._wrapper import _mask, _refuse_modes, _Wrapper
 
 
 def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> Any:
@@ -42,7 +42,7 @@ class _PagedWrapper(_Wrapper):
         """q [rows, heads, dim]; o, or (o, lse [rows, heads] to base 2)."""
         if window_left is not None and self._plan is not None:
             refuse(window_left=(window_left, self._plan.spec.window_left))
-        pages = _split_kv(paged_kv_cache, self._layout)
+        pages = self._split(paged_kv_cache)
         return self._run(
             q, *pages, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, sm_scale
         )

@@ -13,7 +13,7 @@ from .._core import UnsupportedError
 from .._face import refuse
 from .._tensor import is_torch
 from ..pages import Paged, PageTable
-from ._wrapper import _split_kv, _Wrapper
+from ._wrapper import _Wrapper
 
 
 class BatchAttention(_Wrapper):
@@ -76,7 +76,7 @@ class BatchAttention(_Wrapper):
         refuse(profiler_buffer=(profiler_buffer, None))
         if logits_soft_cap:
             self._soft_cap = float(logits_soft_cap)
-        pages = _split_kv(kv_cache, self._layout)
+        pages = self._split(kv_cache)
         return self._run(q, *pages, None, k_scale, v_scale, out, lse, True, sinks)
 
 

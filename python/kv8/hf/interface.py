@@ -38,7 +38,8 @@ def key_bounds(
         device = attention_mask.device
     if isinstance(q_offset, torch.Tensor):
         device = q_offset.device
-    if not torch.compiler.is_compiling():
+    checks = _may_read(device)
+    if checks:
         _check_is_causal(mask_function, q_length, kv_length, int(q_offset), kv_offset, local_size)
     end = torch.zeros(batch_size, dtype=torch.int32, device=device) + (
         q_offset + q_length - kv_offset
@@ -46,17 +47,25 @@ def key_bounds(
     if attention_mask is None:
         return end.to(torch.int32)[:, None, None, None]
     seen = attention_mask.to(torch.bool)
-    if not torch.compiler.is_compiling() and bool(seen.all()):
+    if checks and bool(seen.all()):
         return end.to(torch.int32)[:, None, None, None]
     # Only what follows the first key's padding counts: rows of padding at the end see, and nobody
     # sees them.
     first = seen.int().argmax(1)
-    if not torch.compiler.is_compiling():
+    if checks:
         steps = seen.int().diff(dim=1)
         if bool((steps == 1).sum(1).gt(1).any() | ((steps == 1).any(1) & seen[:, 0]).any()):
             raise UnsupportedError("attention_mask has holes; supported: padding at the ends")
     bounds = torch.stack((end, (first - kv_offset).clamp(min=0)), 1)
     return bounds.to(torch.int32)[:, None, None]
+
+
+def _may_read(device: Any) -> bool:
+    """Values of a mask can be read: neither traced nor recorded in a graph, which repeat a call whose
+    mask was checked before."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.device(device).type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
 def _check_is_causal(
