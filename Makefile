@@ -3,7 +3,7 @@
 #   make           the library and the program
 #   make demo      compares KV cache formats on the model that ships
 #   make serve     the model that ships, served: a page at http://127.0.0.1:8000, an API for clients
-#   make check     every test
+#   make check     every test (CMAKE_OPTIONS=... for another build than the default)
 #   make check-clients  the clients that people use, from PyPI, against kv8 serve
 #   make check-gpu the tests that need a GPU, and what they ran on
 #   make wheel     the Python package, in build/wheel
@@ -44,7 +44,7 @@ check:
 	    set -- -DKV8_PYTHON=ON -DPython_EXECUTABLE=$$python; \
 	else \
 	    echo "make check: the Python package is SKIPPED"; set -- -DKV8_PYTHON=OFF; \
-	fi; cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON "$$@"
+	fi; cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON $(CMAKE_OPTIONS) "$$@"
 	@cmake --build $(BUILD)
 	@scripts/run_tests $(BUILD)
 
@@ -54,9 +54,11 @@ check-clients: all
 
 check-gpu:
 	@scripts/setup check
-	@cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON
+	@python=$(TORCH_VENV)/bin/python; set --; \
+	    [ ! -x "$$python" ] || set -- -DKV8_PYTHON=ON -DPython_EXECUTABLE="$$python"; \
+	    cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=ON "$$@"
 	@cmake --build $(BUILD)
-	@scripts/check_gpu $(BUILD)
+	@scripts/check_gpu $(BUILD) $(TORCH_VENV)/bin/python
 
 wheel:
 	@scripts/setup check
