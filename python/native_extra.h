@@ -1,5 +1,5 @@
 /* native_extra.h - what the extension holds beside libkv8: tensors handed to other libraries by
- * DLPack. Part of the source that build_native.py writes, after Python.h and the headers of kv8.
+ * DLPack, and a run that repeats in one call. Part of the source that build_native.py writes, after Python.h and the headers of kv8.
  *
  * A capsule owns a DLManagedTensor, and that one a reference to the Python object whose memory it
  * shows; a consumer that renames the capsule takes the tensor over and calls its deleter. Both may
@@ -62,4 +62,18 @@ static uintptr_t kv8_py_dlpack(const kv8_py_dl_tensor *tensor, uintptr_t owner) 
     if (!capsule) kv8_py_dl_delete(managed);
     PyGILState_Release(state);
     return (uintptr_t)capsule;
+}
+
+/* A run with q, o and lse elsewhere than its args say, prepared first where that is asked for. */
+static kv8_status kv8_py_attend_again(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                                      kv8_attention_args *args, void *workspace, uintptr_t q,
+                                      uintptr_t o, uintptr_t lse, int prepare) {
+    args->q = (const void *)q;
+    args->o = (void *)o;
+    args->lse = (float *)lse;
+    if (prepare) {
+        const kv8_status status = kv8_attention_device_prepare(plan, stream, args, workspace);
+        if (status != KV8_OK) return status;
+    }
+    return kv8_attention_device_run(plan, stream, args, workspace);
 }

@@ -18,6 +18,10 @@ typedef struct {
 } kv8_py_dl_tensor;
 uintptr_t kv8_py_dlpack(const kv8_py_dl_tensor *tensor, uintptr_t owner);
 
+kv8_status kv8_py_attend_again(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                               kv8_attention_args *args, void *workspace, uintptr_t q, uintptr_t o,
+                               uintptr_t lse, int prepare);
+
 extern "Python" int kv8_py_progress(void *cookie, const char *what, uint64_t done, uint64_t total);
 extern "Python" void kv8_py_logits(void *cookie, int32_t first, int32_t num_rows,
                                    const float *logits);

@@ -25,11 +25,11 @@ def refuse(**arguments: tuple[Any, Any]) -> None:
 
 
 def refuse_gradients(*tensors: Any) -> None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return
-    if any(is_torch(x) and x.requires_grad for x in tensors):
-        raise UnsupportedError("gradients: kv8 has no backward pass; call it under torch.no_grad()")
+    for x in tensors:
+        if getattr(x, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+            raise UnsupportedError(
+                "gradients: kv8 has no backward pass; call it under torch.no_grad()"
+            )
 
 
 def window(size: Any, causal: bool) -> dict[str, Any]:

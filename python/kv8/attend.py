@@ -111,8 +111,8 @@ def attend(
         stream = torch_stream(q.get_device())
         key = call_key(
             (q, out, lse),
-            (k, v, pages, qo_indptr, sinks, k_scale, v_scale, q_scale, o_scale, qo_lens, mask)
-            + (key_begin, key_end),
+            (k, v, qo_indptr, *pages.arrays.values(), sinks, k_scale, v_scale, q_scale, o_scale)
+            + (qo_lens, mask, key_begin, key_end),
             (
                 stream,
                 layout,

@@ -217,7 +217,7 @@ class Repeat:
     """The args of a run on a GPU, checked and filled. They point to memory that a later call with an
     equal call_key has; q, o and lse lie elsewhere each time. Keeps none of it alive."""
 
-    __slots__ = ("plan", "_args", "_structs", "_o_dtype", "_o_row")
+    __slots__ = ("plan", "_args", "_structs", "_o_dtype", "_lse_dtype", "_o_row")
 
     def __init__(self, plan: AttentionPlan, args: Any, kept: list[Any]) -> None:
         import torch
@@ -225,7 +225,7 @@ class Repeat:
         self.plan = plan
         self._args = ffi.new("kv8_attention_args *", args[0])
         self._structs = [x for x in kept if isinstance(x, ffi.CData)]
-        self._o_dtype = getattr(torch, _TO_FOREIGN[plan.o_dtype])
+        self._o_dtype, self._lse_dtype = getattr(torch, _TO_FOREIGN[plan.o_dtype]), torch.float32
         self._o_row = plan.num_qo_heads, plan.v_head_dim
 
     def run(
@@ -238,22 +238,23 @@ class Repeat:
         workspace: Workspace,
         prepare: bool,
     ) -> Any:
-        args, cast = self._args, ffi.cast
         if out is None:
             out = q.new_empty((q.shape[0], *self._o_row), dtype=self._o_dtype)
         if return_lse and lse is None:
-            lse = out.new_empty((q.shape[0], self._o_row[0]), dtype=_float32())
-        args.q, args.o = cast("void *", q.data_ptr()), cast("void *", out.data_ptr())
-        if lse is not None:
-            args.lse = cast("float *", lse.data_ptr())
-        launch(self.plan, args, stream, workspace, prepare)
+            lse = q.new_empty((q.shape[0], self._o_row[0]), dtype=self._lse_dtype)
+        plan, queue = pointer_of(self.plan), pointer_of(stream)
+        status = lib.kv8_py_attend_again(
+            plan,
+            queue,
+            self._args,
+            workspace.init(plan, queue),
+            q.data_ptr(),
+            out.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
+            prepare,
+        )
+        check(status)
         return (out, lse) if return_lse else out
-
-
-def _float32() -> Any:
-    import torch
-
-    return torch.float32
 
 
 class AttentionBatch:

@@ -100,9 +100,21 @@ def stream_of(index: int, cuda_stream: int) -> Stream:
 
 def torch_stream(index: int) -> Stream:
     """torch's current stream on a device."""
+    address = _stream_address(index)
+    stream = _streams.get((index, address))
+    return stream_of(index, address) if stream is None else stream
+
+
+def _stream_address(index: int) -> int:
+    """The first call replaces itself by torch's accessor that makes no object, where torch has it."""
+    global _stream_address
     import torch
 
-    return stream_of(index, torch.cuda.current_stream(index).cuda_stream)
+    def address(index: int) -> int:
+        return int(torch.cuda.current_stream(index).cuda_stream)
+
+    _stream_address = getattr(torch._C, "_cuda_getCurrentRawStream", address)
+    return _stream_address(index)
 
 
 def current_stream(index: int) -> Any:

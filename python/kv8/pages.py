@@ -117,10 +117,6 @@ class PageTable:
     def __init__(self, kind: str, batch: int, **arrays: Any) -> None:
         self.kind, self.batch, self.arrays = kind, batch, arrays
 
-    def parts(self) -> tuple[Any, ...]:
-        """What calls are compared by."""
-        return (self.kind, self.batch, *self.arrays.values())
-
     @classmethod
     def csr(cls, indptr: Any, indices: Any, last_page_len: Any) -> "PageTable":
         """Request b owns pages indices[indptr[b]:indptr[b+1]], the last filled by last_page_len[b]."""
