@@ -5,6 +5,7 @@
 #   make serve     the model that ships, served: a page at http://127.0.0.1:8000, an API for clients
 #   make check     every test (CMAKE_OPTIONS=... for another build than the default)
 #   make check-clients  the clients that people use, from PyPI, against kv8 serve
+#   make check-long  load generators from PyPI, and ten minutes of abuse under each sanitizer
 #   make check-gpu the tests that need a GPU, and what they ran on
 #   make wheel     the Python package, in build/wheel
 #   make check-torch  its tests with torch and transformers, from PyPI (6 GB, kept in TORCH_VENV)
@@ -24,7 +25,7 @@ export NINJA_STATUS := [%p of %t]$()
 # Where check-torch keeps torch between runs.
 TORCH_VENV := $(HOME)/.cache/kv8/torch-venv
 
-.PHONY: all demo serve check check-clients check-gpu check-torch wheel bench format install clean
+.PHONY: all demo serve check check-clients check-long check-gpu check-torch wheel bench format install clean
 all:
 	@scripts/setup build
 	@test -f $(BUILD)/build.ninja || cmake -S . -B $(BUILD) -G Ninja -DKV8_TESTS=OFF
@@ -51,6 +52,10 @@ check:
 check-clients: all
 	@scripts/setup check
 	@scripts/check_clients $(BUILD)
+
+check-long: all
+	@scripts/setup check
+	@scripts/check_long $(BUILD)
 
 check-gpu:
 	@scripts/setup check

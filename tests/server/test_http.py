@@ -4,6 +4,7 @@ behaved; errors, keys, ids, and clients that go.
 SPDX-License-Identifier: Apache-2.0
 """
 import json
+import os
 import signal
 import socket
 import tempfile
@@ -256,7 +257,12 @@ class Http(ServerTest):
             while b"[DONE]" not in data:
                 data = data[-100:] + slow.recv(65536)
 
+    def resident_bytes(self):
+        with open(f"/proc/{self.server.process.pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
     def test_abuse_beside_work(self):
+        """Thirty requests, and as many more as KV8_ABUSE_SECONDS hold: memory is then flat."""
         wanted = self.server.ask("/v1/completions", **SHORT)["choices"][0]["text"]
         stop = threading.Event()
 
@@ -282,12 +288,22 @@ class Http(ServerTest):
         threads = [threading.Thread(target=abuse, args=(i,)) for i in range(4)]
         for thread in threads:
             thread.start()
-        for _ in range(30):
+        begin, seconds = time.monotonic(), float(os.environ.get("KV8_ABUSE_SECONDS", 0))
+        middle = None
+        num = 0
+        while num < 30 or time.monotonic() - begin < seconds:
             answer = self.server.ask("/v1/completions", **SHORT)
             self.assertEqual(answer["choices"][0]["text"], wanted)
+            num += 1
+            if middle is None and time.monotonic() - begin > seconds / 2:
+                middle = self.resident_bytes()
         stop.set()
         for thread in threads:
             thread.join()
+        if seconds >= 60:
+            self.assertLess(self.resident_bytes(), middle + (16 << 20))
+            print(f"{num} requests; {middle >> 20} MiB in the middle, {self.resident_bytes() >> 20} "
+                  "at the end")
 
 
 class Keys(unittest.TestCase):
