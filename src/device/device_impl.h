@@ -67,6 +67,16 @@ kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *l
 KV8_SHARED kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream,
                                         const kv8_launch *launch, const void *args);
 
+/* What tells the copy engine of sm_90 and later of a matrix: bf16 [rows, cols], aligned to 16 and
+ * its rows to 16 bytes, read in tiles of box_rows <= 256 rows by 64 columns, which come into shared
+ * memory as rows of 128 bytes under the 128-byte swizzle, zeros where the matrix ends. An argument
+ * of a kernel holds it at a multiple of 64 bytes. Only asks, so it may be called while a stream is
+ * captured. */
+enum { KV8_TENSOR_MAP_WORDS = 16 };
+KV8_SHARED kv8_status kv8_tensor_map_make(uint64_t map_out[KV8_TENSOR_MAP_WORDS],
+                                          const kv8_device *device, const void *data, int64_t rows,
+                                          int64_t cols, int32_t box_rows);
+
 /* Bytes from an address to the end of the device memory that was allocated around it; 0 where that
  * is not known. Only asks, so it may be called while a stream is captured. */
 size_t kv8_device_bytes_from(kv8_device *device, const void *ptr);

@@ -48,7 +48,11 @@ enum {
     CU_HOST_PORTABLE = 1,
 
     CU_LAUNCH_CLUSTER = 4,
-    CU_LAUNCH_PROGRAMMATIC = 6
+    CU_LAUNCH_PROGRAMMATIC = 6,
+
+    CU_MAP_BF16 = 9,
+    CU_MAP_SWIZZLE_128 = 3,
+    CU_MAP_L2_256 = 3
 };
 
 typedef struct cu_launch_attribute {
@@ -70,7 +74,9 @@ typedef struct cu_launch_config {
     uint32_t num_attributes;
 } cu_launch_config;
 
-/* X(symbol, arguments): what is needed, and cuFuncGetParamInfo where the driver is new enough. */
+/* X(symbol, arguments): what is needed, and below what newer drivers have besides:
+ * cuTensorMapEncodeTiled (map out, element type, rank, address, sizes, strides in bytes from the
+ * second dimension on, box, element strides, interleave, swizzle, promotion in the L2, fill). */
 #define KV8_DRIVER_SYMBOLS(X)                                                         \
     X(cuGetErrorName, (cu_result, const char **))                                     \
     X(cuGetErrorString, (cu_result, const char **))                                   \
@@ -116,7 +122,10 @@ typedef struct cu_launch_config {
     X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, cu_function, int, size_t)) \
     X(cuOccupancyMaxActiveClusters, (int *, cu_function, const cu_launch_config *))   \
     X(cuLaunchKernelEx, (const cu_launch_config *, cu_function, void **, void **))
-#define KV8_DRIVER_OPTIONAL(X) X(cuFuncGetParamInfo, (cu_function, size_t, size_t *, size_t *))
+#define KV8_DRIVER_OPTIONAL(X)                                                                    \
+    X(cuFuncGetParamInfo, (cu_function, size_t, size_t *, size_t *))                              \
+    X(cuTensorMapEncodeTiled, (void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, \
+                               const uint32_t *, const uint32_t *, int, int, int, int))
 
 typedef struct kv8_driver {
 #define KV8_DRIVER_FIELD(symbol, arguments) cu_result(*symbol) arguments;

@@ -17,26 +17,47 @@ static const tile_shape shapes[KV8_NUM_LINEAR_TILES] = {
 #include "linear_kernels.inc"
 };
 
+/* A shape of cuda/linear_wgmma_kernels.inc. */
+typedef struct wgmma_shape {
+    const char *name;
+    int32_t groups, tokens;
+    int32_t blocks; /* that a multiprocessor holds */
+    size_t bytes;
+} wgmma_shape;
+static const wgmma_shape wgmma_shapes[KV8_NUM_LINEAR_WGMMA] = {
+#define KV8_LINEAR_WGMMA(name, groups, tokens, stages, blocks) \
+    {#name, groups, tokens, blocks, KV8_LINEAR_WGMMA_BYTES(groups, tokens, stages)},
+#include "linear_wgmma_kernels.inc"
+};
+
 kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *device) {
     const size_t bytes = sizeof(kv8_linear_args);
     KV8_TRY(kv8_kernel_get(&kernels_out->n8, device, "kv8_linear_bf16_n8__sm80", bytes, 0));
     KV8_TRY(kv8_kernel_get(&kernels_out->n16, device, "kv8_linear_bf16_n16__sm80", bytes, 0));
+    KV8_TRY(kv8_kernel_get(&kernels_out->norm_n8, device, "kv8_linear_norm_n8__sm80",
+                           sizeof(kv8_linear_norm_args), KV8_LINEAR_NORM_BYTES));
     for (int i = 0; i < KV8_NUM_LINEAR_TILES; i++)
         KV8_TRY(
             kv8_kernel_get(&kernels_out->tiles[i], device, shapes[i].name, bytes, shapes[i].bytes));
+    kernels_out->has_wgmma = kv8_kernel_exists(device, wgmma_shapes[0].name);
+    for (int i = 0; i < KV8_NUM_LINEAR_WGMMA && kernels_out->has_wgmma; i++)
+        KV8_TRY(kv8_kernel_get(&kernels_out->wgmma[i], device, wgmma_shapes[i].name,
+                               sizeof(kv8_linear_mapped_args), wgmma_shapes[i].bytes));
     return KV8_OK;
 }
 
-static int64_t num_tiles(const tile_shape *shape, const kv8_device_linear *w, int32_t n) {
-    return kv8_ceil_div(w->rows, shape->rows) * kv8_ceil_div(n, shape->tokens);
+static int64_t num_tiles(const kv8_linear_args *args, int32_t rows, int32_t tokens) {
+    return kv8_ceil_div(args->rows, rows) * kv8_ceil_div(args->n, tokens);
 }
 
 /* The largest tiles that still give every multiprocessor one. */
-static int choose_tile(const kv8_device_linear *w, int32_t n, int32_t num_sms) {
-    if (n <= 32) return LINEAR_kv8_linear_bf16_n32__sm80;
-    if (n <= 64) return LINEAR_kv8_linear_bf16_n64__sm80;
+static int choose_tile(const kv8_linear_args *args, int32_t num_sms) {
+    if (args->n <= 32) return LINEAR_kv8_linear_bf16_n32__sm80;
+    if (args->n <= 64) return LINEAR_kv8_linear_bf16_n64__sm80;
     const int large = LINEAR_kv8_linear_bf16_t128__sm80;
-    return num_tiles(&shapes[large], w, n) >= num_sms ? large : LINEAR_kv8_linear_bf16_t64__sm80;
+    return num_tiles(args, shapes[large].rows, shapes[large].tokens) >= num_sms
+               ? large
+               : LINEAR_kv8_linear_bf16_t64__sm80;
 }
 
 static kv8_status check(const kv8_device_linear *w, const void *x, int32_t n, kv8_dtype y_dtype,
@@ -53,31 +74,161 @@ static kv8_status check(const kv8_device_linear *w, const void *x, int32_t n, kv
     return KV8_OK;
 }
 
+static kv8_linear_args product_of(const kv8_device_linear *w, const void *x, int32_t n, void *y,
+                                  kv8_dtype y_dtype) {
+    return (kv8_linear_args){.w = w->w,
+                             .bias = w->bias,
+                             .x = x,
+                             .y = y,
+                             .rows = w->rows,
+                             .cols = w->cols,
+                             .n = n,
+                             .is_f32 = y_dtype == KV8_F32};
+}
+
+/* --- launches --- */
+
+static kv8_status run_stream(const kv8_kernel *kernel, kv8_stream *stream, int32_t rows,
+                             size_t dynamic_bytes, const void *args) {
+    const kv8_launch launch = {.grid = {(uint32_t)kv8_ceil_div(rows, KV8_LINEAR_STREAM_ROWS)},
+                               .block = {KV8_LINEAR_STREAM_THREADS},
+                               .dynamic_bytes = dynamic_bytes};
+    return kv8_kernel_launch(kernel, stream, &launch, args);
+}
+
+static kv8_status run_tiles(const kv8_device_ops *ops, kv8_stream *stream,
+                            const kv8_linear_args *args) {
+    const int tile = choose_tile(args, kv8_device_get_info(ops->device)->num_sms);
+    const tile_shape *const shape = &shapes[tile];
+    const kv8_launch launch = {.grid = {(uint32_t)num_tiles(args, shape->rows, shape->tokens)},
+                               .block = {KV8_LINEAR_TILE_THREADS},
+                               .dynamic_bytes = shape->bytes};
+    return kv8_kernel_launch(&ops->linear.tiles[tile], stream, &launch, args);
+}
+
+/* Blocks that share the columns of a tile: as many as shorten the longest queue of a place, each of
+ * them for the cost of its meeting with the others. Powers of two: the GPU seats other clusters
+ * badly. */
+static int32_t choose_splits(int64_t tiles, int32_t cols, int64_t places) {
+    enum { LEAST_COLS = 256 };
+    int32_t best = 1;
+    double least = (double)kv8_ceil_div(tiles, places);
+    for (int32_t splits = 2; splits <= KV8_LINEAR_MAX_SPLITS; splits *= 2) {
+        if ((int64_t)splits * LEAST_COLS > cols) break;
+        const double waves = (double)kv8_ceil_div(tiles * splits, places) / splits;
+        const double cost = waves * (1 + 0.05 * (splits - 1));
+        if (cost < least) {
+            least = cost;
+            best = splits;
+        }
+    }
+    return best;
+}
+
+static int64_t num_wgmma_tiles(const kv8_linear_args *args, int idx) {
+    const wgmma_shape *const shape = &wgmma_shapes[idx];
+    return num_tiles(args, shape->groups * KV8_LINEAR_WGMMA_ROWS, shape->tokens);
+}
+
+/* One tile of tokens while there are few; of many, the tiles that read least, once they fill the
+ * GPU. */
+static int choose_wgmma(const kv8_linear_args *args, int32_t num_sms) {
+    const int large = LINEAR_kv8_linear_bf16_wgmma_t256__sm90a;
+    const int usual = LINEAR_kv8_linear_bf16_wgmma_t128__sm90a;
+    for (int idx = 0; idx < usual; idx++) {
+        if (args->n <= wgmma_shapes[idx].tokens) return idx;
+    }
+    const bool fills = args->n > wgmma_shapes[large].tokens &&
+                       num_wgmma_tiles(args, large) >= 2 * (int64_t)num_sms;
+    return fills ? large : usual;
+}
+
+static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
+                            const kv8_linear_args *args) {
+    const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
+    const int idx = choose_wgmma(args, num_sms);
+    const wgmma_shape *const shape = &wgmma_shapes[idx];
+    const int32_t rows = shape->groups * KV8_LINEAR_WGMMA_ROWS;
+    const int64_t tiles = num_wgmma_tiles(args, idx), stages = kv8_ceil_div(args->cols, 64);
+    const int32_t splits = choose_splits(tiles, args->cols, (int64_t)num_sms * shape->blocks);
+    kv8_linear_mapped_args mapped = {.product = *args,
+                                     .split_stages = (int32_t)kv8_ceil_div(stages, splits)};
+    KV8_TRY(kv8_tensor_map_make(mapped.w_map, ops->device, args->w, args->rows, args->cols, rows));
+    KV8_TRY(kv8_tensor_map_make(mapped.x_map, ops->device, args->x, args->n, args->cols,
+                                KV8_LINEAR_WGMMA_BOX));
+    const kv8_launch launch = {.grid = {(uint32_t)(tiles * splits)},
+                               .block = {(uint32_t)KV8_LINEAR_WGMMA_THREADS(shape->groups)},
+                               .cluster = {(uint32_t)splits},
+                               .dynamic_bytes = shape->bytes};
+    return kv8_kernel_launch(&ops->linear.wgmma[idx], stream, &launch, &mapped);
+}
+
 kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                  const kv8_device_linear *w, const void *x, int32_t n, void *y,
                                  kv8_dtype y_dtype, bool accumulate) {
     KV8_REQUIRE(ops, stream, w, x, y);
     KV8_TRY(check(w, x, n, y_dtype, accumulate));
     if (n == 0) return KV8_OK;
-    const kv8_linear_args args = {.w = w->w,
-                                  .bias = w->bias,
-                                  .x = x,
-                                  .y = y,
-                                  .rows = w->rows,
-                                  .cols = w->cols,
-                                  .n = n,
-                                  .is_f32 = y_dtype == KV8_F32,
-                                  .accumulate = accumulate};
-    if (n <= KV8_LINEAR_STREAM_MAX_N) {
-        const int64_t blocks = kv8_ceil_div(w->rows, KV8_LINEAR_STREAM_ROWS);
-        const kv8_launch launch = {.grid = {(uint32_t)blocks},
-                                   .block = {KV8_LINEAR_STREAM_THREADS}};
-        return kv8_kernel_launch(n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, &launch,
-                                 &args);
-    }
-    const int tile = choose_tile(w, n, kv8_device_get_info(ops->device)->num_sms);
-    const kv8_launch launch = {.grid = {(uint32_t)num_tiles(&shapes[tile], w, n)},
-                               .block = {KV8_LINEAR_TILE_THREADS},
-                               .dynamic_bytes = shapes[tile].bytes};
-    return kv8_kernel_launch(&ops->linear.tiles[tile], stream, &launch, &args);
+    kv8_linear_args args = product_of(w, x, n, y, y_dtype);
+    args.accumulate = accumulate;
+    if (n <= KV8_LINEAR_STREAM_MAX_N)
+        return run_stream(n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, w->rows, 0, &args);
+    return ops->linear.has_wgmma ? run_wgmma(ops, stream, &args) : run_tiles(ops, stream, &args);
+}
+
+/* --- with the norm before it and the rotation behind --- */
+
+static kv8_status check_rotation(const kv8_device_norm_linear *args) {
+    if (args->num_rotated == 0) return KV8_OK;
+    KV8_REQUIRE(args->cos_sin);
+    if (args->head_dim < 16 || args->head_dim % 16 != 0)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "product: heads of %d to rotate, on a GPU it must be a multiple of 16",
+                        args->head_dim);
+    if (args->num_rotated < 0 || args->num_rotated > args->w.rows / args->head_dim ||
+        args->y_dtype != KV8_BF16)
+        return kv8_fail(KV8_ERR_INVALID, "product: %d heads of %d to rotate in %d rows of %s",
+                        args->num_rotated, args->head_dim, args->w.rows,
+                        kv8_dtype_name(args->y_dtype));
+    return KV8_OK;
+}
+
+/* Every block norms all rows for itself: nothing beside its weights, and too much for a head's many
+ * blocks. */
+static bool fits_one_kernel(const kv8_device_norm_linear *args, int32_t n) {
+    enum { MAX_N = 4, MAX_ROWS = 16384 };
+    const size_t bytes = (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)args->w.cols);
+    return n <= MAX_N && args->w.rows <= MAX_ROWS && bytes <= KV8_LINEAR_NORM_BYTES;
+}
+
+static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
+                             const kv8_device_norm_linear *args, int32_t n) {
+    const kv8_linear_norm_args a = {
+        .product = product_of(&args->w, args->x, n, args->y, args->y_dtype),
+        .gain = args->gain,
+        .row_ids = args->row_ids,
+        .f16_out = args->f16_out,
+        .cos_sin = args->cos_sin,
+        .eps = args->eps,
+        .half_dim = args->head_dim / 2,
+        .rotated_rows = args->num_rotated * args->head_dim};
+    return run_stream(&ops->linear.norm_n8, stream, args->w.rows,
+                      (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)args->w.cols), &a);
+}
+
+kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
+                                      const kv8_device_norm_linear *args, int32_t n) {
+    KV8_REQUIRE(ops, stream, args);
+    KV8_REQUIRE(args->w.w, args->x, args->gain, args->normed, args->y);
+    KV8_TRY(check(&args->w, args->x, n, args->y_dtype, false));
+    KV8_TRY(check_rotation(args));
+    if (n == 0) return KV8_OK;
+    if (fits_one_kernel(args, n)) return run_in_one(ops, stream, args, n);
+    KV8_TRY(kv8_device_rmsnorm(ops, stream, args->x, args->gain, args->eps, n, args->w.cols,
+                               args->row_ids, args->normed, args->f16_out));
+    KV8_TRY(kv8_device_linear_run(ops, stream, &args->w, args->normed, n, args->y, args->y_dtype,
+                                  false));
+    if (args->num_rotated == 0) return KV8_OK;
+    return kv8_device_rope(ops, stream, args->cos_sin, n, args->num_rotated, args->head_dim,
+                           args->y, KV8_BF16, args->w.rows, args->y, args->w.rows);
 }

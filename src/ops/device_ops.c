@@ -37,7 +37,7 @@ static kv8_status make_workspace(kv8_device_ops *ops) {
     kv8_status status;
     KV8_TRY_GOTO(kv8_device_alloc(ops->device, PARTIAL_BYTES, &ops->argmax_partial));
     KV8_TRY_GOTO(kv8_device_alloc(ops->device, ARRIVED_BYTES, &ops->argmax_arrived));
-    KV8_TRY_GOTO(kv8_stream_create(&stream, ops->device));
+    KV8_TRY_GOTO(kv8_stream_wrap(&stream, ops->device, NULL));
     KV8_TRY_GOTO(kv8_stream_fill(stream, ops->argmax_arrived, 0, ARRIVED_BYTES));
     KV8_TRY_GOTO(kv8_stream_synchronize(stream));
 fail:

@@ -42,6 +42,25 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                  const kv8_device_linear *w, const void *x, int32_t n, void *y,
                                  kv8_dtype y_dtype, bool accumulate);
 
+/* A product of normed rows, and what stands around it in a layer: one kernel does all of it for up
+ * to 4 rows and a layer's weights, one each for more and for a head. */
+typedef struct kv8_device_norm_linear {
+    kv8_device_linear w;
+    const float *x;   /* [.., cols]: the residual stream */
+    const void *gain; /* bf16 [cols] */
+    float eps;
+    const int32_t *row_ids; /* [n], as kv8_device_rmsnorm's; NULL = i */
+    void *normed;           /* bf16 [n, cols] to work in */
+    void *f16_out;          /* the normed rows [n, cols]; NULL = not wanted */
+    /* The first num_rotated heads of y, bf16, are rotated as by kv8_device_rope; 0 = none. */
+    int32_t num_rotated, head_dim; /* head_dim a multiple of 16 */
+    const float *cos_sin;          /* [n, head_dim] */
+    void *y;                       /* [n, rows] of y_dtype */
+    kv8_dtype y_dtype;
+} kv8_device_norm_linear;
+kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
+                                      const kv8_device_norm_linear *args, int32_t n);
+
 /* --- rows --- */
 
 /* residual[n, hidden] = rows ids[n] of table, bf16 [.., hidden]. */

@@ -14,10 +14,17 @@ enum {
 #include "linear_kernels.inc"
     KV8_NUM_LINEAR_TILES
 };
+enum {
+#define KV8_LINEAR_WGMMA(name, ...) LINEAR_##name,
+#include "linear_wgmma_kernels.inc"
+    KV8_NUM_LINEAR_WGMMA
+};
 
 typedef struct kv8_linear_kernels {
-    kv8_kernel n8, n16;
+    kv8_kernel n8, n16, norm_n8;
     kv8_kernel tiles[KV8_NUM_LINEAR_TILES];
+    bool has_wgmma;
+    kv8_kernel wgmma[KV8_NUM_LINEAR_WGMMA];
 } kv8_linear_kernels;
 kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *device);
 

@@ -102,6 +102,22 @@ cu_result cuFuncGetParamInfo(cu_function function, size_t idx, size_t *offset, s
     *bytes = function->kernel->args_bytes;
     return CU_OK;
 }
+/* A map that tests can read: address, columns, rows, box rows. */
+cu_result cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address,
+                                 const uint64_t *sizes, const uint64_t *strides,
+                                 const uint32_t *box, const uint32_t *steps, int interleave,
+                                 int swizzle, int promotion, int fill) {
+    ENTER_CONTEXT(cuTensorMapEncodeTiled);
+    (void)steps;
+    if (type != CU_MAP_BF16 || rank != 2 || interleave != 0 || fill != 0 ||
+        swizzle != CU_MAP_SWIZZLE_128 || promotion != CU_MAP_L2_256 || (uintptr_t)map % 64 != 0 ||
+        (uintptr_t)address % 16 != 0 || strides[0] % 16 != 0 || box[0] != 64 || box[1] > 256)
+        return CU_INVALID_VALUE;
+    const uint64_t words[KV8_TENSOR_MAP_WORDS] = {(uint64_t)(uintptr_t)address, sizes[0], sizes[1],
+                                                  box[1]};
+    memcpy(map, words, sizeof words);
+    return CU_OK;
+}
 
 static int32_t blocks_per_sm(const stand_in_kernel *kernel, int threads, size_t dynamic_bytes) {
     const int32_t by_threads = SM_THREADS / threads;

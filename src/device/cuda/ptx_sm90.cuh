@@ -76,6 +76,24 @@ __device__ inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, 
         "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
+// A tile of a matrix of kv8_tensor_map_make, by its first column and row.
+__device__ __forceinline__ void copy_tile(uint32_t to, const void *map, int32_t column, int32_t row,
+                                          uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+// The same of what is read once, by leave_first_policy().
+__device__ __forceinline__ void copy_tile_once(uint32_t to, const void *map, int32_t column,
+                                               int32_t row, uint32_t barrier, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+        : "memory");
+}
 // The one arrival of a phase, which ends once `bytes` have come too.
 __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -111,6 +129,15 @@ __device__ inline uint32_t cluster_address(uint32_t at, uint32_t rank) {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
     return there;
+}
+// 16 bytes of another block's shared memory.
+__device__ __forceinline__ float4 load_cluster(uint32_t at) {
+    float4 r;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w)
+                 : "r"(at)
+                 : "memory");
+    return r;
 }
 // Stores to another block's shared memory; its barrier counts the bytes as they come.
 __device__ inline void store_cluster(uint32_t to, uint32_t barrier, const float4 &x) {
@@ -193,8 +220,10 @@ __device__ __forceinline__ void registers_pin(uint32_t (&d)[N]) {
 #define KV8_D16(d, i) KV8_D4(d, i), KV8_D4(d, i + 4), KV8_D4(d, i + 8), KV8_D4(d, i + 12)
 #define KV8_D32       KV8_D16(d, 0), KV8_D16(d, 16)
 #define KV8_D64       KV8_D32, KV8_D16(d, 32), KV8_D16(d, 48)
+#define KV8_D128      KV8_D64, KV8_D16(d, 64), KV8_D16(d, 80), KV8_D16(d, 96), KV8_D16(d, 112)
 #define KV8_D36       KV8_D32, KV8_D4(e, 0)
 #define KV8_D68       KV8_D64, KV8_D4(e, 0)
+#define KV8_NAMES_16  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define KV8_NAMES_32                                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -202,6 +231,12 @@ __device__ __forceinline__ void registers_pin(uint32_t (&d)[N]) {
     KV8_NAMES_32                                                                                  \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49," \
     " %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define KV8_NAMES_128                                                                             \
+    KV8_NAMES_64                                                                                  \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81," \
+    " %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99,"  \
+    " %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114,"  \
+    " %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // D = A * B, or D += A * B where the predicate's operand is not 0: 64 rows, one macro a number N of
 // columns, whose D is d and e. TYPES: k and the types. AB, IF: the numbers of A, B and the
@@ -213,16 +248,35 @@ __device__ __forceinline__ void registers_pin(uint32_t (&d)[N]) {
                  ";\n}\n"                                                                   \
                  : D                                                                        \
                  : __VA_ARGS__)
+#define KV8_WGMMA_N32(TYPES, ...) KV8_WGMMA("n32" TYPES, KV8_NAMES_16, KV8_D16(d, 0), __VA_ARGS__)
 #define KV8_WGMMA_N64(TYPES, ...) KV8_WGMMA("n64" TYPES, KV8_NAMES_32, KV8_D32, __VA_ARGS__)
 #define KV8_WGMMA_N72(TYPES, ...) \
     KV8_WGMMA("n72" TYPES, KV8_NAMES_32 ", %32, %33, %34, %35", KV8_D36, __VA_ARGS__)
 #define KV8_WGMMA_N128(TYPES, ...) KV8_WGMMA("n128" TYPES, KV8_NAMES_64, KV8_D64, __VA_ARGS__)
+#define KV8_WGMMA_N256(TYPES, ...) KV8_WGMMA("n256" TYPES, KV8_NAMES_128, KV8_D128, __VA_ARGS__)
 #define KV8_WGMMA_N136(TYPES, ...) \
     KV8_WGMMA("n136" TYPES, KV8_NAMES_64 ", %64, %65, %66, %67", KV8_D68, __VA_ARGS__)
 #define KV8_A_SHARED    "l"(a), "l"(b), "r"(accumulate)
 #define KV8_A_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
 
-// d (64 x 128) = or += A (64 x 16, shared) * B (16 x 128, shared, rows are columns of d).
+// d (64 x N) = or += A (64 x 16, shared) * B (16 x N, shared, rows are columns of d), N = 32, 64,
+// 128 or 256.
+template <bool IS_BF16>
+__device__ __forceinline__ void wgmma_shared(float (&d)[16], uint64_t a, uint64_t b,
+                                             int accumulate) {
+    if (IS_BF16)
+        KV8_WGMMA_N32("k16.f32.bf16.bf16", "%16, %17", "%18", "1, 1, 0, 0", KV8_A_SHARED);
+    else
+        KV8_WGMMA_N32("k16.f32.f16.f16", "%16, %17", "%18", "1, 1, 0, 0", KV8_A_SHARED);
+}
+template <bool IS_BF16>
+__device__ __forceinline__ void wgmma_shared(float (&d)[32], uint64_t a, uint64_t b,
+                                             int accumulate) {
+    if (IS_BF16)
+        KV8_WGMMA_N64("k16.f32.bf16.bf16", "%32, %33", "%34", "1, 1, 0, 0", KV8_A_SHARED);
+    else
+        KV8_WGMMA_N64("k16.f32.f16.f16", "%32, %33", "%34", "1, 1, 0, 0", KV8_A_SHARED);
+}
 template <bool IS_BF16>
 __device__ __forceinline__ void wgmma_shared(float (&d)[64], uint64_t a, uint64_t b,
                                              int accumulate) {
@@ -230,6 +284,15 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[64], uint64_t a, uint64_
         KV8_WGMMA_N128("k16.f32.bf16.bf16", "%64, %65", "%66", "1, 1, 0, 0", KV8_A_SHARED);
     else
         KV8_WGMMA_N128("k16.f32.f16.f16", "%64, %65", "%66", "1, 1, 0, 0", KV8_A_SHARED);
+}
+
+template <bool IS_BF16>
+__device__ __forceinline__ void wgmma_shared(float (&d)[128], uint64_t a, uint64_t b,
+                                             int accumulate) {
+    if (IS_BF16)
+        KV8_WGMMA_N256("k16.f32.bf16.bf16", "%128, %129", "%130", "1, 1, 0, 0", KV8_A_SHARED);
+    else
+        KV8_WGMMA_N256("k16.f32.f16.f16", "%128, %129", "%130", "1, 1, 0, 0", KV8_A_SHARED);
 }
 
 // d (64 x 64 or 64 x 128) = or += A (64 x 16, registers) * B (16 x N, shared, rows are k).

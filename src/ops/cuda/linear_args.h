@@ -17,13 +17,43 @@ typedef struct kv8_linear_args {
     int32_t padding;
 } kv8_linear_args;
 
+/* The same of RMSNorm(x): x_i is row row_ids[i] of x, f32 [.., cols], times gain and over the root
+ * of its mean square. */
+typedef struct kv8_linear_norm_args {
+    kv8_linear_args product;
+    const void *gain;       /* bf16 [cols] */
+    const int32_t *row_ids; /* NULL = i */
+    void *f16_out;          /* the normed rows [n, cols], NULL = not wanted */
+    const float *cos_sin; /* [n, head_dim]: the first rotated_rows of y are heads to rotate; NULL =
+                           * none */
+    float eps;
+    int32_t half_dim, rotated_rows; /* half_dim a multiple of 8 */
+    int32_t padding;
+} kv8_linear_norm_args;
+
+/* The same through the copy engine: maps of kv8_tensor_map_make, of w and x. */
+typedef struct kv8_linear_mapped_args {
+    uint64_t w_map[16], x_map[16];
+    kv8_linear_args product;
+    int32_t split_stages; /* of 64 columns, that each block of a cluster takes */
+    int32_t padding[15];
+} __attribute__((aligned(64))) kv8_linear_mapped_args;
+
 enum {
     KV8_LINEAR_STREAM_THREADS = 256,
     KV8_LINEAR_STREAM_ROWS = 16, /* of w, a block */
     KV8_LINEAR_STREAM_MAX_N = 16,
     KV8_LINEAR_TILE_THREADS = 256,
-    KV8_LINEAR_GROUP = 8 /* tiles of rows that take turns over the tokens */
+    KV8_LINEAR_WGMMA_ROWS = 64, /* of w, a warpgroup */
+    KV8_LINEAR_WGMMA_BOX = 32,  /* tokens copied at once: rows past the last cost time */
+    KV8_LINEAR_MAX_SPLITS = 8,  /* of the columns: a cluster's blocks */
+    KV8_LINEAR_GROUP = 8        /* tiles of rows that take turns over the tokens */
 };
+
+/* Normed rows in shared memory, bf16: bytes from row to row, which neighbours' banks differ by; and
+ * the most of them that a block holds, more are normed apart. */
+#define KV8_LINEAR_NORM_PITCH(cols) (((cols)*2 + 127) / 128 * 128 + 64)
+enum { KV8_LINEAR_NORM_BYTES = 80 * 1024 };
 
 /* Shared memory of a shape of linear_kernels.inc: the ring, or the warps' sums in its place. */
 #define KV8_LINEAR_RING_BYTES(rows, tokens, depth, stages) \
@@ -35,5 +65,10 @@ enum {
              KV8_LINEAR_SUM_BYTES(rows, tokens, along_rows, along_tokens)            \
          ? KV8_LINEAR_RING_BYTES(rows, tokens, depth, stages)                        \
          : KV8_LINEAR_SUM_BYTES(rows, tokens, along_rows, along_tokens))
+
+/* The same of linear_wgmma.cu, and 1024 bytes to align the ring; its threads. */
+#define KV8_LINEAR_WGMMA_BYTES(groups, tokens, stages) \
+    (1024 + (stages) * ((groups)*KV8_LINEAR_WGMMA_ROWS + (tokens)) * 128)
+#define KV8_LINEAR_WGMMA_THREADS(groups) ((groups)*128 + 32)
 
 #endif

@@ -9,14 +9,28 @@
 
 namespace kv8 {
 
+// Tile idx of them all: KV8_LINEAR_GROUP tiles of rows at a time take their turns over the
+// tokens.
+struct Tile {
+    int32_t first_row, first_token;
+};
+static __device__ __forceinline__ Tile find_tile(const kv8_linear_args &a, int rows, int tokens,
+                                                 int32_t idx) {
+    const int32_t row_tiles = (a.rows + rows - 1) / rows, token_tiles = (a.n + tokens - 1) / tokens;
+    const int32_t group = idx / (KV8_LINEAR_GROUP * token_tiles);
+    const int32_t begin = group * KV8_LINEAR_GROUP;
+    const int32_t wide = min(KV8_LINEAR_GROUP, row_tiles - begin);
+    const int32_t within = idx - begin * token_tiles;
+    return {(begin + within % wide) * rows, within / wide * tokens};
+}
+
 static __device__ __forceinline__ float bias_of(const kv8_linear_args &a, int32_t row) {
     if (a.bias == nullptr) return 0;
     return __uint_as_float(uint32_t{__ldg(static_cast<const uint16_t *>(a.bias) + row)} << 16);
 }
-static __device__ __forceinline__ void store_one(const kv8_linear_args &a, int32_t token,
-                                                 int32_t row, float sum) {
+static __device__ __forceinline__ void store_value(const kv8_linear_args &a, int32_t token,
+                                                   int32_t row, float y) {
     const int64_t at = int64_t{token} * a.rows + row;
-    const float y = sum + bias_of(a, row);
     if (a.is_f32) {
         float *const to = static_cast<float *>(a.y) + at;
         *to = a.accumulate ? *to + y : y;
@@ -25,6 +39,10 @@ static __device__ __forceinline__ void store_one(const kv8_linear_args &a, int32
     }
 }
 
+static __device__ __forceinline__ void store_one(const kv8_linear_args &a, int32_t token,
+                                                 int32_t row, float sum) {
+    store_value(a, token, row, sum + bias_of(a, row));
+}
 // Rows row to row + 3 of what is inside.
 static __device__ __forceinline__ void store_four(const kv8_linear_args &a, int32_t token,
                                                   int32_t row, const float4 &sum) {

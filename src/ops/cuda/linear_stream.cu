@@ -6,18 +6,31 @@
 // indices 2c, 2c + 1, 2c + 8, 2c + 9 of two products. Which column bears which index does not
 // matter, as long as both operands agree; so no byte is shuffled.
 //
+// Tokens are bf16, or rows of the residual stream: then x * gain is rounded to bf16, the squares of
+// x are summed on the way, and the sum is divided by their root at the end, which a linear product
+// permits. A block of rotated heads has eight pairs of rows, which its last threads turn; and the
+// blocks share out the normed rows, where somebody wants them too.
+//
 // Grid: 16 rows of w a block. Block: 8 warps, which take the columns in turns of 64; their sums
-// meet in shared memory, in the order of the warps. Shared memory: 5 or 10 KB. Bytes: w once, x
-// once a block from the caches. Bound by: memory.
+// meet in shared memory, in the order of the warps. From sm_90 on the first weights are on their
+// way before the kernel ahead has ended. Shared memory: 5 or 10 KB. Bytes: w once, x once a block
+// from the caches. Bound by: memory.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include "codec.cuh"
 #include "linear_store.cuh"
-#include "ptx_sm80.cuh"
 
 namespace kv8 {
 
 constexpr int STREAM_WARPS = KV8_LINEAR_STREAM_THREADS / 32;
 constexpr int STREAM_UNIT = 64;  // columns of a warp's turn: one line of a row
+constexpr int STREAM_TURN = STREAM_UNIT * STREAM_WARPS;
+constexpr int STREAM_PITCH = 20;  // of a token's sums: tokens two apart lie in other banks
+
+// The first rows of a block's two eights.
+struct Eights {
+    int32_t low, high;
+};
 
 // What is read once.
 static __device__ __forceinline__ uint4 load_weights(const uint16_t *from) {
@@ -28,72 +41,266 @@ static __device__ __forceinline__ uint4 load_weights(const uint16_t *from) {
     return r;
 }
 
+// Token g of a tile of 8, bf16.
+struct PlainTokens {
+    using Args = kv8_linear_args;
+    static constexpr bool IS_NORMED = false;
+    const uint16_t *x;
+    bool inside;
+    static __device__ __forceinline__ const kv8_linear_args &product(const Args &a) { return a; }
+    __device__ __forceinline__ void open(const Args &a, int32_t token, int32_t column) {
+        x = static_cast<const uint16_t *>(a.x) + int64_t{token} * a.cols + column;
+        inside = token < a.n;
+    }
+    __device__ __forceinline__ uint4 load8(int32_t at) const {
+        return inside ? *reinterpret_cast<const uint4 *>(x + at) : uint4{};
+    }
+    static __device__ __forceinline__ void stage(const Args &, float *) {}
+    static __device__ __forceinline__ float scale(const Args &, float) { return 1; }
+    static __device__ __forceinline__ Eights rows_of(const Args &, int32_t first) {
+        return {first, first + 8};
+    }
+    static __device__ __forceinline__ float finish(const Args &, int32_t, const Eights &, int,
+                                                   float y, float) {
+        return y;
+    }
+    static __device__ __forceinline__ void store_rows(const Args &, const float *) {}
+};
+
+extern __shared__ __align__(16) uint8_t normed_rows[];
+
+// The same of the residual stream, to be normed.
+struct NormedTokens {
+    using Args = kv8_linear_norm_args;
+    static constexpr bool IS_NORMED = true;
+    const uint8_t *x;
+    bool inside;
+    static __device__ __forceinline__ const kv8_linear_args &product(const Args &a) {
+        return a.product;
+    }
+    static __device__ __forceinline__ const float *row_of(const Args &a, int32_t token) {
+        const int64_t row = a.row_ids == nullptr ? token : a.row_ids[token];
+        return static_cast<const float *>(a.product.x) + row * a.product.cols;
+    }
+    __device__ __forceinline__ void open(const Args &a, int32_t token, int32_t column) {
+        x = normed_rows + token * KV8_LINEAR_NORM_PITCH(a.product.cols) + 2 * column;
+        inside = token < a.product.n;
+    }
+    __device__ __forceinline__ uint4 load8(int32_t at) const {
+        return inside ? *reinterpret_cast<const uint4 *>(x + 2 * at) : uint4{};
+    }
+    // x * gain to shared memory, a warp's part of the squares to warp_squares[token].
+    static __device__ __forceinline__ void stage(const Args &a, float *warp_squares) {
+        const auto *const gains = static_cast<const kv8_bf16 *>(a.gain);
+        for (int32_t token = 0; token < a.product.n; token++) {
+            const float *const from = row_of(a, token);
+            uint8_t *const to = normed_rows + token * KV8_LINEAR_NORM_PITCH(a.product.cols);
+            float squares = 0;
+#pragma unroll 2
+            for (int32_t at = 8 * threadIdx.x; at < a.product.cols;
+                 at += 8 * KV8_LINEAR_STREAM_THREADS) {
+                float row[8], by[8];
+                widen8(kv8::load8(from + at), row);
+                widen8(kv8::load8(gains + at), by);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    squares += row[i] * row[i];
+                    row[i] *= by[i];
+                }
+                *reinterpret_cast<uint4 *>(to + 2 * at) = {
+                    pack_bf16(row[0], row[1]), pack_bf16(row[2], row[3]), pack_bf16(row[4], row[5]),
+                    pack_bf16(row[6], row[7])};
+            }
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+            if (threadIdx.x % 32 == 0) warp_squares[token] = squares;
+        }
+    }
+    static __device__ __forceinline__ float scale(const Args &a, float square) {
+        return 1.0f / sqrtf(square / static_cast<float>(a.product.cols) + a.eps);
+    }
+    static __device__ __forceinline__ bool rotates(const Args &a, int32_t row) {
+        return row < a.rotated_rows;
+    }
+    static __device__ __forceinline__ Eights rows_of(const Args &a, int32_t first) {
+        if (!rotates(a, first)) return {first, first + 8};
+        const int32_t within = first % (2 * a.half_dim), low = first - within + within / 2;
+        return {low, low + a.half_dim};
+    }
+    // Row `row` of the block's 16 is y, the other of its pair is `other`.
+    static __device__ __forceinline__ float finish(const Args &a, int32_t token, const Eights &rows,
+                                                   int row, float y, float other) {
+        if (!rotates(a, rows.low)) return y;
+        const int32_t pair = rows.low % (2 * a.half_dim) + row % 8;
+        const float *const cosines = a.cos_sin + int64_t{token} * 2 * a.half_dim;
+        const float cosine = cosines[pair], sine = cosines[a.half_dim + pair];
+        return row < 8 ? __fsub_rn(__fmul_rn(y, cosine), __fmul_rn(other, sine))
+                       : __fadd_rn(__fmul_rn(y, cosine), __fmul_rn(other, sine));
+    }
+    // This block's share of the normed rows; squares[token].
+    static __device__ __forceinline__ void store_rows(const Args &a, const float *squares) {
+        if (a.f16_out == nullptr) return;
+        const int32_t eights = a.product.cols / 8;
+        for (int32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < a.product.n * eights;
+             i += gridDim.x * blockDim.x) {
+            const int32_t token = i / eights, at = 8 * (i % eights);
+            float x[8], by[8];
+            widen8(kv8::load8(row_of(a, token) + at), x);
+            widen8(kv8::load8(static_cast<const kv8_bf16 *>(a.gain) + at), by);
+            const float factor = scale(a, squares[token]);
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[j] *= factor * by[j];
+            reinterpret_cast<uint4 *>(a.f16_out)[i] = {pack_f16(x[0], x[1]), pack_f16(x[2], x[3]),
+                                                       pack_f16(x[4], x[5]), pack_f16(x[6], x[7])};
+        }
+    }
+};
+
+// COUNT turns' weights of 64 columns, in flight together.
+template <int COUNT>
+struct Weights {
+    uint4 low[2 * COUNT], high[2 * COUNT];
+    __device__ __forceinline__ void load(const uint16_t *from_low, const uint16_t *from_high) {
+#pragma unroll
+        for (int i = 0; i < 2 * COUNT; i++) {
+            low[i] = load_weights(from_low + i / 2 * STREAM_TURN + i % 2 * 32);
+            high[i] = load_weights(from_high + i / 2 * STREAM_TURN + i % 2 * 32);
+        }
+    }
+};
+
 // c += rows (g: low, g + 8: high) * token, over 32 columns.
 static __device__ __forceinline__ void multiply32(float (&c)[4], const uint4 &low,
                                                   const uint4 &high, const uint4 &token) {
     mma<true>(c, {low.x, high.x, low.y, high.y}, {token.x, token.y});
     mma<true>(c, {low.z, high.z, low.w, high.w}, {token.z, token.w});
 }
+template <int TILES, int COUNT, class TOKENS>
+static __device__ __forceinline__ void multiply(float (&sums)[TILES][4], const Weights<COUNT> &w,
+                                                TOKENS (&tokens)[TILES], int32_t at) {
+    constexpr int TOGETHER = TILES == 1 ? 2 : 1;  // loads in flight
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; i += TOGETHER) {
+        uint4 x[TILES][TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++)
+                x[tile][j] = tokens[tile].load8(at + (i + j) / 2 * STREAM_TURN + (i + j) % 2 * 32);
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++)
+                multiply32(sums[tile], w.low[i + j], w.high[i + j], x[tile][j]);
+        }
+    }
+}
 
-// TILES: of 8 tokens. UNITS: turns whose loads are in flight together.
-template <int TILES, int UNITS>
-static __device__ __forceinline__ void stream(const kv8_linear_args &a) {
-    constexpr int ROWS = KV8_LINEAR_STREAM_ROWS, PITCH = 20;  // 4 tokens apart: other banks
-    __shared__ float part[STREAM_WARPS][TILES * 8 * PITCH];
+// The sum of a value over the warps, in their order; `step` floats apart.
+static __device__ __forceinline__ float sum_warps(const float *from, int step) {
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < STREAM_WARPS; warp++) sum += from[warp * step];
+    return sum;
+}
+
+// What the block's threads do once the warps' sums lie in shared memory: 16 rows for each token.
+template <int TILES, class TOKENS>
+static __device__ __forceinline__ void store_block(const typename TOKENS::Args &args,
+                                                   const Eights &rows, const float *part,
+                                                   const float *squares) {
+    constexpr int ROWS = KV8_LINEAR_STREAM_ROWS, STEP = TILES * 8 * STREAM_PITCH;
+    const kv8_linear_args &a = TOKENS::product(args);
+    for (int i = threadIdx.x; i < a.n * ROWS; i += KV8_LINEAR_STREAM_THREADS) {
+        const int token = i / ROWS, idx = i % ROWS, other = idx ^ 8;
+        const int32_t row = idx < 8 ? rows.low + idx : rows.high + idx - 8;
+        const int32_t other_row = idx < 8 ? rows.high + idx : rows.low + idx - 8;
+        if (row >= a.rows) continue;
+        const float scale = TOKENS::scale(args, squares[token]);
+        const float *const sums = part + token * STREAM_PITCH;
+        const float y = sum_warps(sums + idx, STEP) * scale + bias_of(a, row);
+        const float paired = TOKENS::IS_NORMED && other_row < a.rows
+                                 ? sum_warps(sums + other, STEP) * scale + bias_of(a, other_row)
+                                 : 0;
+        store_value(a, token, row, TOKENS::finish(args, token, rows, idx, y, paired));
+    }
+}
+
+// TILES: of 8 tokens. COUNT: turns whose loads are in flight together.
+template <int TILES, int COUNT, class TOKENS>
+static __device__ __forceinline__ void stream(const typename TOKENS::Args &args) {
+    __shared__ float part[STREAM_WARPS][TILES * 8 * STREAM_PITCH];
+    __shared__ float warp_squares[STREAM_WARPS][TILES * 8], squares[TILES * 8];
+    const kv8_linear_args &a = TOKENS::product(args);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    const int32_t first_row = blockIdx.x * ROWS;
-    const int32_t low_row = min(first_row + g, a.rows - 1);
-    const int32_t high_row = min(first_row + g + 8, a.rows - 1);
-    const auto *const low = static_cast<const uint16_t *>(a.w) + int64_t{low_row} * a.cols;
-    const auto *const high = static_cast<const uint16_t *>(a.w) + int64_t{high_row} * a.cols;
-    const auto *const tokens = static_cast<const uint16_t *>(a.x);
-    const uint4 zero = {0, 0, 0, 0};
-    float sum[TILES][4] = {};
-    for (int32_t begin = STREAM_UNIT * warp; begin < a.cols;
-         begin += STREAM_UNIT * STREAM_WARPS * UNITS) {
-        uint4 w[2 * UNITS][2];
+    const Eights rows = TOKENS::rows_of(args, blockIdx.x * KV8_LINEAR_STREAM_ROWS);
+    const int32_t column = STREAM_UNIT * warp + 8 * c;
+    const auto *const w = static_cast<const uint16_t *>(a.w) + column;
+    const uint16_t *low = w + int64_t{min(rows.low + g, a.rows - 1)} * a.cols;
+    const uint16_t *high = w + int64_t{min(rows.high + g, a.rows - 1)} * a.cols;
+    // Turns of whole units, and the columns that are left, which one warp takes.
+    const int32_t units = a.cols / STREAM_UNIT, left = a.cols % STREAM_UNIT;
+    const int32_t turns = (units - warp + STREAM_WARPS - 1) / STREAM_WARPS;
+    const bool takes_rest = left != 0 && warp == units % STREAM_WARPS;
+    Weights<COUNT> first;
+    if (turns >= COUNT) first.load(low, high);
+    if (TOKENS::IS_NORMED) {
+        TOKENS::stage(args, warp_squares[warp]);
+        __syncthreads();
+        if (threadIdx.x < TILES * 8)
+            squares[threadIdx.x] = sum_warps(&warp_squares[0][threadIdx.x], TILES * 8);
+    }
+    float sums[TILES][4] = {};
+    TOKENS tokens[TILES];
 #pragma unroll
-        for (int i = 0; i < 2 * UNITS; i++) {
-            const int32_t at = begin + i / 2 * STREAM_UNIT * STREAM_WARPS + i % 2 * 32 + 8 * c;
-            w[i][0] = at < a.cols ? load_weights(low + at) : zero;
-            w[i][1] = at < a.cols ? load_weights(high + at) : zero;
-        }
+    for (int tile = 0; tile < TILES; tile++) tokens[tile].open(args, 8 * tile + g, column);
+    if (turns >= COUNT) multiply(sums, first, tokens, 0);
+    int32_t turn = turns >= COUNT ? COUNT : 0;
+#pragma unroll 1
+    for (; turn + COUNT <= turns; turn += COUNT) {
+        Weights<COUNT> more;
+        more.load(low + turn * STREAM_TURN, high + turn * STREAM_TURN);
+        multiply(sums, more, tokens, turn * STREAM_TURN);
+    }
+#pragma unroll 1
+    for (; turn < turns; turn++) {
+        Weights<1> more;
+        more.load(low + turn * STREAM_TURN, high + turn * STREAM_TURN);
+        multiply(sums, more, tokens, turn * STREAM_TURN);
+    }
+#pragma unroll 1
+    for (int half = 0; half < 2 && takes_rest; half++) {
+        const int32_t at = turns * STREAM_TURN + 32 * half;
+        const bool inside = 32 * half + 8 * c < left;
+        const uint4 low8 = inside ? load_weights(low + at) : uint4{};
+        const uint4 high8 = inside ? load_weights(high + at) : uint4{};
 #pragma unroll
-        for (int i = 0; i < 2 * UNITS; i++) {
-            const int32_t at = begin + i / 2 * STREAM_UNIT * STREAM_WARPS + i % 2 * 32 + 8 * c;
-#pragma unroll
-            for (int tile = 0; tile < TILES; tile++) {
-                const int32_t token = 8 * tile + g;
-                const bool inside = token < a.n && at < a.cols;
-                const auto *const x = tokens + int64_t{token} * a.cols + at;
-                multiply32(sum[tile], w[i][0], w[i][1],
-                           inside ? __ldg(reinterpret_cast<const uint4 *>(x)) : zero);
-            }
-        }
+        for (int tile = 0; tile < TILES; tile++)
+            multiply32(sums[tile], low8, high8, inside ? tokens[tile].load8(at) : uint4{});
     }
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            part[warp][(8 * tile + 2 * c + i % 2) * PITCH + g + i / 2 * 8] = sum[tile][i];
+            part[warp][(8 * tile + 2 * c + i % 2) * STREAM_PITCH + g + i / 2 * 8] = sums[tile][i];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < a.n * ROWS; i += KV8_LINEAR_STREAM_THREADS) {
-        const int token = i / ROWS, row = i % ROWS;
-        float y = 0;
-#pragma unroll
-        for (int from = 0; from < STREAM_WARPS; from++) y += part[from][token * PITCH + row];
-        if (first_row + row < a.rows) store_one(a, token, first_row + row, y);
-    }
+    store_block<TILES, TOKENS>(args, rows, part[0], squares);
+    TOKENS::store_rows(args, squares);
 }
 
 }  // namespace kv8
 
 extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 3)
     kv8_linear_bf16_n8__sm80(const __grid_constant__ kv8_linear_args a) {
-    kv8::stream<1, 3>(a);
+    kv8::stream<1, 2, kv8::PlainTokens>(a);
 }
 extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 3)
     kv8_linear_bf16_n16__sm80(const __grid_constant__ kv8_linear_args a) {
-    kv8::stream<2, 3>(a);
+    kv8::stream<2, 1, kv8::PlainTokens>(a);
+}
+extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 3)
+    kv8_linear_norm_n8__sm80(const __grid_constant__ kv8_linear_norm_args a) {
+    kv8::stream<1, 2, kv8::NormedTokens>(a);
 }

@@ -43,18 +43,6 @@ struct TileShape {
     static_assert(MMA_TOKENS % 2 == 0 && STEPS >= 1, "whole ldmatrix, work for every warp");
 };
 
-struct Tile {
-    int32_t first_row, first_token;
-};
-static __device__ __forceinline__ Tile find_tile(const kv8_linear_args &a, int rows, int tokens) {
-    const int32_t row_tiles = (a.rows + rows - 1) / rows, token_tiles = (a.n + tokens - 1) / tokens;
-    const int32_t group = blockIdx.x / (KV8_LINEAR_GROUP * token_tiles);
-    const int32_t begin = group * KV8_LINEAR_GROUP;
-    const int32_t wide = min(KV8_LINEAR_GROUP, row_tiles - begin);
-    const int32_t within = blockIdx.x - begin * token_tiles;
-    return {(begin + within % wide) * rows, within / wide * tokens};
-}
-
 // LINES rows of a matrix of num_lines, DEPTH columns from `column`, into the stage; zeros past the
 // matrix' ends.
 template <int LINES, int DEPTH>
@@ -151,7 +139,7 @@ static __device__ __forceinline__ void multiply_tile(const kv8_linear_args &a) {
     const int warp_row = warp % SHAPE::ALONG_ROWS * (SHAPE::ROWS / SHAPE::ALONG_ROWS);
     const int warp_token =
         warp / SHAPE::ALONG_ROWS % SHAPE::ALONG_TOKENS * (SHAPE::TOKENS / SHAPE::ALONG_TOKENS);
-    const Tile tile = find_tile(a, SHAPE::ROWS, SHAPE::TOKENS);
+    const Tile tile = find_tile(a, SHAPE::ROWS, SHAPE::TOKENS, blockIdx.x);
     const int32_t num_stages = (a.cols + SHAPE::DEPTH - 1) / SHAPE::DEPTH;
     const auto load = [&](int32_t i) {
         const uint32_t to = base + i % SHAPE::STAGES * SHAPE::STAGE_BYTES;

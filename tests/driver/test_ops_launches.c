@@ -1,0 +1,260 @@
+/* test_ops_launches.c - the host's part of the kernels of ops on the stand-in driver: what is
+ * launched for how many rows on which GPU, what is refused, and calls that fail.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "device_ops.h"
+#include "device_plan_case.h"
+#include "linear_args.h"
+#include "rowwise_args.h"
+
+enum { OUT_OF_MEMORY = 2, UNKNOWN = 999 };
+
+typedef struct case_ops {
+    stand s;
+    kv8_device_ops *ops;
+    kv8_device_linear qkv;
+} case_ops;
+static case_ops open_ops(int32_t sm_version) {
+    case_ops c = {.s = stand_open(sm_version, H200_SMS)};
+    assert_ok(kv8_device_ops_create(&c.ops, c.s.device));
+    c.qkv = (kv8_device_linear){c.s.memory, c.s.memory + 1024, 5120, 2880};
+    return c;
+}
+static void close_ops(case_ops *c) {
+    kv8_device_ops_destroy(c->ops);
+    stand_close(&c->s);
+}
+static kv8_status multiply(const case_ops *c, const kv8_device_linear *w, int32_t n, kv8_dtype to,
+                           bool accumulate) {
+    return kv8_device_linear_run(c->ops, c->s.stream, w, c->s.memory + 2048, n, c->s.memory + 4096,
+                                 to, accumulate);
+}
+/* What has run since the last call. */
+static const stand_in_launch *only_launch(const case_ops *c, int32_t before) {
+    assert_ok(kv8_stream_synchronize(c->s.stream));
+    assert_int_equal(stand_in_num_launches(), before + 1);
+    return stand_in_get_launch(before);
+}
+
+/* The stand-in's maps: address, columns, rows, rows of a box. */
+static void check_maps(const stand_in_launch *launch, const kv8_device_linear *w, int32_t n,
+                       uint32_t rows) {
+    const kv8_linear_mapped_args *const args = launch->args;
+    const uint32_t splits = launch->cluster[0];
+    assert_true(splits <= KV8_LINEAR_MAX_SPLITS);
+    assert_true((int64_t)args->split_stages * splits * 64 >= w->cols);
+    assert_int_equal(args->w_map[0], (uint64_t)(uintptr_t)w->w);
+    assert_int_equal(args->w_map[1], w->cols);
+    assert_int_equal(args->w_map[2], w->rows);
+    assert_int_equal(args->w_map[3], rows);
+    assert_int_equal(args->x_map[1], w->cols);
+    assert_int_equal(args->x_map[2], n);
+    assert_int_equal(args->x_map[3], KV8_LINEAR_WGMMA_BOX);
+}
+
+static void products_cover_every_row_and_token(void **state) {
+    (void)state;
+    static const struct {
+        const char *part; /* of the kernel's name */
+        uint32_t rows, tokens;
+    } tiles[] = {
+        {"_wgmma_n32__", 64, 32},    {"_wgmma_n64__", 64, 64},    {"_wgmma_n128__", 64, 128},
+        {"_wgmma_t128__", 128, 128}, {"_wgmma_t256__", 128, 256}, {"_n8__", 16, 8},
+        {"_n16__", 16, 16},          {"_n32__", 32, 32},          {"_n64__", 32, 64},
+        {"_t64__", 64, 64},          {"_t128__", 128, 128}};
+    static const int32_t sm_versions[] = {80, 89, 90, 120}, rows[] = {1, 127, 128, 5120};
+    for (int v = 0; v < 4; v++) {
+        case_ops c = open_ops(sm_versions[v]);
+        for (int r = 0; r < 4; r++) {
+            for (int32_t n = 1; n <= 16384; n = n < 70 ? n + 1 : n * 3 / 2) {
+                const kv8_device_linear w = {c.s.memory, NULL, rows[r], 2880};
+                const int32_t before = stand_in_num_launches();
+                assert_ok(multiply(&c, &w, n, KV8_F32, true));
+                const stand_in_launch *const launch = only_launch(&c, before);
+                size_t i = 0;
+                while (strstr(launch->name, tiles[i].part) == NULL) i++;
+                const uint32_t tokens = ((uint32_t)n + tiles[i].tokens - 1) / tiles[i].tokens;
+                const uint32_t tall = ((uint32_t)rows[r] + tiles[i].rows - 1) / tiles[i].rows;
+                const bool mapped = strstr(launch->name, "wgmma") != NULL;
+                assert_int_equal(mapped, n > 16 && sm_versions[v] == 90);
+                const uint32_t splits = mapped ? launch->cluster[0] : 1;
+                assert_int_equal(launch->grid[0], tall * tokens * splits);
+                assert_int_equal(launch->grid[1] * launch->grid[2], 1);
+                assert_true(n <= 16 || launch->dynamic_bytes > 0);
+                if (mapped) check_maps(launch, &w, n, tiles[i].rows);
+                const kv8_linear_args *const args =
+                    mapped ? &((const kv8_linear_mapped_args *)launch->args)->product
+                           : launch->args;
+                assert_int_equal(args->n, n);
+                assert_int_equal(args->rows, rows[r]);
+                assert_true(args->is_f32 && args->accumulate && args->bias == NULL);
+            }
+        }
+        close_ops(&c);
+    }
+}
+
+static void what_no_kernel_takes_is_refused_by_name(void **state) {
+    (void)state;
+    case_ops c = open_ops(90);
+    kv8_device_linear w = c.qkv;
+    w.cols = 2884;
+    assert_refused(multiply(&c, &w, 1, KV8_F32, false), KV8_ERR_UNSUPPORTED, "cols is 2884");
+    w = c.qkv;
+    w.rows = 0;
+    assert_refused(multiply(&c, &w, 1, KV8_F32, false), KV8_ERR_INVALID, "rows is 0");
+    w = c.qkv;
+    w.w = c.s.memory + 8;
+    assert_refused(multiply(&c, &w, 1, KV8_F32, false), KV8_ERR_INVALID, "w is not aligned");
+    assert_refused(multiply(&c, &c.qkv, -1, KV8_F32, false), KV8_ERR_INVALID, "-1 rows");
+    assert_refused(multiply(&c, &c.qkv, 1, KV8_BF16, true), KV8_ERR_UNSUPPORTED,
+                   "bf16 accumulates");
+    assert_refused(multiply(&c, &c.qkv, 1, KV8_F16, false), KV8_ERR_UNSUPPORTED, "f16 comes out");
+    float *const f32 = (void *)c.s.memory;
+    const int32_t *const ids = (const void *)c.s.memory;
+    assert_refused(kv8_device_embed(c.ops, c.s.stream, f32, ids, 1, 12, f32), KV8_ERR_UNSUPPORTED,
+                   "hidden is 12");
+    assert_refused(kv8_device_rmsnorm(c.ops, c.s.stream, f32, f32, 1e-5f, KV8_DEVICE_MAX_ROWS + 1,
+                                      64, NULL, f32, NULL),
+                   KV8_ERR_INVALID, "1048577 rows");
+    assert_refused(kv8_device_rope_angles(c.ops, c.s.stream, ids, 1, f32, 1, 63, f32),
+                   KV8_ERR_UNSUPPORTED, "head_dim is 63");
+    assert_refused(
+        kv8_device_rope(c.ops, c.s.stream, f32, 1, 64, 64, f32, KV8_F16, 4096, f32, 4096),
+        KV8_ERR_UNSUPPORTED, "heads of f16");
+    assert_refused(kv8_device_argmax(c.ops, c.s.stream, f32, 1, 0, (void *)c.s.memory),
+                   KV8_ERR_INVALID, "vocab_size is 0");
+    assert_ok(multiply(&c, &c.qkv, 0, KV8_BF16, false));
+    assert_ok(kv8_stream_synchronize(c.s.stream));
+    assert_int_equal(stand_in_num_launches(), 0);
+    close_ops(&c);
+}
+
+static kv8_device_norm_linear normed_qkv(const case_ops *c) {
+    return (kv8_device_norm_linear){.w = c->qkv,
+                                    .x = (void *)(c->s.memory + 2048),
+                                    .gain = c->s.memory + 3072,
+                                    .eps = 1e-5f,
+                                    .normed = c->s.memory + 4096,
+                                    .num_rotated = 64,
+                                    .head_dim = 64,
+                                    .cos_sin = (void *)(c->s.memory + 5120),
+                                    .y = c->s.memory + 6144,
+                                    .y_dtype = KV8_BF16};
+}
+
+/* Few rows are normed, multiplied and rotated by one kernel, more by one kernel each, and those of
+ * a head too. */
+static void a_norm_and_a_rotation_come_with_the_product(void **state) {
+    (void)state;
+    case_ops c = open_ops(90);
+    kv8_device_norm_linear p = normed_qkv(&c);
+    assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 4));
+    const kv8_linear_norm_args *const args = only_launch(&c, 0)->args;
+    assert_int_equal(args->half_dim, 32);
+    assert_int_equal(args->rotated_rows, 4096);
+    assert_ptr_equal(args->product.y, p.y);
+    assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 5));
+    assert_ok(kv8_stream_synchronize(c.s.stream));
+    assert_int_equal(stand_in_num_launches(), 4);
+    assert_string_equal(stand_in_get_launch(3)->name, "kv8_rope_bf16__sm80");
+    const kv8_rope_args *const turn = stand_in_get_launch(3)->args;
+    assert_true(turn->x == p.y && turn->y == p.y);
+    assert_int_equal(turn->x_stride_row, 5120);
+    assert_int_equal(turn->y_stride_row, 5120);
+    p.num_rotated = 0;
+    assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 5));
+    assert_ok(kv8_stream_synchronize(c.s.stream));
+    assert_int_equal(stand_in_num_launches(), 6);
+    p.w.rows = 201088;
+    assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1));
+    assert_ok(kv8_stream_synchronize(c.s.stream));
+    assert_int_equal(stand_in_num_launches(), 8);
+    p = normed_qkv(&c);
+    p.head_dim = 24;
+    assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_UNSUPPORTED,
+                   "heads of 24");
+    p = normed_qkv(&c);
+    p.num_rotated = 81;
+    assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_INVALID,
+                   "81 heads of 64 to rotate in 5120 rows");
+    p = normed_qkv(&c);
+    p.y_dtype = KV8_F32;
+    assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_INVALID,
+                   "rows of f32");
+    close_ops(&c);
+}
+
+/* Rows beyond one launch's share of the workspace follow in the next. */
+static void many_rows_of_logits_take_turns(void **state) {
+    (void)state;
+    case_ops c = open_ops(90);
+    enum { ROWS = 2 * KV8_ARGMAX_ROWS + 5, VOCAB = 7 };
+    const float *const logits = (const void *)c.s.memory;
+    int32_t *const ids = (void *)(c.s.memory + STAND_BYTES / 2);
+    assert_ok(kv8_device_argmax(c.ops, c.s.stream, logits, ROWS, VOCAB, ids));
+    assert_ok(kv8_stream_synchronize(c.s.stream));
+    assert_int_equal(stand_in_num_launches(), 3);
+    for (int32_t i = 0; i < 3; i++) {
+        const stand_in_launch *const launch = stand_in_get_launch(i);
+        const kv8_argmax_args *const args = launch->args;
+        assert_int_equal(launch->grid[1], i < 2 ? KV8_ARGMAX_ROWS : 5);
+        assert_ptr_equal(args->logits, logits + i * KV8_ARGMAX_ROWS * VOCAB);
+        assert_ptr_equal(args->ids_out, ids + i * KV8_ARGMAX_ROWS);
+    }
+    close_ops(&c);
+}
+
+static void create_leaves_nothing_behind(void **state) {
+    (void)state;
+    stand s = stand_open(90, H200_SMS);
+    const stand_in_live before = stand_in_get_live();
+    int64_t nth = 1;
+    for (;; nth++) {
+        kv8_device_ops *ops = NULL;
+        stand_in_fail(NULL, nth, OUT_OF_MEMORY);
+        const kv8_status status = kv8_device_ops_create(&ops, s.device);
+        const char *const failed = stand_in_failed_call();
+        stand_in_fail(NULL, 0, 0);
+        if (status == KV8_OK) {
+            kv8_device_ops_destroy(ops);
+        } else {
+            assert_int_equal(status, KV8_ERR_NO_MEMORY);
+            assert_null(ops);
+        }
+        const stand_in_live live = stand_in_get_live();
+        assert_int_equal(live.memory, before.memory);
+        assert_int_equal(live.streams, before.streams);
+        if (failed == NULL) break;
+    }
+    assert_true(nth > 20);
+    stand_close(&s);
+}
+
+static void a_launch_that_fails_says_so(void **state) {
+    (void)state;
+    case_ops c = open_ops(90);
+    static const int32_t counts[] = {1, 20, 100};
+    for (int i = 0; i < 3; i++) {
+        stand_in_fail("cuLaunchKernelEx", 1, UNKNOWN);
+        assert_refused(multiply(&c, &c.qkv, counts[i], KV8_BF16, false), KV8_ERR_DEVICE,
+                       "kv8_linear_bf16_");
+        assert_ok(multiply(&c, &c.qkv, counts[i], KV8_BF16, false));
+    }
+    close_ops(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(products_cover_every_row_and_token, reset,
+                                        check_nothing_lives),
+        cmocka_unit_test_setup_teardown(what_no_kernel_takes_is_refused_by_name, reset,
+                                        check_nothing_lives),
+        cmocka_unit_test_setup_teardown(a_norm_and_a_rotation_come_with_the_product, reset,
+                                        check_nothing_lives),
+        cmocka_unit_test_setup_teardown(many_rows_of_logits_take_turns, reset, check_nothing_lives),
+        cmocka_unit_test_setup_teardown(create_leaves_nothing_behind, reset, check_nothing_lives),
+        cmocka_unit_test_setup_teardown(a_launch_that_fails_says_so, reset, check_nothing_lives),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

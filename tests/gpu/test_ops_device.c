@@ -1,0 +1,485 @@
+/* test_ops_device.c - the dense products and the rows of a step on a GPU against their definitions
+ * in f64, element by element; every output begins as NaN, what follows it must stay as it was, and
+ * rows past the last token hold NaN.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <kv8/rope.h>
+
+#include "device_ops.h"
+#include "gpu_testing.h"
+
+typedef struct side {
+    const gpu *g;
+    kv8_device_ops *ops;
+} side;
+static side open_side(void **state) {
+    side s = {.g = gpu_get_with_kernels(state)};
+    assert_ok(kv8_device_ops_create(&s.ops, s.g->device));
+    return s;
+}
+
+enum { AFTER = 256 }; /* bytes behind every output */
+static void *make_output(const side *s, size_t bytes) {
+    void *const at = gpu_alloc(s->g, bytes + AFTER);
+    assert_ok(kv8_stream_fill(s->g->stream, at, 0xff, bytes + AFTER));
+    return at;
+}
+/* The output to the host; frees it. */
+static void *take_output(const side *s, void *from, size_t bytes) {
+    uint8_t *const got = malloc(bytes + AFTER);
+    assert_non_null(got);
+    gpu_download(s->g, got, from, bytes + AFTER);
+    kv8_device_free(s->g->device, from);
+    for (int i = 0; i < AFTER; i++) assert_int_equal(got[bytes + (size_t)i], 0xff);
+    return got;
+}
+/* Uniform, of variance scale^2. */
+static float draw(test_rng *rng, float scale) {
+    return scale * (float)(3.464 * (rng_unit(rng) - 0.5));
+}
+static kv8_bf16 *random_bf16(test_rng *rng, size_t n, float scale) {
+    kv8_bf16 *const x = malloc(n * sizeof *x + 16);
+    assert_non_null(x);
+    for (size_t i = 0; i < n; i++) x[i] = kv8_bf16_from_f32(draw(rng, scale));
+    return x;
+}
+static float *random_f32(test_rng *rng, size_t n, float scale) {
+    float *const x = malloc(n * sizeof *x);
+    assert_non_null(x);
+    for (size_t i = 0; i < n; i++) x[i] = draw(rng, scale);
+    return x;
+}
+
+/* --- dense products --- */
+
+typedef enum product_kind { TO_F32, TO_BF16, ADDED } product_kind;
+typedef struct product {
+    int32_t rows, cols, n;
+    product_kind kind;
+    bool has_bias;
+} product;
+
+/* |y - ref| <= what f32 sums of exact products lose, and rounding to bf16. */
+static void check_product(const product *p, const kv8_bf16 *w, const kv8_bf16 *bias,
+                          const kv8_bf16 *x, const float *before, const void *y, int32_t step) {
+    for (int32_t i = 0; i < p->n; i++) {
+        for (int32_t r = i % step; r < p->rows; r += step) {
+            const size_t at = (size_t)i * (size_t)p->rows + (size_t)r;
+            double sum = bias == NULL ? 0 : (double)kv8_bf16_to_f32(bias[r]), size = fabs(sum);
+            for (int32_t c = 0; c < p->cols; c++) {
+                const double term = (double)kv8_bf16_to_f32(w[(size_t)r * (size_t)p->cols + c]) *
+                                    (double)kv8_bf16_to_f32(x[(size_t)i * (size_t)p->cols + c]);
+                sum += term;
+                size += fabs(term);
+            }
+            if (p->kind == ADDED) {
+                sum += (double)before[at];
+                size += fabs((double)before[at]);
+            }
+            const bool is_bf16 = p->kind == TO_BF16;
+            const double got = (double)(is_bf16 ? kv8_bf16_to_f32(((const kv8_bf16 *)y)[at])
+                                                : ((const float *)y)[at]);
+            const double bound = 4e-6 * size + (is_bf16 ? 0x1p-8 * fabs(sum) : 0);
+            if (!(fabs(got - sum) <= bound))
+                fail_msg("%d x %d, %d tokens, kind %d: y[%d, %d] is %g, not %g +- %g", p->rows,
+                         p->cols, p->n, (int)p->kind, i, r, got, sum, bound);
+        }
+    }
+}
+
+/* NULL: bits of this product; else they must be equal. */
+static void *run_product(const side *s, const kv8_device_linear *w, const product *p, const void *x,
+                         const float *before) {
+    const size_t elements = (size_t)p->n * (size_t)p->rows;
+    const size_t bytes = elements * (p->kind == TO_BF16 ? 2 : 4);
+    void *const y = make_output(s, bytes);
+    if (p->kind == ADDED) assert_ok(kv8_stream_copy(s->g->stream, y, before, bytes));
+    assert_ok(kv8_device_linear_run(s->ops, s->g->stream, w, x, p->n, y,
+                                    p->kind == TO_BF16 ? KV8_BF16 : KV8_F32, p->kind == ADDED));
+    return take_output(s, y, bytes);
+}
+
+/* `step`: every so many rows of w are compared with f64. */
+static void check_case(const side *s, const product *p, int32_t step) {
+    test_rng rng = {(uint64_t)(p->rows * 31 + p->cols * 7 + p->n)};
+    const size_t weights = (size_t)p->rows * (size_t)p->cols,
+                 inputs = (size_t)p->n * (size_t)p->cols;
+    kv8_bf16 *const w = random_bf16(&rng, weights, 1), *const x = random_bf16(&rng, inputs, 1);
+    kv8_bf16 *const bias = random_bf16(&rng, (size_t)p->rows, 4);
+    float *const before = random_f32(&rng, (size_t)p->n * (size_t)p->rows, 4);
+    const size_t padding = 130 * (size_t)p->cols * 2; /* rows that a tile could read */
+    void *const x_on_gpu = gpu_alloc(s->g, inputs * 2 + padding);
+    assert_ok(kv8_stream_fill(s->g->stream, x_on_gpu, 0xff, inputs * 2 + padding));
+    assert_ok(kv8_stream_copy(s->g->stream, x_on_gpu, x, inputs * 2));
+    void *const w_on_gpu = gpu_alloc(s->g, weights * 2 + padding);
+    assert_ok(kv8_stream_fill(s->g->stream, w_on_gpu, 0xff, weights * 2 + padding));
+    assert_ok(kv8_stream_copy(s->g->stream, w_on_gpu, w, weights * 2));
+    void *const bias_on_gpu = gpu_upload(s->g, bias, (size_t)p->rows * 2);
+    const kv8_device_linear linear = {w_on_gpu, p->has_bias ? bias_on_gpu : NULL, p->rows, p->cols};
+    void *const y = run_product(s, &linear, p, x_on_gpu, before);
+    void *const again = run_product(s, &linear, p, x_on_gpu, before);
+    const size_t bytes = (size_t)p->n * (size_t)p->rows * (p->kind == TO_BF16 ? 2 : 4);
+    assert_memory_equal(y, again, bytes);
+    check_product(p, w, p->has_bias ? bias : NULL, x, before, y, step);
+    void *const on_gpu[] = {x_on_gpu, w_on_gpu, bias_on_gpu};
+    for (int i = 0; i < 3; i++) kv8_device_free(s->g->device, on_gpu[i]);
+    void *const on_host[] = {w, x, bias, before, y, again};
+    for (int i = 0; i < 6; i++) free(on_host[i]);
+}
+
+static void products_equal_their_definition(void **state) {
+    const side s = open_side(state);
+    static const int32_t counts[] = {1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 129, 257, 512};
+    static const int32_t sizes[][2] = {{1, 8},    {17, 40},   {32, 72},   {65, 288},
+                                       {130, 64}, {257, 520}, {384, 1096}};
+    int num_cases = 0;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++) {
+            const product p = {sizes[j][0], sizes[j][1], counts[i], (product_kind)(num_cases % 3),
+                               num_cases % 4 != 0};
+            check_case(&s, &p, p.n > 64 ? 7 : 1);
+            num_cases++;
+        }
+    }
+    printf("%d cases\n", num_cases);
+    kv8_device_ops_destroy(s.ops);
+}
+
+/* gpt-oss' shapes, where tiles of every size come in numbers. */
+static void products_of_the_true_shapes(void **state) {
+    const side s = open_side(state);
+    static const product products[] = {
+        {5120, 2880, 1, TO_BF16, true},    {2880, 4096, 1, ADDED, true},
+        {128, 2880, 4, TO_F32, true},      {2880, 4096, 12, ADDED, true},
+        {5120, 2880, 32, TO_BF16, true},   {2880, 4096, 61, ADDED, true},
+        {5120, 2880, 100, TO_BF16, true},  {2880, 4096, 500, ADDED, true},
+        {5120, 2880, 1000, TO_BF16, true}, {20108, 2880, 3, TO_F32, false},
+    };
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++)
+        check_case(&s, &products[i], products[i].n > 64 ? 509 : products[i].n > 8 ? 61 : 17);
+    kv8_device_ops_destroy(s.ops);
+}
+
+enum { NORM_ROWS = 12 };
+
+/* The error of a sum of terms that are rounded to bf16, each its own way: random signs stay far
+ * below this many times the root of their squares. */
+static const double of_terms = 6 * 0x1p-9;
+
+/* Row r of norm(x) w^T: its value, and the root of its terms' squares. */
+static double normed_product(const float *x, double scale, const kv8_bf16 *gain, const kv8_bf16 *w,
+                             int32_t cols, double *size_out) {
+    double sum = 0, squared = 0;
+    for (int32_t c = 0; c < cols; c++) {
+        const double term =
+            (double)x[c] * scale * (double)kv8_bf16_to_f32(gain[c]) * (double)kv8_bf16_to_f32(w[c]);
+        sum += term;
+        squared += term * term;
+    }
+    *size_out = sqrt(squared);
+    return sum;
+}
+
+/* One token's results; cos_sin: of the rotated heads, NULL = none. `step`: rows of w that are left
+ * out between two that are looked at. */
+static void check_normed(const kv8_device_norm_linear *p, const float *x, const kv8_bf16 *gain,
+                         const kv8_bf16 *w, const float *cos_sin, const kv8_bf16 *y, int32_t step) {
+    double squares = 0;
+    const int32_t cols = p->w.cols, half = p->head_dim / 2;
+    for (int32_t c = 0; c < cols; c++) squares += (double)x[c] * (double)x[c];
+    const double scale = 1 / sqrt(squares / cols + 1e-5);
+    for (int32_t r = 0; r < p->w.rows; r += step) {
+        double size, other_size = 0;
+        double wanted = normed_product(x, scale, gain, w + (size_t)r * (size_t)cols, cols, &size);
+        if (r < p->num_rotated * p->head_dim) {
+            const int32_t pair = r % half, is_second = r / half % 2;
+            const int32_t other_row = is_second ? r - half : r + half;
+            const double other = normed_product(
+                x, scale, gain, w + (size_t)other_row * (size_t)cols, cols, &other_size);
+            const double sine = (double)cos_sin[half + pair] * (is_second ? 1 : -1);
+            wanted = wanted * (double)cos_sin[pair] + other * sine;
+        }
+        const double got = (double)kv8_bf16_to_f32(y[r]);
+        if (!(fabs(got - wanted) <= of_terms * (size + other_size) + 0x1p-7 * fabs(wanted)))
+            fail_msg("%d x %d: y[%d] is %g, not %g", p->w.rows, cols, r, got, wanted);
+    }
+}
+
+static void check_f16_rows(const float *x, const kv8_bf16 *gain, int32_t cols, const kv8_f16 *got) {
+    double squares = 0;
+    for (int32_t c = 0; c < cols; c++) squares += (double)x[c] * (double)x[c];
+    const double scale = 1 / sqrt(squares / cols + 1e-5);
+    for (int32_t c = 0; c < cols; c++) {
+        const double wanted = (double)x[c] * scale * (double)kv8_bf16_to_f32(gain[c]);
+        assert_true(fabs((double)kv8_f16_to_f32(got[c]) - wanted) <=
+                    0x1.01p-11 * fabs(wanted) + 0x1p-25);
+    }
+}
+
+static void products_of_normed_rows(void **state) {
+    const side s = open_side(state);
+    static const struct {
+        int32_t rows, cols, num_rotated, head_dim;
+    } sizes[] = {
+        {1, 8, 0, 0}, {33, 72, 2, 16}, {130, 2880, 0, 0}, {5120, 2880, 64, 64}, {96, 4096, 1, 64}};
+    static const int32_t ids[NORM_ROWS] = {11, 0, 5, 5, 1, 2, 3, 4, 6, 7, 8, 9};
+    test_rng rng = {5};
+    int32_t *const ids_on_gpu = gpu_upload(s.g, ids, sizeof ids);
+    float *const cos_sin = random_f32(&rng, NORM_ROWS * 64, 1);
+    float *const cos_sin_on_gpu = gpu_upload(s.g, cos_sin, NORM_ROWS * 64 * sizeof *cos_sin);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const int32_t rows = sizes[i].rows, cols = sizes[i].cols;
+        const size_t inputs = (size_t)(NORM_ROWS * cols), weights = (size_t)rows * (size_t)cols;
+        float *const x = random_f32(&rng, inputs, 20);
+        kv8_bf16 *const gain = random_bf16(&rng, (size_t)cols, 2);
+        kv8_bf16 *const w = random_bf16(&rng, weights, 1);
+        float *const x_on_gpu = gpu_upload(s.g, x, inputs * 4);
+        void *const gain_on_gpu = gpu_upload(s.g, gain, (size_t)cols * 2);
+        void *const w_on_gpu = gpu_upload(s.g, w, weights * 2);
+        void *const normed = gpu_alloc(s.g, inputs * 2);
+        for (int32_t n = 1; n <= NORM_ROWS; n++) {
+            const size_t y_bytes = (size_t)(n * rows) * 2, x_bytes = (size_t)(n * cols) * 2;
+            kv8_device_norm_linear p = {.w = {w_on_gpu, NULL, rows, cols},
+                                        .x = x_on_gpu,
+                                        .gain = gain_on_gpu,
+                                        .eps = 1e-5f,
+                                        .row_ids = n % 3 == 0 ? NULL : ids_on_gpu,
+                                        .normed = normed,
+                                        .f16_out = n % 2 == 0 ? NULL : make_output(&s, x_bytes),
+                                        .num_rotated = sizes[i].num_rotated,
+                                        .head_dim = sizes[i].head_dim,
+                                        .cos_sin = cos_sin_on_gpu,
+                                        .y = make_output(&s, y_bytes),
+                                        .y_dtype = KV8_BF16};
+            assert_ok(kv8_device_norm_linear_run(s.ops, s.g->stream, &p, n));
+            kv8_bf16 *const y = take_output(&s, p.y, y_bytes);
+            kv8_f16 *const as_f16 = p.f16_out == NULL ? NULL : take_output(&s, p.f16_out, x_bytes);
+            for (int32_t row = 0; row < n; row++) {
+                const float *const from = x + (p.row_ids == NULL ? row : ids[row]) * cols;
+                check_normed(&p, from, gain, w, cos_sin + row * p.head_dim, y + row * rows,
+                             rows > 1000 ? 97 : 1);
+                if (as_f16 != NULL) check_f16_rows(from, gain, cols, as_f16 + row * cols);
+            }
+            free(y);
+            free(as_f16);
+        }
+        void *const on_gpu[] = {x_on_gpu, gain_on_gpu, normed, w_on_gpu};
+        for (int j = 0; j < 4; j++) kv8_device_free(s.g->device, on_gpu[j]);
+        free(x);
+        free(gain);
+        free(w);
+    }
+    free(cos_sin);
+    kv8_device_free(s.g->device, cos_sin_on_gpu);
+    kv8_device_free(s.g->device, ids_on_gpu);
+    kv8_device_ops_destroy(s.ops);
+}
+
+/* --- rows --- */
+
+static void embedding_widens_the_rows_it_is_asked_for(void **state) {
+    const side s = open_side(state);
+    enum { VOCAB = 50, N = 5 };
+    static const int32_t ids[N] = {49, 0, 7, 7, 31}, hiddens[] = {8, 64, 2880};
+    test_rng rng = {1};
+    for (size_t h = 0; h < sizeof hiddens / sizeof *hiddens; h++) {
+        const size_t hidden = (size_t)hiddens[h];
+        kv8_bf16 *const table = random_bf16(&rng, VOCAB * hidden, 1);
+        void *const table_on_gpu = gpu_upload(s.g, table, VOCAB * hidden * 2);
+        int32_t *const ids_on_gpu = gpu_upload(s.g, ids, sizeof ids);
+        float *const to = make_output(&s, N * hidden * 4);
+        assert_ok(
+            kv8_device_embed(s.ops, s.g->stream, table_on_gpu, ids_on_gpu, N, hiddens[h], to));
+        float *const got = take_output(&s, to, N * hidden * 4);
+        for (size_t i = 0; i < N * hidden; i++) {
+            const kv8_bf16 wanted = table[(size_t)ids[i / hidden] * hidden + i % hidden];
+            assert_true(got[i] == kv8_bf16_to_f32(wanted));
+        }
+        kv8_device_free(s.g->device, table_on_gpu);
+        kv8_device_free(s.g->device, ids_on_gpu);
+        free(table);
+        free(got);
+    }
+    kv8_device_ops_destroy(s.ops);
+}
+
+static void check_norm(const float *x, const kv8_bf16 *gain, int32_t hidden, double eps,
+                       const kv8_bf16 *as_bf16, const kv8_f16 *as_f16) {
+    double squares = 0;
+    for (int32_t i = 0; i < hidden; i++) squares += (double)x[i] * (double)x[i];
+    const double scale = 1 / sqrt(squares / hidden + eps);
+    for (int32_t i = 0; i < hidden; i++) {
+        const double wanted = (double)x[i] * scale * (double)kv8_bf16_to_f32(gain[i]);
+        assert_true(fabs((double)kv8_bf16_to_f32(as_bf16[i]) - wanted) <= 0x1.01p-8 * fabs(wanted));
+        assert_true(fabs((double)kv8_f16_to_f32(as_f16[i]) - wanted) <=
+                    0x1.01p-11 * fabs(wanted) + 0x1p-25);
+    }
+}
+
+static void norms_equal_their_definition(void **state) {
+    const side s = open_side(state);
+    enum { ROWS = 7, N = 5 };
+    static const int32_t ids[N] = {6, 0, 3, 3, 1}, hiddens[] = {8, 72, 2880, 4104};
+    test_rng rng = {2};
+    for (size_t h = 0; h < sizeof hiddens / sizeof *hiddens; h++) {
+        const size_t hidden = (size_t)hiddens[h];
+        float *const x = random_f32(&rng, ROWS * hidden, 30);
+        for (size_t i = 0; i < hidden; i++) x[3 * hidden + i] *= 1e-4f; /* eps counts */
+        kv8_bf16 *const gain = random_bf16(&rng, hidden, 2);
+        float *const x_on_gpu = gpu_upload(s.g, x, ROWS * hidden * 4);
+        void *const gain_on_gpu = gpu_upload(s.g, gain, hidden * 2);
+        int32_t *const ids_on_gpu = gpu_upload(s.g, ids, sizeof ids);
+        for (int picked = 0; picked < 2; picked++) {
+            void *const to_bf16 = make_output(&s, N * hidden * 2);
+            void *const to_f16 = make_output(&s, N * hidden * 2);
+            const int32_t *const row_ids = picked ? ids_on_gpu : NULL;
+            assert_ok(kv8_device_rmsnorm(s.ops, s.g->stream, x_on_gpu, gain_on_gpu, 1e-5f, N,
+                                         hiddens[h], row_ids, to_bf16, NULL));
+            assert_ok(kv8_device_rmsnorm(s.ops, s.g->stream, x_on_gpu, gain_on_gpu, 1e-5f, N,
+                                         hiddens[h], row_ids, NULL, to_f16));
+            kv8_bf16 *const as_bf16 = take_output(&s, to_bf16, N * hidden * 2);
+            kv8_f16 *const as_f16 = take_output(&s, to_f16, N * hidden * 2);
+            for (size_t i = 0; i < N; i++)
+                check_norm(x + (picked ? (size_t)ids[i] : i) * hidden, gain, hiddens[h], 1e-5,
+                           as_bf16 + i * hidden, as_f16 + i * hidden);
+            free(as_bf16);
+            free(as_f16);
+        }
+        kv8_device_free(s.g->device, x_on_gpu);
+        kv8_device_free(s.g->device, gain_on_gpu);
+        kv8_device_free(s.g->device, ids_on_gpu);
+        free(x);
+        free(gain);
+    }
+    kv8_device_ops_destroy(s.ops);
+}
+
+enum { ROPE_N = 6, ROPE_HEADS = 5, MAX_ROPE_DIM = 64 };
+
+/* Queries of x_dtype among other elements, rotated into a place of their own. */
+static void check_rotation(const side *s, const kv8_rope *rope, int32_t dim, const float *cos_sin,
+                           const float *cos_sin_on_gpu, kv8_dtype x_dtype) {
+    enum { STRIDE = ROPE_HEADS * MAX_ROPE_DIM + 24, Y_STRIDE = ROPE_HEADS * MAX_ROPE_DIM + 8 };
+    test_rng rng = {3};
+    static float wanted[ROPE_N * STRIDE];
+    static kv8_bf16 codes[ROPE_N * STRIDE];
+    for (int i = 0; i < ROPE_N * STRIDE; i++) {
+        codes[i] = kv8_bf16_from_f32(rng_normal(&rng));
+        wanted[i] = kv8_bf16_to_f32(codes[i]);
+    }
+    const bool is_f32 = x_dtype == KV8_F32;
+    void *const x = gpu_upload(s->g, is_f32 ? (void *)wanted : (void *)codes,
+                               is_f32 ? sizeof wanted : sizeof codes);
+    void *const y = make_output(s, ROPE_N * Y_STRIDE * 2);
+    assert_ok(kv8_device_rope(s->ops, s->g->stream, cos_sin_on_gpu, ROPE_N, ROPE_HEADS, dim, x,
+                              x_dtype, STRIDE, y, Y_STRIDE));
+    kv8_rope_apply(rope, cos_sin, ROPE_N, wanted, ROPE_HEADS, STRIDE, dim);
+    kv8_bf16 *const got = take_output(s, y, ROPE_N * Y_STRIDE * 2);
+    for (int row = 0; row < ROPE_N; row++) {
+        for (int i = 0; i < Y_STRIDE; i++) {
+            const uint16_t bits = got[row * Y_STRIDE + i].bits;
+            if (i >= ROPE_HEADS * dim)
+                assert_int_equal(bits, 0xffff);
+            else
+                assert_int_equal(bits, kv8_bf16_from_f32(wanted[row * STRIDE + i]).bits);
+        }
+    }
+    free(got);
+    kv8_device_free(s->g->device, x);
+}
+
+static void angles_and_rotation_are_the_cpus(void **state) {
+    const side s = open_side(state);
+    static const int32_t positions[ROPE_N] = {0, 1, 127, 4095, 65537, 131071}, dims[] = {16, 64};
+    for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) {
+        kv8_rope_options options = KV8_ROPE_OPTIONS_INIT;
+        options.kind = KV8_ROPE_YARN;
+        options.head_dim = dims[d];
+        options.theta = 150000;
+        options.factor = 32;
+        options.original_max_position = 4096;
+        options.beta_fast = 32;
+        options.beta_slow = 1;
+        kv8_rope *rope = NULL;
+        assert_ok(kv8_rope_create(&rope, &options));
+        float factor, cos_sin[ROPE_N * MAX_ROPE_DIM];
+        const float *const inv_freq = kv8_rope_inv_freq(rope, &factor);
+        kv8_rope_angles(rope, positions, ROPE_N, cos_sin);
+        const size_t angles = (size_t)(ROPE_N * dims[d]);
+        int32_t *const positions_on_gpu = gpu_upload(s.g, positions, sizeof positions);
+        float *const inv_freq_on_gpu = gpu_upload(s.g, inv_freq, (size_t)dims[d] / 2 * 4);
+        float *const to = make_output(&s, angles * 4);
+        assert_ok(kv8_device_rope_angles(s.ops, s.g->stream, positions_on_gpu, ROPE_N,
+                                         inv_freq_on_gpu, factor, dims[d], to));
+        float *const got = take_output(&s, to, angles * 4);
+        for (size_t i = 0; i < angles; i++)
+            assert_true(fabs((double)got[i] - (double)cos_sin[i]) <=
+                        0x1p-23 * fabs((double)factor));
+        float *const cos_sin_on_gpu = gpu_upload(s.g, cos_sin, angles * 4);
+        check_rotation(&s, rope, dims[d], cos_sin, cos_sin_on_gpu, KV8_BF16);
+        check_rotation(&s, rope, dims[d], cos_sin, cos_sin_on_gpu, KV8_F32);
+        kv8_device_free(s.g->device, positions_on_gpu);
+        kv8_device_free(s.g->device, inv_freq_on_gpu);
+        kv8_device_free(s.g->device, cos_sin_on_gpu);
+        free(got);
+        kv8_rope_destroy(rope);
+    }
+    kv8_device_ops_destroy(s.ops);
+}
+
+/* --- argmax --- */
+
+static int32_t first_largest(const float *logits, int32_t n) {
+    int32_t best = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (!isfinite(logits[i])) return -1;
+        if (logits[i] > logits[best]) best = i;
+    }
+    return best;
+}
+
+static void the_first_of_the_largest_is_found(void **state) {
+    const side s = open_side(state);
+    static const int32_t sizes[][2] = {{1, 1}, {3, 31}, {9, 384}, {1030, 700}, {5, 201088}};
+    test_rng rng = {4};
+    for (size_t c = 0; c < sizeof sizes / sizeof *sizes; c++) {
+        const int32_t n = sizes[c][0], vocab = sizes[c][1];
+        const size_t elements = (size_t)n * (size_t)vocab;
+        float *const logits = random_f32(&rng, elements, 3);
+        for (int32_t row = 0; row < n; row++) {
+            float *const at = logits + (size_t)row * (size_t)vocab;
+            for (int32_t i = 0; i < vocab; i++) at[i] = floorf(at[i]); /* many equals */
+            if (row % 5 == 1)
+                for (int32_t i = 0; i < vocab; i++) at[i] = i % 2 == 0 ? 0.0f : -0.0f;
+            if (row % 5 == 2) at[rng_range(&rng, 0, vocab - 1)] = NAN;
+            if (row % 5 == 3) at[rng_range(&rng, 0, vocab - 1)] = row % 2 ? INFINITY : -INFINITY;
+        }
+        float *const logits_on_gpu = gpu_upload(s.g, logits, elements * 4);
+        for (int again = 0; again < 2; again++) {
+            int32_t *const to = make_output(&s, (size_t)n * 4);
+            assert_ok(kv8_device_argmax(s.ops, s.g->stream, logits_on_gpu, n, vocab, to));
+            int32_t *const got = take_output(&s, to, (size_t)n * 4);
+            for (int32_t row = 0; row < n; row++)
+                assert_int_equal(got[row],
+                                 first_largest(logits + (size_t)row * (size_t)vocab, vocab));
+            free(got);
+        }
+        kv8_device_free(s.g->device, logits_on_gpu);
+        free(logits);
+    }
+    kv8_device_ops_destroy(s.ops);
+}
+
+int main(int argc, char **argv) {
+    gpu_filter(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_equal_their_definition),
+        cmocka_unit_test(products_of_the_true_shapes),
+        cmocka_unit_test(products_of_normed_rows),
+        cmocka_unit_test(embedding_widens_the_rows_it_is_asked_for),
+        cmocka_unit_test(norms_equal_their_definition),
+        cmocka_unit_test(angles_and_rotation_are_the_cpus),
+        cmocka_unit_test(the_first_of_the_largest_is_found),
+    };
+    return cmocka_run_group_tests(tests, gpu_open, gpu_close);
+}
