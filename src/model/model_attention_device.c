@@ -89,7 +89,7 @@ static kv8_status create_kind(const kv8_model *model, kv8_layer_kind *kind) {
     append.num_kv_heads = model->info.num_kv_heads;
     append.k_head_dim = model->info.head_dim;
     append.page_size = set->shape.page_size;
-    append.src_dtype = KV8_BF16;
+    append.src_dtype = KV8_F32;
     append.k_dtype = kind->stored.k_dtype;
     append.v_dtype = kind->stored.v_dtype;
     KV8_TRY(kv8_append_device_plan_create(&kind->append, model->options.device, &append));
@@ -230,7 +230,7 @@ static kv8_status append(const kv8_model *model, int32_t layer, const kv8_device
     args.pages = &set->tables[place->group];
     args.k = rows->k;
     args.v = rows->v;
-    args.k_stride_row = args.v_stride_row = rows->stride_row;
+    args.k_stride_row = args.v_stride_row = rows->kv_stride_row;
     args.k_stride_head = args.v_stride_head = model->info.head_dim;
     args.k_pages = &place->k;
     args.v_pages = &place->v;
@@ -255,7 +255,6 @@ static kv8_attention_args attention_args(const kv8_model *model, int32_t layer,
     args.qo_indptr = batch->indptr;
     args.pages = &set->tables[place->group];
     args.q = rows->q;
-    args.q_stride_row = rows->stride_row;
     args.k = &place->k;
     args.v = &place->v;
     args.sink_logit = model->options.without_sinks ? NULL : rows->sink_logit;
@@ -264,7 +263,7 @@ static kv8_attention_args attention_args(const kv8_model *model, int32_t layer,
     args.k_scale_stride_batch = args.v_scale_stride_batch = scales.stride_request;
     args.k_scale_stride_head = args.v_scale_stride_head = 1;
     args.o = rows->attended;
-    args.o_stride_row = (int64_t)c->num_qo_heads * c->head_dim;
+    args.q_stride_row = args.o_stride_row = (int64_t)c->num_qo_heads * c->head_dim;
     args.q_stride_head = args.o_stride_head = c->head_dim;
     return args;
 }

@@ -65,14 +65,14 @@ void kv8_device_attention_release(kv8_model *model);
 /* Page tables and scales of the step's sequences, after they were extended, onto the stream. */
 kv8_status kv8_device_attention_load(kv8_model *model, kv8_cache *cache, const kv8_step *step);
 
-/* Rows of one layer, bf16, [num_rows, heads, head_dim] with strides in elements. */
+/* Rows of one layer, [num_rows, heads, head_dim], heads side by side. */
 typedef struct kv8_device_layer_rows {
-    const void *q; /* rotated */
-    const void *k, *v;
-    int64_t stride_row;      /* of q, k and v */
+    const void *q; /* bf16, rotated, as attended */
+    const float *k, *v;
+    int64_t kv_stride_row;   /* elements */
     const float *cos_sin;    /* for k */
     const float *sink_logit; /* NULL = none */
-    void *attended;          /* [num_rows, num_qo_heads * head_dim] */
+    void *attended;          /* bf16 */
 } kv8_device_layer_rows;
 /* Stores k, rotated on the way, and v, and attends; the first layer of a kind has the step's work
  * cut for all. Can be captured. */

@@ -3,6 +3,8 @@
  * of the cache, graphs against single launches; what fails leaves cache and model as they were.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <unistd.h>
+
 #include "gpu_testing.h"
 #include "model_runs.h"
 
@@ -68,8 +70,8 @@ static double margin_of(const float *logits, int32_t n) {
     return (double)logits[best] - next;
 }
 
-/* Every row but one in thirty within `noise` of the reference's, those within ten times that, and
- * the choices that the reference is sure of. */
+/* All rows but two and one in thirty within `noise` of the reference's, those within ten times
+ * that, and the choices that the reference is sure of. */
 static void check_rows(const scene *s, const char *what, const float *got, const float *want,
                        int32_t rows, double noise) {
     const int32_t vocab = s->info.vocab_size;
@@ -91,7 +93,7 @@ static void check_rows(const scene *s, const char *what, const float *got, const
     }
     print_message("%s: %d rows, worst logit off by %.4f, rows' mean %.4f, %d far, top-1 %.4f\n",
                   what, rows, worst, total / rows, num_far, (double)same / rows);
-    if (num_far > 1 + rows / 30) fail_msg("%s: %d rows of %d are far off", what, num_far, rows);
+    if (num_far > 2 + rows / 30) fail_msg("%s: %d rows of %d are far off", what, num_far, rows);
 }
 
 /* --- one sequence --- */
@@ -313,6 +315,70 @@ static void sequences_have_their_own_scales(void **state) {
     close_scene(&s);
 }
 
+/* --- true shapes --- */
+
+/* |got - want| / |want| of a row. */
+static double row_error(const float *got, const float *want, int32_t n) {
+    double error = 0, size = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const double d = (double)got[i] - (double)want[i];
+        error += d * d;
+        size += (double)want[i] * (double)want[i];
+    }
+    return sqrt(error / size);
+}
+
+/* Two layers of the published shape and random weights, a window crossed in between; rows in steps
+ * of many, few and one. A router's near choice costs a row more. */
+static void layers_of_the_published_shape_agree_with_the_host(void **state) {
+    enum { NUM = 150, VOCAB = 5000 };
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const char config[] =
+        "{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": 2, \"num_local_experts\": 32, "
+        "\"num_experts_per_tok\": 4, \"hidden_size\": 2880, \"intermediate_size\": 2880, "
+        "\"num_attention_heads\": 64, \"num_key_value_heads\": 8, \"head_dim\": 64, "
+        "\"vocab_size\": 5000, \"sliding_window\": 128, \"max_position_embeddings\": 131072, "
+        "\"rms_norm_eps\": 1e-05, \"rope_theta\": 150000, \"rope_scaling\": {\"rope_type\": "
+        "\"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, \"truncate\": "
+        "false, \"original_max_position_embeddings\": 4096}}";
+    char path[] = "/tmp/kv8_config_XXXXXX", name[64];
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0 && write(fd, config, sizeof config - 1) == sizeof config - 1);
+    close(fd);
+    snprintf(name, sizeof name, "random:%s", path);
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    kv8_model *host = NULL, *device = NULL;
+    assert_ok(kv8_threads_create(&options.threads, 0));
+    assert_ok(kv8_model_open(&host, name, &options));
+    options.device = g->device;
+    options.stream = g->stream;
+    assert_ok(kv8_model_open(&device, name, &options));
+    int32_t ids[NUM];
+    for (int i = 0; i < NUM; i++) ids[i] = 37 * i % VOCAB;
+    static const int32_t chunks[] = {150, 16, 5, 1};
+    float *const want = logits_of(host, KV8_BF16, 16, ids, NUM, NUM);
+    for (size_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
+        float *const got = logits_of(device, KV8_BF16, 16, ids, NUM, chunks[c]);
+        double worst = 0, sum = 0;
+        int num_far = 0;
+        for (int r = 0; r < NUM; r++) {
+            const double error = row_error(got + r * VOCAB, want + r * VOCAB, VOCAB);
+            num_far += !(error <= 0.02);
+            sum += error;
+            if (!(error <= worst)) worst = error;
+        }
+        print_message("chunks of %d: error of a row %.5f in the mean, %.5f at worst, %d far\n",
+                      chunks[c], sum / NUM, worst, num_far);
+        assert_true(sum / NUM < 0.01 && worst < 0.5 && num_far <= NUM / 20);
+        free(got);
+    }
+    free(want);
+    kv8_model_close(device);
+    kv8_model_close(host);
+    kv8_threads_destroy(options.threads);
+    unlink(path);
+}
+
 /* --- refusals --- */
 
 static void what_fails_changes_nothing(void **state) {
@@ -362,6 +428,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(batches_agree_with_the_host),
         cmocka_unit_test(runs_repeat),
         cmocka_unit_test(sequences_have_their_own_scales),
+        cmocka_unit_test(layers_of_the_published_shape_agree_with_the_host),
         cmocka_unit_test(what_fails_changes_nothing),
     };
     return cmocka_run_group_tests_name("model_device", tests, gpu_open, gpu_close);

@@ -1,7 +1,7 @@
 /* gpt_oss_device.c - gpt-oss on a GPU: what lies where in its memory, and a step's layers as
  * launches.
  *
- *   norm, QKV                    dense products of bf16
+ *   norm, QKV                    dense products of bf16, into f32: what is stored is rounded once
  *   rope of q; append, attention model_attention_device.c, k rotated as it is stored
  *   O into the residual, norm, router
  *   experts into the residual    device_experts.h
@@ -96,6 +96,7 @@ static void lay_out_activations(const kv8_model *model, const kv8_gpt_oss_config
     d->normed = take_rows(memory, normed, c->hidden_size, sizeof *d->normed);
     d->expert_x = take_rows(memory, n, c->hidden_size, sizeof *d->expert_x);
     d->qkv = take_rows(memory, n, qkv_width(c), sizeof *d->qkv);
+    d->q = take_rows(memory, n, q_width(c), sizeof *d->q);
     d->attended = take_rows(memory, n, q_width(c), sizeof *d->attended);
     d->cos_sin = take_rows(memory, n, c->head_dim, sizeof *d->cos_sin);
     d->router_logits = take_rows(memory, n, c->num_experts, sizeof *d->router_logits);
@@ -130,14 +131,14 @@ static kv8_status run_attention(kv8_model *model, int32_t idx, const kv8_device_
     const int32_t n = batch->num_rows;
     KV8_TRY(kv8_device_rmsnorm(d->ops, stream, d->residual, l->attention_norm, c->rms_norm_eps, n,
                                c->hidden_size, NULL, d->normed, NULL));
-    KV8_TRY(kv8_device_linear_run(d->ops, stream, &qkv, d->normed, n, d->qkv, KV8_BF16, false));
+    KV8_TRY(kv8_device_linear_run(d->ops, stream, &qkv, d->normed, n, d->qkv, KV8_F32, false));
     KV8_TRY(kv8_device_rope(d->ops, stream, d->cos_sin, n, c->num_qo_heads, c->head_dim, d->qkv,
-                            KV8_BF16, qkv_width(c), d->qkv, qkv_width(c)));
+                            KV8_F32, qkv_width(c), d->q, q_width(c)));
     const kv8_device_layer_rows rows = {
-        .q = d->qkv,
+        .q = d->q,
         .k = d->qkv + q_width(c),
         .v = d->qkv + q_width(c) + kv_width(c),
-        .stride_row = qkv_width(c),
+        .kv_stride_row = qkv_width(c),
         .cos_sin = d->cos_sin,
         .sink_logit = d->sinks + (size_t)idx * (size_t)c->num_qo_heads,
         .attended = d->attended};

@@ -28,7 +28,8 @@ typedef struct kv8_gpt_oss_device {
     float *residual;      /* f32 [n, hidden] */
     uint16_t *normed;     /* bf16 [n, hidden], of dense products */
     uint16_t *expert_x;   /* f16 [n, hidden], of experts */
-    uint16_t *qkv;        /* bf16 [n, qkv rows] */
+    float *qkv;           /* f32 [n, qkv rows] */
+    uint16_t *q;          /* bf16 [n, num_qo_heads * head_dim], rotated */
     uint16_t *attended;   /* bf16 [n, num_qo_heads * head_dim] */
     float *cos_sin;       /* [n, head_dim] */
     float *router_logits; /* [n, num_experts] */
