@@ -424,6 +424,19 @@ static const kv8_store_ops device_ops = {
     .device_layer = device_layer,
 };
 
+/* All pages, before the first of them is taken. */
+static kv8_status check_room(const kv8_cache *cache, kv8_device *device) {
+    uint64_t available = 0, pages = 0;
+    for (int32_t i = 0; i < cache->shape.num_layers; i++)
+        pages += (uint64_t)kv8_pages_num_pages(cache->pages, cache->layers[i].group) *
+                 cache->layers[i].page_bytes;
+    KV8_TRY(kv8_device_available(device, &available));
+    if (pages <= available) return KV8_OK;
+    return kv8_fail(KV8_ERR_NO_MEMORY, "cache: its pages take %.2f GB, %s has %.2f GB free",
+                    (double)pages * 1e-9, kv8_device_get_info(device)->name,
+                    (double)available * 1e-9);
+}
+
 kv8_status kv8_device_store_create(kv8_store **out, kv8_cache *cache, const void *where) {
     const kv8_device_place *const place = where;
     *out = NULL;
@@ -431,6 +444,7 @@ kv8_status kv8_device_store_create(kv8_store **out, kv8_cache *cache, const void
         return kv8_fail(KV8_ERR_INVALID, "cache: stream is %s, must be the device's",
                         place->stream == NULL ? "NULL" : "another device's");
     void *memory = NULL;
+    KV8_TRY(check_room(cache, place->device));
     KV8_TRY(kv8_alloc(cache->allocator, 1, sizeof(device_store), "cache store", &memory));
     device_store *const store = memory;
     *store = (device_store){

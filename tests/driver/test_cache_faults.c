@@ -111,6 +111,25 @@ static void create_leaves_nothing_behind(void **state) {
     close_fixture(&f);
 }
 
+static void what_does_not_fit_is_told_at_once(void **state) {
+    (void)state;
+    fixture f;
+    const stand_in_gpu small = {90, 132, 20000000};
+    open_fixture(&f);
+    kv8_stream_destroy(f.stream);
+    kv8_device_close(f.device);
+    stand_in_set_gpus(&small, 1);
+    assert_ok(kv8_device_open(&f.device, 0));
+    assert_ok(kv8_stream_create(&f.stream, f.device));
+    f.options.device = f.device;
+    f.options.stream = f.stream;
+    f.options.num_pages = f.options.num_window_pages = 1 << 16;
+    assert_refused(kv8_cache_create(&f.cache, &f.options), KV8_ERR_NO_MEMORY, "0.02 GB free");
+    assert_non_null(strstr(kv8_status_message(), "cache: its pages take 0.0"));
+    assert_int_equal(stand_in_get_live().memory, 0);
+    close_fixture(&f);
+}
+
 /* --- calls on a cache --- */
 
 typedef struct picture {
@@ -253,6 +272,7 @@ static void calls_fail_and_succeed_again(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(create_leaves_nothing_behind),
+        cmocka_unit_test(what_does_not_fit_is_told_at_once),
         cmocka_unit_test(extend_adds_no_token),
         cmocka_unit_test(calls_fail_and_succeed_again),
     };
