@@ -83,14 +83,15 @@ static double step_bytes(const kv8_model_info *info, const kv8_cache_stats *cach
     return per_token - experts * chosen + read + row->batch * kv;
 }
 
-/* Room for a sequence of max_len tokens and for forks that add `longest` of their own. */
+/* Room for a sequence of max_len tokens, and for one fork of a prompt or a batch that decodes. */
 static kv8_status open_engine(bench_session *s, const model_args *args,
                               const kv8_kv_setting *setting, int32_t max_len, int32_t longest) {
     kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
     kv8_engine_options engine_options = KV8_ENGINE_OPTIONS_INIT;
+    const int64_t forks = (int64_t)args->max_batch * args->num_gen;
     cache_options.max_seqs = engine_options.max_requests = args->max_batch + 1;
     cache_options.max_seq_len = max_len;
-    cache_options.num_tokens = max_len + (int64_t)args->max_batch * longest;
+    cache_options.num_tokens = max_len + (forks > longest ? forks : longest);
     cache_options.step_tokens = engine_options.step_tokens = args->chunk;
     const kv8_status status =
         kv8_kv_setting_cache_create(&s->cache, s->model.model, setting, &cache_options);
