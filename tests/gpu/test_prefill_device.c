@@ -385,7 +385,7 @@ static void wrong_inputs_are_refused(void **state) {
     if (kernels == on_wgmma) {
         SPEC_REFUSED(q_dtype = KV8_E4M3; spec.k_dtype = spec.v_dtype = KV8_INT8);
         SPEC_REFUSED(has_mask = 1);
-        SPEC_REFUSED(v_dtype = KV8_BF16);
+        SPEC_REFUSED(v_dtype = KV8_E5M2);
         SPEC_REFUSED(v_head_dim = 32);
         SPEC_REFUSED(head_dim = 80);
         SPEC_REFUSED(k_dtype = spec.v_dtype = KV8_E4M3FNUZ);
