@@ -18,7 +18,7 @@ static const struct {
 typedef struct words {
     const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *math, *device,
         *plot, *sick;
-    int32_t qo_len, window, page_size, pool_mib, longest, shared_prefix;
+    int32_t qo_len, window, page_size, pool_mib, longest, chunk, shared_prefix;
     float seconds;
     bool no_sink, hnd, json, csv, batch_invariant, check;
 } words;
@@ -168,6 +168,7 @@ static int read_device(const words *w, bench_args *out) {
             "--isa, --math, --threads, --plot and --shared-prefix go with --device cpu");
     if (!out->cuda && (w->check || w->longest > 0))
         return cli_fail("--%s goes with --device cuda", w->check ? "check" : "longest");
+    if (!out->cuda && w->chunk > 0) return cli_fail("--chunk goes with --device cuda");
     return CLI_OK;
 }
 
@@ -186,7 +187,8 @@ static int read_sick(const words *w, bench_args *out) {
 /* What each says alone and together they contradict. */
 static int check_together(const words *w, const bench_args *args) {
     if (w->csv && w->json) return cli_fail("--csv and --json: one of them");
-    if (w->qo_len > 0 && !args->prefill) return cli_fail("--qo-len goes with --phase prefill");
+    if ((w->qo_len > 0 || w->chunk > 0) && !args->prefill)
+        return cli_fail("--%s goes with --phase prefill", w->chunk > 0 ? "chunk" : "qo-len");
     for (int32_t c = 0; c < args->num_context; c++) {
         if (args->shared_prefix > args->context[c])
             return cli_fail("--shared-prefix is %d, --context has only %d keys",
@@ -203,6 +205,7 @@ static int read_words(const words *w, bench_args *out) {
                         .qo_len = w->qo_len > 0 ? w->qo_len : DEFAULT_QO_LEN,
                         .shared_prefix = w->shared_prefix,
                         .longest = w->longest,
+                        .chunk = w->chunk,
                         .seconds = w->seconds,
                         .plot = w->plot,
                         .check = w->check,
@@ -248,6 +251,8 @@ static int parse_words(words *w, int argc, char **argv) {
          &w->device},
         {"longest", "N", "on cuda: the first request has N keys, the others --context (0: no)",
          CLI_INT, &w->longest, 0, 1 << 24},
+        {"chunk", "N", "on cuda: the first request has N query tokens, the others --qo-len (0: no)",
+         CLI_INT, &w->chunk, 0, 1 << 20},
         {"sick", "NAME", "on cuda: a NaN: nan-q, nan-k, nan-v; V's int8 scales 1000: scales (none)",
          CLI_TEXT, &w->sick},
         {"check", NULL, "on cuda: the error of six query rows of each run against f64", CLI_FLAG,

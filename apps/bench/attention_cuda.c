@@ -164,7 +164,7 @@ static kv8_status make_tables(device_run *r, const bench_device *b, const bench_
         const int32_t keys = bench_request_keys(b->args, row, i), size = b->args->page_size;
         indptr[i + 1] = indptr[i] + (keys + size - 1) / size;
         last[i] = (keys - 1) % size + 1;
-        qo_indptr[i + 1] = (i + 1) * row->qo_len;
+        qo_indptr[i + 1] = qo_indptr[i] + bench_request_rows(b->args, row, i);
     }
     const size_t bytes = ((size_t)row->batch + 1) * sizeof(int32_t);
     const void *to[4] = {NULL};
@@ -187,7 +187,7 @@ static kv8_status make_queries(device_run *r, const bench_device *b, const bench
     const bench_args *const a = b->args;
     const size_t size = kv8_dtype_size(a->q);
     const size_t num =
-        (size_t)row->batch * (size_t)row->qo_len * (size_t)a->num_qo_heads * (size_t)a->head_dim;
+        (size_t)bench_total_rows(a, row) * (size_t)a->num_qo_heads * (size_t)a->head_dim;
     const size_t piece_num = num < PIECE_BYTES / size ? num : PIECE_BYTES / size;
     uint8_t *const piece = malloc(piece_num * size);
     if (piece == NULL) return KV8_ERR_NO_MEMORY;
@@ -258,7 +258,7 @@ static kv8_attention_spec make_spec(const bench_device *b, const bench_row *row)
     spec.causal = 1;
     spec.batch_invariant = a->batch_invariant;
     spec.max_batch = row->batch;
-    spec.max_total_q = row->batch * row->qo_len;
+    spec.max_total_q = bench_total_rows(a, row);
     spec.max_kv_len = row->context > a->longest ? row->context : a->longest;
     return spec;
 }
@@ -358,7 +358,8 @@ done:
 static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
     enum { SAMPLES = 6 };
     const bench_args *const a = b->args;
-    const int32_t keys = bench_request_keys(b->args, row, 0), qo_len = row->qo_len;
+    const int32_t keys = bench_request_keys(b->args, row, 0);
+    const int32_t qo_len = bench_request_rows(b->args, row, 0);
     const int32_t num_pages = (keys + a->page_size - 1) / a->page_size;
     float sinks[MAX_SINKS];
     sample s = {.spec = make_spec(b, row), .args = r->args, .k = r->k, .v = r->v, .q_scale = 1};
@@ -474,11 +475,11 @@ static kv8_status read_ceiling(bench_device *b, double bytes, double *gb_s_out) 
  * returns; of prefill, which reads each key many times, a few. */
 static int32_t choose_runs(const bench_device *b, const bench_row *row, device_run *run) {
     const bench_args *const a = b->args;
-    enum { MOST_SETS = 64, MOST_PREFILLS = 4, LEAST_DECODES = 32 };
+    enum { MOST_SETS = 64, MOST_PREFILLS = 4, LEAST_DECODES = 32, FEW_ROWS = 64 };
     const double set_bytes =
         (double)run->pages_per_set * a->page_size * bench_slot_bytes(a, &row->kv);
     const double sets = 2 + floor(a->pool_mib * 1048576.0 / set_bytes);
-    const bool decodes = row->qo_len == 1;
+    const bool decodes = row->qo_len <= FEW_ROWS;
     run->num_sets = (int32_t)fmin(sets, decodes ? MOST_SETS : MOST_PREFILLS);
     if (!decodes || run->num_sets >= LEAST_DECODES) return run->num_sets;
     return run->num_sets * (LEAST_DECODES / run->num_sets);

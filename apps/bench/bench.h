@@ -51,6 +51,7 @@ typedef struct bench_args {
     int32_t num_qo_heads, num_kv_heads, head_dim;
     int32_t window, page_size, pool_mib, qo_len, shared_prefix;
     int32_t longest; /* keys of the first request; 0 = as the others */
+    int32_t chunk;   /* query rows of the first request; 0 = as the others */
     kv8_dtype q;
     bench_kv kv[BENCH_MAX_VALUES];
     kv8_isa isa[KV8_ISA_COUNT];
@@ -103,6 +104,8 @@ int bench_cuda_open(bench_machine *out, const bench_args *args);
 int bench_rows_add(bench_rows *rows, const bench_args *args, const bench_row *of, int phase,
                    bench_row **row_out);
 /* Keys of a request of the row. */
+int32_t bench_request_rows(const bench_args *args, const bench_row *row, int32_t request);
+int32_t bench_total_rows(const bench_args *args, const bench_row *row);
 int32_t bench_request_keys(const bench_args *args, const bench_row *row, int32_t request);
 /* Bytes of K and V of one token. */
 double bench_slot_bytes(const bench_args *args, const bench_kv *kv);

@@ -10,6 +10,14 @@ int32_t bench_request_keys(const bench_args *args, const bench_row *row, int32_t
     return request == 0 && args->longest > 0 ? args->longest : row->context;
 }
 
+int32_t bench_request_rows(const bench_args *args, const bench_row *row, int32_t request) {
+    return request == 0 && args->chunk > 0 ? args->chunk : row->qo_len;
+}
+
+int32_t bench_total_rows(const bench_args *args, const bench_row *row) {
+    return bench_request_rows(args, row, 0) + (row->batch - 1) * row->qo_len;
+}
+
 /* Of one head; int8 has an f16 beside it. */
 static double row_bytes(const bench_args *args, kv8_dtype dtype) {
     return args->head_dim * (double)kv8_dtype_size(dtype) + (dtype == KV8_INT8 ? 2 : 0);
@@ -29,9 +37,10 @@ static void count_work(bench_row *row, const bench_args *args) {
     double pairs = 0, own_keys = 0, shared_keys = 0;
     for (int32_t request = 0; request < row->batch; request++) {
         const double keys = bench_request_keys(args, row, request);
+        const int32_t rows_of = bench_request_rows(args, row, request);
         double first = keys; /* that any of its rows sees */
-        for (int32_t r = 0; r < row->qo_len; r++) {
-            const double end = fmax(0, keys - row->qo_len + r + 1);
+        for (int32_t r = 0; r < rows_of; r++) {
+            const double end = fmax(0, keys - rows_of + r + 1);
             const double begin = args->window < 0 ? 0 : fmax(0, end - 1 - args->window);
             pairs += end - begin;
             first = fmin(first, begin);

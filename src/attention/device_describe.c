@@ -49,18 +49,19 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
                      name, gpu, blocks, c->variant->block_rows, bytes);
             break;
         case KV8_WAY_CLUSTER:
-            snprintf(text, size,
-                     "%s on %s: clusters of %u blocks of %d warps, one for each KV head, workspace "
-                     "%zu bytes",
-                     name, gpu, blocks, c->variant->num_warps, bytes);
+            snprintf(
+                text, size,
+                "%s on %s: clusters of %u blocks of %d warps, one for each KV head and %d packed "
+                "rows, workspace %zu bytes",
+                name, gpu, blocks, c->variant->num_warps, c->variant->block_rows, bytes);
             break;
         case KV8_WAY_BULK:
         case KV8_WAY_ROWS:
             snprintf(text, size,
-                     "%s on %s: up to %u blocks of %u warps, %d KV heads each, equal ranges of all "
-                     "keys in steps of %d, workspace %zu bytes",
+                     "%s on %s: up to %u blocks of %u warps, %d KV heads and %d packed rows each, "
+                     "equal ranges of all keys in steps of %d, workspace %zu bytes",
                      name, gpu, blocks, c->launch.block[0] / 32, c->decode.heads_per_block,
-                     (int)KV8_DECODE_TOKENS, bytes);
+                     c->variant->block_rows, (int)KV8_DECODE_TOKENS, bytes);
             break;
         default:
             snprintf(text, size, "%s on %s: a block per query row and head, workspace %zu bytes",

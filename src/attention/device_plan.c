@@ -63,21 +63,23 @@ static kv8_status make_decode(const kv8_attention_device_plan *plan, kv8_device_
     return KV8_OK;
 }
 
-/* Clusters as wide as all KV heads find room in at once, or as the GPU has at all. *fits_out: it
- * has them. */
+/* Clusters as wide as all KV heads' tiles find room in at once, or as the GPU has at all.
+ * *fits_out: it has them. */
 static kv8_status make_cluster(const kv8_attention_device_plan *plan, kv8_device_choice *choice,
                                bool *fits_out) {
     const kv8_variant *const v = choice->variant;
     const int32_t heads = plan->spec.num_kv_heads;
+    const int32_t tiles = kv8_variant_row_tiles(v, &plan->spec);
     choice->decode = decode_tail(v, &plan->spec);
     choice->launch.block[0] = (uint32_t)v->num_warps * 32;
     choice->launch.grid[1] = (uint32_t)heads;
+    choice->launch.grid[2] = (uint32_t)tiles;
     choice->launch.overlaps_previous = true;
     for (uint32_t blocks = 16; blocks >= 8; blocks /= 2) {
         int32_t clusters = 0;
         choice->launch.grid[0] = choice->launch.cluster[0] = blocks;
         KV8_TRY(kv8_kernel_max_clusters(&choice->kernel, &choice->launch, &clusters));
-        *fits_out = clusters >= heads || (blocks == 8 && clusters > 0);
+        *fits_out = clusters >= heads * tiles || (blocks == 8 && clusters > 0);
         if (*fits_out) return KV8_OK;
     }
     return KV8_OK;
@@ -116,57 +118,66 @@ static void take_larger(size_t *most, size_t bytes) {
     if (bytes > *most) *most = bytes;
 }
 
-/* What any of the decode kernels needs; a launch leaves nothing there but counters of 0. */
-static void lay_out_decode(kv8_attention_device_plan *plan) {
-    const kv8_attention_spec *const spec = &plan->spec;
-    kv8_device_layout *const l = &plan->layout;
-    size_t arrivals = 0, sums = 0, partials = 0;
-    for (int i = 0; i < plan->num_choices; i++) {
-        const kv8_device_choice *const c = &plan->choices[i];
-        if (c->variant->way != KV8_WAY_ROWS && c->variant->way != KV8_WAY_BULK) continue;
-        const size_t slots = 2 * (size_t)c->launch.grid[0];
-        const int64_t streams = kv8_decode_max_row_tiles(spec) * c->decode.head_blocks;
-        const size_t fragments = (size_t)c->decode.heads_per_block * (size_t)spec->v_head_dim / 16;
-        take_larger(&arrivals,
-                    (slots + (size_t)streams) * (size_t)c->variant->num_warps * sizeof(uint32_t));
-        take_larger(&sums, slots * fragments * 16 * sizeof(float));
-        take_larger(&partials, slots * fragments * 128 * sizeof(float));
-    }
-    l->arrivals_at = place(&l->size, 1, arrivals);
-    l->zeroed_bytes = l->size;
-    l->sums_at = place(&l->size, 1, sums);
-    l->partials_at = place(&l->size, 1, partials);
+/* Of counters and partial results, which all kernels of the plan have at one place. */
+typedef struct shared_bytes {
+    size_t arrivals, sums, partials;
+} shared_bytes;
+
+static void count_decode(const kv8_attention_spec *spec, const kv8_device_choice *c,
+                         shared_bytes *most) {
+    const size_t slots = 2 * (size_t)c->launch.grid[0];
+    const int64_t streams = kv8_decode_max_row_tiles(spec) * c->decode.head_blocks;
+    const size_t tiles = (size_t)(c->variant->block_rows / KV8_DECODE_ROWS);
+    const size_t fragments =
+        (size_t)c->decode.heads_per_block * (size_t)spec->v_head_dim / 16 * tiles;
+    take_larger(&most->arrivals,
+                (slots + (size_t)streams) * (size_t)c->variant->num_warps * sizeof(uint32_t));
+    take_larger(&most->sums, slots * fragments * 16 * sizeof(float));
+    take_larger(&most->partials, slots * fragments * 128 * sizeof(float));
 }
 
-static kv8_status lay_out_prefill(kv8_attention_device_plan *plan, const kv8_device_choice *c) {
-    const kv8_attention_spec *const spec = &plan->spec;
+/* The work list is prefill's alone: of num_items items at most, from num_blocks blocks of rows. */
+static kv8_status count_prefill(const kv8_attention_spec *spec, const kv8_device_choice *c,
+                                shared_bytes *most, int64_t *num_items, int64_t *num_blocks) {
     const kv8_prefill_tail *const t = &c->prefill;
-    kv8_device_layout *const l = &plan->layout;
     const int64_t warpgroups = t->block_rows / 64, slots = t->max_slots;
     const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
-    const int64_t blocks = packed / t->block_rows + kv8_min_i64(spec->max_batch, spec->max_total_q);
-    const int64_t items = blocks * spec->num_kv_heads + slots;
-    if (items > INT32_MAX)
+    *num_blocks = packed / t->block_rows + kv8_min_i64(spec->max_batch, spec->max_total_q);
+    *num_items = *num_blocks * spec->num_kv_heads + slots;
+    if (*num_items > INT32_MAX)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "max_total_q is %d, which makes %lld items, up to %d",
-                        spec->max_total_q, (long long)items, INT32_MAX);
-    l->queue_at = place(&l->size, 1, sizeof(kv8_prefill_queue));
-    l->arrivals_at = place(&l->size, slots * warpgroups, sizeof(uint32_t));
-    l->zeroed_bytes = l->size;
-    l->items_at = place(&l->size, items, sizeof(kv8_prefill_item));
-    l->blocks_at = place(&l->size, blocks, sizeof(kv8_prefill_block));
-    l->indptr_at = place(&l->size, (int64_t)spec->max_batch + 1, sizeof(int32_t));
-    l->broken_at = place(&l->size, items, sizeof(kv8_prefill_broken));
-    l->sums_at = place(&l->size, slots * warpgroups * 512, sizeof(float));
-    l->partials_at = place(&l->size, slots * t->block_rows * c->variant->head_dim, sizeof(float));
+                        spec->max_total_q, (long long)*num_items, INT32_MAX);
+    take_larger(&most->arrivals, (size_t)(slots * warpgroups) * sizeof(uint32_t));
+    take_larger(&most->sums, (size_t)(slots * warpgroups * 512) * sizeof(float));
+    take_larger(&most->partials,
+                (size_t)(slots * t->block_rows * c->variant->head_dim) * sizeof(float));
     return KV8_OK;
 }
 
+/* A launch leaves nothing there but counters of 0. */
 static kv8_status lay_out(kv8_attention_device_plan *plan) {
-    const kv8_device_choice *const first = &plan->choices[0];
-    plan->layout = (kv8_device_layout){0};
-    if (first->variant->way == KV8_WAY_PREFILL) return lay_out_prefill(plan, first);
-    lay_out_decode(plan);
-    if (plan->layout.size == 0) plan->layout.size = KV8_DEVICE_ALIGNMENT; /* an address at least */
+    kv8_device_layout *const l = &plan->layout;
+    shared_bytes most = {0};
+    int64_t items = 0, blocks = 0;
+    for (int i = 0; i < plan->num_choices; i++) {
+        const kv8_device_choice *const c = &plan->choices[i];
+        const kv8_way way = c->variant->way;
+        if (way == KV8_WAY_ROWS || way == KV8_WAY_BULK) count_decode(&plan->spec, c, &most);
+        if (way == KV8_WAY_PREFILL) KV8_TRY(count_prefill(&plan->spec, c, &most, &items, &blocks));
+    }
+    *l = (kv8_device_layout){0};
+    if (items > 0) l->queue_at = place(&l->size, 1, sizeof(kv8_prefill_queue));
+    l->arrivals_at = place(&l->size, 1, most.arrivals);
+    l->zeroed_bytes = l->size;
+    if (items > 0) {
+        l->items_at = place(&l->size, items, sizeof(kv8_prefill_item));
+        l->blocks_at = place(&l->size, blocks, sizeof(kv8_prefill_block));
+        l->indptr_at = place(&l->size, (int64_t)plan->spec.max_batch + 1, sizeof(int32_t));
+        l->broken_at = place(&l->size, items, sizeof(kv8_prefill_broken));
+    }
+    l->sums_at = place(&l->size, 1, most.sums);
+    l->partials_at = place(&l->size, 1, most.partials);
+    if (l->size == 0) l->size = KV8_DEVICE_ALIGNMENT; /* an address at least */
     return KV8_OK;
 }
 

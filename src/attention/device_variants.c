@@ -17,6 +17,10 @@
 /* f16 holds 8-bit codes, and bf16 Q as f16 times a power of two; bf16 pages want bf16 Q. */
 #define QUERIES(code) ((code) == KV8_BF16 ? BIT(KV8_BF16) : WIDE)
 
+/* Packed rows of a request on average. Many share each widened tile of keys in a prefill kernel, a
+ * warpgroup's at least on mma.sync; of fewer, kernels of decode take so many over the keys that
+ * they read once, or of one request with few keys as many as a warpgroup. */
+enum { MOST_DECODE_ROWS = 16, WARPGROUP_ROWS = 64 };
 enum {
     BULK_LEAST_BATCH = 16, /* of fewer requests, combining their many splits takes longer */
     PAGES_OF_ANY_SIZE = 1,
@@ -25,29 +29,32 @@ enum {
     CLUSTER_TAKES = DECODE_TAKES & ~(KV8_NEEDS_MASK | KV8_NEEDS_SOFT_CAP),
     WGMMA_TAKES = KV8_NEEDS_INVARIANT | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_WINDOW_RIGHT |
                   KV8_NEEDS_RAGGED | KV8_NEEDS_QO_LENS | KV8_NEEDS_LSE_LAYOUT,
+    NARROW_TAKES = WGMMA_TAKES & ~KV8_NEEDS_INVARIANT, /* wide where other bounds ask for it */
     MMA_TAKES = WGMMA_TAKES | KV8_NEEDS_TWO_DIMS | KV8_NEEDS_MASK,
 };
 
-#define DECODE(k_, v_, way_, kernel, dim, pages, kv_heads, least, most, takes_, warps, heads, \
-               bytes)                                                                         \
-    {.name = #kernel,                                                                         \
-     .way = way_,                                                                             \
-     .q = QUERIES(k_),                                                                        \
-     .k = BIT(k_),                                                                            \
-     .v = BIT(v_),                                                                            \
-     .o = FLOATS | BIT(KV8_E4M3) | BIT(KV8_E5M2),                                             \
-     .takes = takes_,                                                                         \
-     .head_dim = dim,                                                                         \
-     .page_step = pages,                                                                      \
-     .num_kv_heads = kv_heads,                                                                \
-     .min_batch = least,                                                                      \
-     .max_batch = most,                                                                       \
-     .num_warps = warps,                                                                      \
-     .warp_heads = heads,                                                                     \
+#define DECODE(k_, v_, way_, kernel, dim, rows, pages, kv_heads, least, most, takes_, warps, \
+               heads, bytes)                                                                 \
+    {.name = #kernel,                                                                        \
+     .way = way_,                                                                            \
+     .q = QUERIES(k_),                                                                       \
+     .k = BIT(k_),                                                                           \
+     .v = BIT(v_),                                                                           \
+     .o = FLOATS | BIT(KV8_E4M3) | BIT(KV8_E5M2),                                            \
+     .takes = takes_,                                                                        \
+     .head_dim = dim,                                                                        \
+     .page_step = pages,                                                                     \
+     .num_kv_heads = kv_heads,                                                               \
+     .min_batch = least,                                                                     \
+     .max_batch = most,                                                                      \
+     .num_warps = warps,                                                                     \
+     .warp_heads = heads,                                                                    \
+     .block_rows = rows,                                                                     \
      .shared_bytes = bytes},
-#define ROWS(k, v, kernel, dim, warps, whole, heads, bytes)                                      \
-    DECODE(k, v, KV8_WAY_ROWS, kernel, dim, whole ? KV8_DECODE_TOKENS : PAGES_OF_ANY_SIZE, 0, 1, \
-           INT32_MAX, DECODE_TAKES, warps, heads, bytes)
+#define ROWS(k, v, kernel, dim, warps, whole, heads, bytes)                                     \
+    DECODE(k, v, KV8_WAY_ROWS, kernel, dim, KV8_DECODE_ROWS,                                    \
+           whole ? KV8_DECODE_TOKENS : PAGES_OF_ANY_SIZE, 0, 1, INT32_MAX, DECODE_TAKES, warps, \
+           heads, bytes)
 #define PREFILL(kernel, q_, k_, v_, takes_, dim, step, warps, rows, keys, bytes) \
     {.name = #kernel,                                                            \
      .way = KV8_WAY_PREFILL,                                                     \
@@ -68,11 +75,11 @@ enum {
 
 /* Of several that take a spec and work one way, the first is taken: the faster stand first. */
 static const kv8_variant variants[] = {
-#define KV8_DECODE_CLUSTER(format, name, dim, warps, stages, bytes)                            \
-    DECODE(KV8_##format, KV8_##format, KV8_WAY_CLUSTER, name, dim, KV8_DECODE_TOKENS, 0, 1, 1, \
-           CLUSTER_TAKES, warps, 1, bytes)
-#define KV8_DECODE_BULK(format, name, dim, kv_heads, warps, stages, bytes)                   \
-    DECODE(KV8_##format, KV8_##format, KV8_WAY_BULK, name, dim, KV8_DECODE_TOKENS, kv_heads, \
+#define KV8_DECODE_CLUSTER(format, name, dim, rows, warps, stages, bytes)                         \
+    DECODE(KV8_##format, KV8_##format, KV8_WAY_CLUSTER, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
+           1, CLUSTER_TAKES, warps, 1, bytes)
+#define KV8_DECODE_BULK(format, name, dim, rows, kv_heads, warps, stages, bytes)                   \
+    DECODE(KV8_##format, KV8_##format, KV8_WAY_BULK, name, dim, rows, KV8_DECODE_TOKENS, kv_heads, \
            BULK_LEAST_BATCH, INT32_MAX, DECODE_TAKES, warps, 1, bytes)
 #define KV8_DECODE_MIXED(k, v, name, dim, warps, stages, whole, heads, bytes) \
     ROWS(KV8_##k, KV8_##v, name, dim, warps, whole, heads, bytes)
@@ -94,9 +101,9 @@ static const kv8_variant variants[] = {
             WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,                                \
             KV8_PREFILL_FP8_SHARED(dim, math, k_stages, v_stages))
 #include "cuda/prefill/sm90/prefill_fp8_kernels.inc"
-#define KV8_PREFILL(k, v, name, dim, math, stages, ahead, math_registers, registers)           \
-    PREFILL(kv8_prefill_##name##_d##dim##__sm90, QUERIES(KV8_##k), BIT(KV8_##k), BIT(KV8_##v), \
-            WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,                             \
+#define KV8_PREFILL(k, v, name, dim, math, stages, ahead, math_registers, registers)            \
+    PREFILL(name, QUERIES(KV8_##k), BIT(KV8_##k), BIT(KV8_##v),                                 \
+            (math) == 1 ? NARROW_TAKES : WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0, \
             KV8_PREFILL_SM90_SHARED(KV8_##k, KV8_##v, dim, math, stages, ahead))
 #include "cuda/prefill/sm90/prefill_kernels.inc"
 #undef KV8_PREFILL_FP8
@@ -182,6 +189,11 @@ int64_t kv8_decode_max_row_tiles(const kv8_attention_spec *spec) {
     const int64_t group = spec->num_qo_heads / spec->num_kv_heads;
     return spec->max_total_q * group / KV8_DECODE_ROWS + spec->max_batch + 1;
 }
+int32_t kv8_variant_row_tiles(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    const int64_t group = spec->num_qo_heads / spec->num_kv_heads;
+    return (int32_t)kv8_ceil_div(spec->max_total_q * group,
+                                 (int64_t)spec->max_batch * variant->block_rows);
+}
 
 /* The bounds fit what a decode kernel counts in 32 bits, and its shared memory. */
 static bool fits_decode(const kv8_variant *variant, const kv8_attention_spec *spec,
@@ -193,10 +205,21 @@ static bool fits_decode(const kv8_variant *variant, const kv8_attention_spec *sp
            kv8_variant_shared_bytes(variant, spec) + STATIC_BYTES <= info->shared_bytes_per_block &&
            streams <= (INT32_MAX >> 1) / granules && granules <= INT32_MAX / KV8_DECODE_MAX_BLOCKS;
 }
-/* Keys of a head so many that reading them takes longer than combining what clusters leave. */
-static bool fits_cluster(const kv8_attention_spec *spec) {
+/* Packed rows of a request on average, by the bounds, are more than so many. */
+static bool has_more_rows_than(const kv8_attention_spec *spec, int32_t rows) {
+    const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
+    return packed > (int64_t)rows * spec->max_batch;
+}
+/* A wide tile of decode is for rows that a narrow one would take two of. */
+static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    return variant->block_rows == KV8_DECODE_ROWS || has_more_rows_than(spec, KV8_DECODE_ROWS);
+}
+/* Keys of a head, read once for each tile of rows, not so many that reading them takes longer than
+ * combining what clusters leave. */
+static bool fits_cluster(const kv8_variant *variant, const kv8_attention_spec *spec) {
     enum { MAX_HEAD_BYTES = 2 << 20 };
-    return spec->max_kv_len <= MAX_HEAD_BYTES / kv8_head_bytes(spec->k_dtype, spec->head_dim);
+    return spec->max_kv_len <= MAX_HEAD_BYTES / kv8_head_bytes(spec->k_dtype, spec->head_dim) /
+                                   kv8_variant_row_tiles(variant, spec);
 }
 
 /* --- the choice --- */
@@ -205,6 +228,9 @@ static bool takes_dims(const kv8_variant *v, const kv8_attention_spec *spec) {
     if (v->dim_step == 0) return spec->head_dim == v->head_dim;
     return spec->head_dim <= v->head_dim && spec->v_head_dim <= v->head_dim &&
            spec->head_dim % v->dim_step == 0 && spec->v_head_dim % v->dim_step == 0;
+}
+static bool is_on_wgmma(const kv8_variant *prefill) {
+    return prefill->tile_keys == 0;
 }
 static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec,
                        const kv8_device_info *info) {
@@ -216,20 +242,14 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec,
         (v->num_kv_heads != 0 && v->num_kv_heads != spec->num_kv_heads))
         return false;
     switch (v->way) {
-        case KV8_WAY_CLUSTER: return fits_cluster(spec);
+        case KV8_WAY_CLUSTER: return fits_rows(v, spec) && fits_cluster(v, spec);
         case KV8_WAY_BULK:
-        case KV8_WAY_ROWS: return fits_decode(v, spec, info);
+        case KV8_WAY_ROWS: return fits_rows(v, spec) && fits_decode(v, spec, info);
+        case KV8_WAY_PREFILL:
+            return !is_on_wgmma(v) || v->block_rows > WARPGROUP_ROWS ||
+                   !has_more_rows_than(spec, WARPGROUP_ROWS);
         default: return true;
     }
-}
-
-/* Many rows of a request share each widened tile of keys in a prefill kernel; with a few, a decode
- * kernel reads the same bytes without computing for rows that are not there, where there is one. By
- * the bounds alone. */
-static bool has_many_rows(const kv8_attention_spec *spec) {
-    enum { LEAST_ROWS = 64 }; /* packed, of a request on average: one warpgroup's */
-    const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
-    return packed >= (int64_t)LEAST_ROWS * spec->max_batch;
 }
 
 /* The first kernel for each way of [first, last], appended to out. */
@@ -250,11 +270,19 @@ static int add_ways(const kv8_attention_spec *spec, const kv8_device *device, co
 
 int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device,
                         const char *pattern, const kv8_variant *out[KV8_NUM_WAYS]) {
+    const bool many = has_more_rows_than(spec, WARPGROUP_ROWS);
     int count = 0;
-    if (has_many_rows(spec))
+    if (!many)
+        count = add_ways(spec, device, pattern, KV8_WAY_CLUSTER, KV8_WAY_CLUSTER, out, count);
+    const int before = count;
+    if (has_more_rows_than(spec, MOST_DECODE_ROWS)) {
         count = add_ways(spec, device, pattern, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
-    if (count == 0)
-        count = add_ways(spec, device, pattern, KV8_WAY_CLUSTER, KV8_WAY_ROWS, out, count);
+        if (count > before && !is_on_wgmma(out[before]) &&
+            !has_more_rows_than(spec, WARPGROUP_ROWS - 1))
+            count = before;
+    }
+    if (!many || count == before)
+        count = add_ways(spec, device, pattern, KV8_WAY_BULK, KV8_WAY_ROWS, out, count);
     if (count == 0)
         count = add_ways(spec, device, pattern, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
     return add_ways(spec, device, pattern, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);

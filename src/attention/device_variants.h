@@ -50,7 +50,7 @@ typedef struct kv8_variant {
     /* As it is built. */
     int32_t num_warps;   /* decode: those that compute; else of a block */
     int32_t warp_heads;  /* decode: KV heads of a warp */
-    int32_t block_rows;  /* prefill: packed rows of an item */
+    int32_t block_rows;  /* packed rows of a tile of decode, of an item of prefill */
     int32_t tile_keys;   /* mma.sync: keys of a tile */
     size_t shared_bytes; /* dynamic; kv8_variant_shared_bytes() has the rest */
 } kv8_variant;
@@ -76,6 +76,8 @@ int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attent
 size_t kv8_variant_shared_bytes(const kv8_variant *variant, const kv8_attention_spec *spec);
 /* Row tiles of a decode kernel that any run within the bounds has: a tile is of one request. */
 int64_t kv8_decode_max_row_tiles(const kv8_attention_spec *spec);
+/* A request's tiles of a kernel, on average. */
+int32_t kv8_variant_row_tiles(const kv8_variant *variant, const kv8_attention_spec *spec);
 
 /* Of one head of a token. */
 static inline int32_t kv8_head_bytes(kv8_dtype dtype, int32_t head_dim) {

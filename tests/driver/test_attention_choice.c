@@ -65,8 +65,23 @@ static void each_spec_has_its_kernel(void **state) {
 #define BOTH(dtype) spec.k_dtype = spec.v_dtype = dtype
     const char *const generic = "kv8_attention_any_any_dany_generic__sm80";
     TAKES((void)0, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
-    TAKES(spec.max_batch = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
+    TAKES(spec.max_batch = spec.max_total_q = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
+    TAKES(spec.max_batch = 15, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 65, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
+    TAKES(spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
+    TAKES(spec.max_total_q = 129, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 512; spec.batch_invariant = 1, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_total_q = 513, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_total_q = 504; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
+    TAKES(spec.max_total_q = 512; spec.has_mask = 1, "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.max_batch = 1, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 2, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 8, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 9, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 4;
+          spec.max_kv_len = 32768, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 256; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1;
           spec.max_kv_len = 131072, "kv8_decode_f16_e4m3_d64_rows__sm90");
@@ -173,6 +188,18 @@ static void each_run_has_its_kernel(void **state) {
     LAUNCHES(in.v.stride_slot += 8, "kv8_attention_any_any_dany_generic__sm80");
     LAUNCHES(in.k.num_pages = 1000; in.args.lse_base2 = 1;
              in.args.qo_lens = in.args.qo_indptr, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    /* Kernels of several rows, and what takes the rest. */
+    LAUNCHES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    LAUNCHES(spec.max_total_q = 512;
+             in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    LAUNCHES(spec.max_total_q = 512;
+             in.k.num_pages = 1000, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
+    LAUNCHES(spec.max_total_q = 512; in.k.num_pages = 1000;
+             in.args.batch = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
+    LAUNCHES(spec.max_total_q = 8;
+             spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+    LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
+             in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
 #undef LAUNCHES
     close_gpu(&s);
 }

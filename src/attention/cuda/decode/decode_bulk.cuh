@@ -19,9 +19,9 @@
 
 namespace kv8 {
 
-template <Format F_, int DIM_, int KV_HEADS_, int WARPS_, int STAGES_>
-struct BulkConfig : DecodeConfig<F_, F_, DIM_, 1, WARPS_, STAGES_, true> {
-    using Base = DecodeConfig<F_, F_, DIM_, 1, WARPS_, STAGES_, true>;
+template <Format F_, int DIM_, int NT_, int KV_HEADS_, int WARPS_, int STAGES_>
+struct BulkConfig : DecodeConfig<F_, F_, DIM_, NT_, WARPS_, STAGES_, true> {
+    using Base = DecodeConfig<F_, F_, DIM_, NT_, WARPS_, STAGES_, true>;
     static constexpr int KV_HEADS = KV_HEADS_, SLICES = WARPS_ / KV_HEADS_, SPLITS = 4;
     static_assert(STAGES_ % SLICES == 0, "a warp meets every turn of a stage or none");
     static_assert(F_ != INT8, "scales of rows would need copies of their own");
@@ -263,10 +263,10 @@ __device__ __forceinline__ void bulk_body(const kv8_kernel_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_BULK_DEFINE(name, format, head_dim, kv_heads, warps, stages, fixed_bytes) \
-    extern "C" __global__ void __launch_bounds__((warps + 1) * 32, 1)                        \
-        name(const __grid_constant__ kv8_kernel_args a) {                                    \
-        using config = kv8::BulkConfig<format, head_dim, kv_heads, warps, stages>;           \
-        static_assert(config::FIXED_BYTES == fixed_bytes);                                   \
-        kv8::bulk_body<config>(a);                                                           \
+#define KV8_DECODE_BULK_DEFINE(name, format, head_dim, rows, kv_heads, warps, stages, fixed_bytes) \
+    extern "C" __global__ void __launch_bounds__((warps + 1) * 32, 1)                              \
+        name(const __grid_constant__ kv8_kernel_args a) {                                          \
+        using config = kv8::BulkConfig<format, head_dim, rows / 8, kv_heads, warps, stages>;       \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                                         \
+        kv8::bulk_body<config>(a);                                                                 \
     }

@@ -4,6 +4,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "decode/decode_cluster.cuh"
 
-#define KV8_DECODE_CLUSTER(format, name, head_dim, warps, stages, fixed_bytes) \
-    KV8_DECODE_CLUSTER_DEFINE(name, kv8::format, head_dim, warps, stages, fixed_bytes)
+#define KV8_DECODE_CLUSTER(format, name, head_dim, rows, warps, stages, fixed_bytes) \
+    KV8_DECODE_CLUSTER_DEFINE(name, kv8::format, head_dim, rows, warps, stages, fixed_bytes)
 #include "decode/decode_kernels.inc"

@@ -5,7 +5,8 @@
 // Each block joins its warps' results and hands every other block of the cluster that one's part of
 // the output, in shared memory; each then joins what it got and writes it.
 //
-// Grid: (blocks of a cluster: 8 or 16, num_kv_heads). Block: WARPS * 32.
+// Grid: (blocks of a cluster: 8 or 16, num_kv_heads, tiles of ROWS packed rows that run beside one
+// another). Block: WARPS * 32.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -26,7 +27,7 @@ struct ClusterExchange {
 // The block's own in its cluster, and how many items are its own: powers of two, by their bits.
 template <class C>
 struct ClusterRank {
-    static constexpr int HEAD_BITS = C::DIM == 64 ? 7 : 8;
+    static constexpr int HEAD_BITS = (C::DIM == 64 ? 7 : 8) + (C::NT == 2);
     static_assert(C::FRAGMENTS * 32 == 1 << HEAD_BITS);
     int rank, rank_bits, item_bits;
 
@@ -44,7 +45,7 @@ __device__ Split make_split(const kv8_kernel_args &a, const Request &r, const in
     Split p;
     p.request = r, p.pages = pages, p.stream = blockIdx.y;
     p.row_begin = row_begin;
-    p.num_rows = min(int(KV8_DECODE_ROWS), r.qo_len * a.group_size - row_begin);
+    p.num_rows = min(C::ROWS, r.qo_len * a.group_size - row_begin);
     const KeyRange top = visible_keys(a, r, divide(row_begin, a.by_group));
     const KeyRange low = visible_keys(a, r, divide(row_begin + p.num_rows - 1, a.by_group));
     p.has_gaps = false;
@@ -63,11 +64,11 @@ template <class C>
 __device__ void hand_out(const uint8_t *rings, int busy_warps, const ClusterExchange<C> &exchange,
                          const ClusterRank<C> &own) {
     const int lane = threadIdx.x % 32, f = threadIdx.x / 32;
-    static_assert(C::FRAGMENTS <= C::WARPS && C::NT == 1 && C::WARPS % 8 == 0);
+    static_assert(C::FRAGMENTS <= C::WARPS && C::WARPS % 8 == 0);
     if (f >= C::FRAGMENTS) return;
     const auto pair = [&](int warp, int at) {
         return *reinterpret_cast<const float2 *>(rings + warp * C::RING_BYTES + C::FRAGMENTS * 512 +
-                                                 at * 4 + lane % 4 * 8);
+                                                 (f % C::NT * 8 + at) * 4 + lane % 4 * 8);
     };
     Partial part = no_partial();
     combine_many<C::WARPS / 8>(
@@ -150,7 +151,7 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
     const int num_rows = r.qo_len * a.group_size;
     uint32_t parity = 0;
 #pragma unroll 1
-    for (int row = 0; row < num_rows; row += C::ROWS) {
+    for (int row = blockIdx.z * C::ROWS; row < num_rows; row += gridDim.z * C::ROWS) {
         Split split = make_split(a, r, pages, row, own);
         const Item<C> item((own.rank << own.item_bits) + mine);
         const int granules = split.granule_end - split.granule_begin;
@@ -175,7 +176,7 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
                              row_end_or_default(a, exchange.ends[item.row + 1])},
                             part);
         }
-        if (row + C::ROWS >= num_rows) return;
+        if (row + int(gridDim.z) * C::ROWS >= num_rows) return;
         // All is read, and the next rows may come.
         parity ^= 1;
         __syncthreads();
@@ -187,11 +188,12 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
 }  // namespace kv8
 
 // Two blocks of a multiprocessor where the registers allow: the next launch's come while these end.
-#define KV8_DECODE_CLUSTER_DEFINE(name, format, head_dim, warps, stages, fixed_bytes)             \
-    extern "C" __global__ void __launch_bounds__(warps * 32,                                      \
-                                                 head_dim * kv8::size_of(format) == 64 ? 2 : 1)   \
-        name(const __grid_constant__ kv8_kernel_args a) {                                         \
-        using config = kv8::DecodeConfig<format, format, head_dim, 1, warps, stages, true, true>; \
-        static_assert(config::FIXED_BYTES == fixed_bytes);                                        \
-        kv8::cluster_body<config>(a);                                                             \
+#define KV8_DECODE_CLUSTER_DEFINE(name, format, head_dim, rows, warps, stages, fixed_bytes)     \
+    extern "C" __global__ void __launch_bounds__(warps * 32,                                    \
+                                                 head_dim * kv8::size_of(format) == 64 ? 2 : 1) \
+        name(const __grid_constant__ kv8_kernel_args a) {                                       \
+        using config =                                                                          \
+            kv8::DecodeConfig<format, format, head_dim, rows / 8, warps, stages, true, true>;   \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                                      \
+        kv8::cluster_body<config>(a);                                                           \
     }

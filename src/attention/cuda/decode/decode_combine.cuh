@@ -259,6 +259,7 @@ __device__ void combine_splits(const kv8_kernel_args &a, const Split &p, const u
     for (;;) {
 #pragma unroll 1
         for (int f = warp; f < fragments; f += C::WARPS) {
+            if (C::NT > 1 && f % C::NT * 8 >= p.num_rows) continue;  // no such rows
             const Item<C> item(f * 32 + threadIdx.x % 32);
             const Partial part =
                 step > 0 ? combine_partials<C>(a, p, f, first, step, count)

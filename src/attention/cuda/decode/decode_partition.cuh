@@ -42,8 +42,9 @@ struct Totals {
     bool any_empty;               // requests with rows and no key
 };
 
+// A stream shorter than what lies between two counts as that long: those of a window are even.
 __device__ inline int units_of(const kv8_kernel_args &a, int granules) {
-    return granules > 0 ? granules + a.decode.split_units : 0;
+    return granules > 0 ? max(granules, a.decode.split_units) + a.decode.split_units : 0;
 }
 
 // Lengths of the requests of each lane: consecutive ones, few enough to stay in registers.
@@ -149,8 +150,15 @@ __device__ inline Partition cut_partition(const kv8_kernel_args &a, const Totals
         partition.even_units = quotient(granules + each - 1, each) * each;
         partition.total = partition.even_units * sum.streams;
     }
-    partition.num_blocks = blocks;
     partition.range = max(quotient(partition.total + blocks - 1, blocks), 1);
+    // The shortest are not split: what joins two splits costs more.
+    if (is_even && sum.longest == 2 * a.decode.split_units) {
+        blocks = min(int(gridDim.x), sum.streams);
+        partition.total = sum.units, partition.even_units = 0;
+        partition.range = quotient(sum.streams + blocks - 1, blocks) * sum.longest;
+        blocks = quotient(sum.units + partition.range - 1, partition.range);
+    }
+    partition.num_blocks = blocks;
     partition.unit = partition.begin(blockIdx.x), partition.end = partition.begin(blockIdx.x + 1);
     return partition;
 }

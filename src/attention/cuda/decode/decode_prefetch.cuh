@@ -28,11 +28,12 @@ __device__ inline int page_if_there(const kv8_kernel_args &a, const Split &p, in
 }
 
 // The rows of Q of a split's heads, by one warp.
+template <int ROWS>
 __device__ inline void prefetch_queries(const kv8_kernel_args &a, const Split &p, int num_heads) {
-    const int row = p.row_begin + int(threadIdx.x % KV8_DECODE_ROWS);
+    const int row = p.row_begin + int(threadIdx.x % ROWS);
     const int token = divide(row, a.by_group);
     if (row - p.row_begin >= p.num_rows) return;
-    for (int h = threadIdx.x % 32 / KV8_DECODE_ROWS; h < num_heads; h += 32 / KV8_DECODE_ROWS) {
+    for (int h = threadIdx.x % 32 / ROWS; h < num_heads; h += 32 / ROWS) {
         const int head = (p.head_begin + h) * a.group_size + row - token * a.group_size;
         const int64_t at = (p.request.qo_begin + token) * a.q_stride_row + head * a.q_stride_head;
         for (int d = 0; d < a.head_dim; d += LINE / 2)
@@ -47,7 +48,7 @@ __device__ void prefetch_split(const kv8_kernel_args &a, const Split &p) {
     const int warp = threadIdx.x / 32, granule = p.granule_begin + warp;
     static_assert(C::STAGES < C::WARPS);
     if (p.stream < 0) return;
-    if (warp == C::WARPS - 1) prefetch_pages(a, p), prefetch_queries(a, p, C::KV_HEADS);
+    if (warp == C::WARPS - 1) prefetch_pages(a, p), prefetch_queries<C::ROWS>(a, p, C::KV_HEADS);
     const int page = warp < C::STAGES ? page_if_there(a, p, granule) : -1;
     if (page < 0) return;
     const int token = granule * TOKENS, slot = token - divide(token, a.by_page) * a.page_size;

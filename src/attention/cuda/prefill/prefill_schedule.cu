@@ -18,6 +18,7 @@ enum {
     LENGTH_BINS = 4096,
     MOST_SPLITS = 64,
     LEAST_SHARE = 32,  // pieces are not shorter than this part of a block's whole work
+    LEAST_TILES = 8,   // nor than this, where blocks take more than one item
     ITEM_TILES = 1     // what starting and finishing an item costs, in tiles
 };
 
@@ -151,7 +152,9 @@ __device__ static void cut_items(const kv8_kernel_args &a, int num_blocks, int *
         work += length_of(a.prefill.blocks[i]) + ITEM_TILES;
     scan(work, warp_sums, &total);
     const float share = (float)total * heads / a.prefill.num_blocks;
-    const int least = max(2, (int)(share / LEAST_SHARE));
+    const int64_t all_work = (int64_t)total * heads;
+    const bool is_one_round = num_blocks * heads <= a.prefill.num_blocks;
+    const int least = max(is_one_round ? 2 : LEAST_TILES, (int)(share / LEAST_SHARE));
     int work_before = 0, items_before = 0, slots_before = 0;
     for (int first = 0; first < num_blocks; first += SCHEDULE_THREADS) {
         const int i = first + threadIdx.x;
@@ -165,9 +168,11 @@ __device__ static void cut_items(const kv8_kernel_args &a, int num_blocks, int *
         const float start = (float)(work_before + before) * heads / a.prefill.num_blocks;
         work_before += total;
         const int longest = max(least, (int)(share - start));
-        int pieces = length > longest && a.prefill.max_slots > 0
-                         ? min((length + longest - 1) / longest, (int)MOST_SPLITS)
-                         : 1;
+        int pieces = (length + longest - 1) / longest;
+        if (is_one_round && all_work > 0)
+            pieces = min((int)((int64_t)(length + ITEM_TILES) * a.prefill.num_blocks / all_work),
+                         length / least);
+        pieces = a.prefill.max_slots > 0 ? max(min(pieces, (int)MOST_SPLITS), 1) : 1;
         int slot = slots_before + scan(pieces > 1 ? pieces * heads : 0, warp_sums, &total);
         slots_before += total;
         if (slot + pieces * heads > a.prefill.max_slots) pieces = 1;

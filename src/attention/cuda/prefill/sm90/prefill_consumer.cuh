@@ -14,14 +14,15 @@ template <class SHAPE>
 struct Consumer : RowState<SHAPE> {
     using rows = RowState<SHAPE>;
     using rows::a, rows::shared, rows::index, rows::D, rows::NUM_O, rows::lane;
+    using rows::busy_warpgroups, rows::thread_of_block;
     using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of, rows::pass_turn, rows::wait_turn, rows::turn;
-    using rows::thread_of_block;
     // Of the first product and of the second.
     static constexpr bool K_BF16 = SHAPE::FK == BF16, V_BF16 = SHAPE::FV == BF16;
     Ring<SHAPE::NUM_STAGES> tiles;  // of K; V's are one behind while S(t + 1) is computed
     ItemRing items;
     int tile, special;  // of the item: S is this tile's, and the next one that prepare() sees
+    int busy;           // warpgroups that have rows of the chain's items
     bool small;         // int8: O is 2^-7 as large
 
     __device__ Consumer(const kv8_kernel_args &args, uint32_t base) : rows(args, base) {}
@@ -274,12 +275,14 @@ struct Consumer : RowState<SHAPE> {
     __device__ __forceinline__ const kv8_prefill_item &item_at(int ahead) const {
         return *item_slot<SHAPE>((items.steps + ahead) % KV8_PREFILL_ITEM_SLOTS);
     }
-    // Whether there is a next item that has tiles; waits until that is known.
+    // Whether there is a next item that has tiles, and rows for as many warpgroups; waits until
+    // that is known.
     __device__ __forceinline__ bool next_is_there() const {
         ItemRing next = items;
         next.next();
         const kv8_prefill_item *const item = take_item<SHAPE>(shared, next);
-        return item != nullptr && item->tile_begin < item->tile_end;
+        return item != nullptr && item->tile_begin < item->tile_end &&
+               busy_warpgroups(view_item(a, *item)) == busy;
     }
     // What finish() wants: maxima in log2 units, O as large as it is.
     __device__ __forceinline__ uint32_t finish_item(const kv8_prefill_item &item) {
@@ -325,6 +328,7 @@ struct Consumer : RowState<SHAPE> {
         float s[64];
         uint32_t p[32];
         const uint32_t q = matrix_descriptor(q_address(), 16);
+        busy = busy_warpgroups(view_item(a, item_at(0)));
         {
             uint4 raw[D / 16];
             fetch_q(view_item(a, item_at(0)), raw);
@@ -335,7 +339,7 @@ struct Consumer : RowState<SHAPE> {
         registers_pin(s);
         wgmma_fence();
         start_scores(s, q, k_descriptor(tiles.stage()));
-        pass_turn(turn());
+        pass_turn(turn(), busy);
         start_rows(item_at(0));
         bool end = false;
         wgmma_wait<0>();
@@ -366,7 +370,7 @@ struct Consumer : RowState<SHAPE> {
             wgmma_fence();
             start_output(p, v);
             start_scores(s, q, k);
-            pass_turn(mine);
+            pass_turn(mine, busy);
             wgmma_wait<1>();
             registers_pin(o);
             registers_pin(p);
@@ -383,11 +387,28 @@ struct Consumer : RowState<SHAPE> {
             if (end) break;
         }
     }
+    // Tiles of an item of which the warpgroup has no rows go by.
+    __device__ __forceinline__ void skip_item(const kv8_prefill_item &item) {
+        for (int left = item.tile_end - item.tile_begin; left > 0; left--) {
+            const int stage = tiles.stage();
+            barrier_wait(SHAPE::barrier(shared, K_FULL, stage), tiles.parity());
+            release_k(stage);
+            barrier_wait(SHAPE::barrier(shared, V_FULL, stage), tiles.parity());
+            release_v(stage);
+            tiles.next();
+        }
+        note_broken<SHAPE>(a, shared, items.stage(), 0);
+        leave_item<SHAPE>(shared, items);
+    }
     __device__ __forceinline__ void run() {
-        if (index == SHAPE::NUM_CONSUMERS - 1) pass_turn(turn());
+        if (index == SHAPE::NUM_CONSUMERS - 1) pass_turn(turn(), SHAPE::NUM_CONSUMERS);
         for (;;) {
             const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
             if (item == nullptr) break;
+            if (index >= busy_warpgroups(view_item(a, *item))) {
+                skip_item(*item);
+                continue;
+            }
             if (item->tile_begin < item->tile_end) {
                 run_chain();
                 continue;

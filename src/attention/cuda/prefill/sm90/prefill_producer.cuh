@@ -16,6 +16,7 @@ struct Producer : KeyLoader {
         V_WIDE = is_wide(SHAPE::FV),
         V_PIECES = K_WIDE ? 0 : SHAPE::COLUMNS,  // where V's begin in a raw tile
         NUM_AHEAD = SHAPE::NUM_AHEAD,
+        IS_ALONE = SHAPE::NUM_CONSUMERS == 1,
         LOADS = SHAPE::LOADS,  // of 16 bytes at a time
         HAS_SCALES = SHAPE::FK == INT8 || SHAPE::FV == INT8
     };
@@ -79,10 +80,10 @@ struct Producer : KeyLoader {
             const uint32_t size = (mine_seen >> 8 * i & 1) * 16;
 #pragma unroll
             for (int c = 0; c < SHAPE::COLUMNS; c++) {
-                copy_async(raw + c * RAW_CHUNK_BYTES + 512 * i, from + 64 * c, size);
+                copy_async<IS_ALONE>(raw + c * RAW_CHUNK_BYTES + 512 * i, from + 64 * c, size);
                 if (BOTH)
-                    copy_async(raw + (SHAPE::COLUMNS + c) * RAW_CHUNK_BYTES + 512 * i,
-                               from + pools_apart() + 64 * c, size);
+                    copy_async<IS_ALONE>(raw + (SHAPE::COLUMNS + c) * RAW_CHUNK_BYTES + 512 * i,
+                                         from + pools_apart() + 64 * c, size);
             }
         }
     }

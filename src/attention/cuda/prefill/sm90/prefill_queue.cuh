@@ -28,25 +28,31 @@ template <class SHAPE>
 __device__ __forceinline__ bool item_cleared(uint32_t shared, int slot) {
     return load_word(item_address<SHAPE>(shared, slot) + offsetof(ItemSlot, cleared)) != 0;
 }
+// The next item's place in the queue, by the first lane of a warp: asked for when the item before
+// is fetched, so that nobody waits for it.
+__device__ __forceinline__ int ask_queue(const kv8_kernel_args &a) {
+    return threadIdx.x % 32 == 0 ? atomicAdd(&a.prefill.queue->next, 1) : 0;
+}
+// Item n into its slot, by one warp; n becomes the next one's.
 template <class SHAPE>
 __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t shared,
-                                           const ItemRing &r) {
+                                           const ItemRing &r, int &n) {
     barrier_wait(item_barrier<SHAPE>(shared, ITEM_EMPTY, r.stage()), r.parity() ^ 1);
     if (threadIdx.x % 32 == 0) {
-        const int n = atomicAdd(&a.prefill.queue->next, 1);
         const int left = n - a.prefill.queue->num_items;
-        const bool more = left < 0;
         // Every block asks once in vain; the last of them leaves the queue as it was.
         if (left == (int)gridDim.x - 1) a.prefill.queue->next = 0;
         const uint32_t at = item_address<SHAPE>(shared, r.stage());
-#pragma unroll
-        for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
-            uint4 words = make_uint4(~0u, 0, 0, 0);  // request -1: no more
-            if (more) words = ((const uint4 *)(a.prefill.items + n))[i];
-            store_shared(at + 16 * i, words.x, words.y, words.z, words.w);
-        }
+        const uint32_t full = item_barrier<SHAPE>(shared, ITEM_FULL, r.stage());
         store_shared(at + offsetof(ItemSlot, cleared), 0, (uint32_t)n, 0, 0);
-        barrier_arrive(item_barrier<SHAPE>(shared, ITEM_FULL, r.stage()));
+        if (left < 0) {
+            expect_bytes(full, KV8_PREFILL_ITEM_BYTES);
+            copy_bulk(at, a.prefill.items + n, KV8_PREFILL_ITEM_BYTES, full, leave_first_policy());
+            n = ask_queue(a);
+        } else {
+            store_shared(at, ~0u, 0, 0, 0);  // request -1: no more
+            barrier_arrive(full);
+        }
     }
     __syncwarp();
 }

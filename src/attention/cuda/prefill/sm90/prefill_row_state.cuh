@@ -89,45 +89,58 @@ struct RowState {
     static __device__ __forceinline__ void wait_turn(int turn) {
         named_barrier_sync(TURN_BARRIER + turn, 256);
     }
-    static __device__ __forceinline__ void pass_turn(int turn) {
-        named_barrier_arrive(TURN_BARRIER + (turn + 1 < SHAPE::NUM_CONSUMERS ? turn + 1 : 0), 256);
+    // On to the next of those that have rows; a warpgroup that is alone has the next turn too.
+    static __device__ __forceinline__ void pass_turn(int turn, int busy) {
+        named_barrier_arrive(TURN_BARRIER + (turn + 1 < busy ? turn + 1 : 0), 256);
+    }
+    // Warpgroups that have rows of an item: the first ones.
+    static __device__ __forceinline__ int busy_warpgroups(const ItemView &v) {
+        return min((v.num_rows + 63) / 64, SHAPE::NUM_CONSUMERS);
     }
 
-    // Leaves this split and returns whether it was the last; then the state is all splits', and
-    // `cleared` says whether any of them has V without values that were not finite.
-    __device__ __forceinline__ bool join(const kv8_prefill_item &item, bool &cleared) {
-        const int64_t group = SHAPE::NUM_CONSUMERS * (int64_t)item.slot + index;
+    // Where the partial results of a split's warpgroup lie, by its slot.
+    __device__ __forceinline__ int64_t partial_of(int slot) const {
+        return SHAPE::NUM_CONSUMERS * (int64_t)slot + index;
+    }
+    __device__ __forceinline__ void store_partial(int64_t at) const {
         const int thread = this->thread();
-        const int64_t place = group + (int64_t)item.split * SHAPE::NUM_CONSUMERS;
-        float *const mine = a.prefill.partials + place * (64 * D) + thread;
-        float2 *const my_sums = (float2 *)a.prefill.partial_sums + place * 256 + thread;
+        float *const to = a.prefill.partials + at * (64 * D) + thread;
+        float2 *const sums = (float2 *)a.prefill.partial_sums + at * 256 + thread;
 #pragma unroll
-        for (int i = 0; i < NUM_O; i++) mine[128 * i] = o[i];
+        for (int i = 0; i < NUM_O; i++) to[128 * i] = o[i];
 #pragma unroll
-        for (int slot = 0; slot < 2; slot++)
-            my_sums[128 * slot] = make_float2(max_[slot], sum[slot]);
+        for (int slot = 0; slot < 2; slot++) sums[128 * slot] = make_float2(max_[slot], sum[slot]);
+    }
+    // Counts the warpgroup, whose results are stored, at a slot's counter; true for the last of
+    // `expected`, who learns whether any has `cleared`.
+    __device__ __forceinline__ bool arrive_last(int slot, int expected, bool &cleared) const {
+        const int thread = this->thread();
+        const uint32_t flag = row_address(0, offsetof(RowRecord, top));
         __threadfence();
         named_barrier_sync(WARPGROUP_BARRIER + index, 128);
-        const uint32_t flag = row_address(0, offsetof(RowRecord, top));
         if (thread == 0) {
-            uint32_t *const arrivals = a.prefill.arrivals + group;
+            uint32_t *const arrivals = a.prefill.arrivals + partial_of(slot);
             const uint32_t before = atomicAdd(arrivals, cleared ? 0x10001 : 1);
-            if ((before & 0xffff) + 1 == (uint32_t)item.num_splits) *arrivals = 0;
+            if ((before & 0xffff) + 1 == (uint32_t)expected) *arrivals = 0;
             asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before) : "memory");
         }
         named_barrier_sync(WARPGROUP_BARRIER + index, 128);
         uint32_t before;
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(flag) : "memory");
         named_barrier_sync(WARPGROUP_BARRIER + index, 128);  // the word is the row's again
-        if ((before & 0xffff) + 1 != (uint32_t)item.num_splits) return false;
         cleared = cleared || before >> 16 != 0;
         __threadfence();
+        return (before & 0xffff) + 1 == (uint32_t)expected;
+    }
+    // The state becomes that of `count` partial results, every step-th from a slot on.
+    __device__ __forceinline__ void combine_partials(int slot_from, int step, int count) {
+        const int thread = this->thread();
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) o[i] = 0;
         max_[0] = max_[1] = -INFINITY;
         sum[0] = sum[1] = 0;
-        for (int split = 0; split < item.num_splits; split++) {
-            const int64_t at = group + (int64_t)split * SHAPE::NUM_CONSUMERS;
+        for (int n = 0; n < count; n++) {
+            const int64_t at = partial_of(slot_from + n * step);
             float keep[2], add[2];
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
@@ -146,24 +159,50 @@ struct RowState {
                     o[i] * keep[i / 2 % 2] +
                     __ldcg(a.prefill.partials + at * (64 * D) + thread + 128 * i) * add[i / 2 % 2];
         }
-        return true;
+    }
+    // Leaves this split and returns whether it was the last; then the state is all splits', and
+    // `cleared` says whether any of them has V without values that were not finite. Many splits are
+    // combined in groups first, each into its first one's place, and then those. Counters: of all
+    // splits the first slot's, of a group its second one's.
+    __device__ __forceinline__ bool join(const kv8_prefill_item &item, bool &cleared) {
+        const int num = item.num_splits, group = num > 16 ? 8 : num > 8 ? 4 : num;
+        int first = item.split;
+        for (int step = 1;; step = group) {
+            const bool is_top = step == group || group == num;
+            const int base = is_top ? 0 : first / group * group;
+            const int count = is_top ? (num + step - 1) / step : min(group, num - base);
+            store_partial(partial_of(item.slot + first));
+            if (count > 1) {
+                const int counter = item.slot + (is_top ? 0 : base + 1);
+                if (!arrive_last(counter, count, cleared)) return false;
+                combine_partials(item.slot + base, step, count);
+            }
+            if (is_top) return true;
+            first = base;
+        }
     }
 
     // Whether the row's results are 0 by definition, whatever V holds.
-    __device__ __forceinline__ bool is_empty(const ItemView &v, const RowPlace &place,
-                                             int slot) const {
-        if (max_[slot] == -INFINITY && sum[slot] == 0) return true;
-        if (a.sink_logit != nullptr && a.sink_logit[place.head] == INFINITY) return true;
+    __device__ __forceinline__ bool is_empty(const ItemView &v, const RowPlace &place, int slot,
+                                             float sink) const {
+        if ((max_[slot] == -INFINITY && sum[slot] == 0) || sink == INFINITY) return true;
         return row_begin(a, v, place.query) >= row_end(a, v, place.query);
+    }
+    // Of the row's head; -INFINITY: none, or no such row.
+    __device__ __forceinline__ float sink_of(const ItemView &v, int slot) const {
+        const int row = 64 * index + row_of(slot);
+        if (a.sink_logit == nullptr || row >= v.num_rows) return -INFINITY;
+        return a.sink_logit[place_of(a, v, row).head];
     }
     // `cleared`: V was without values that are not finite, of keys that only some rows see. Returns
     // bits of the warp's rows for note_broken().
     __device__ __forceinline__ uint32_t finish(const kv8_prefill_item &item, const ItemView &v,
                                                bool cleared) {
+        // Loads that nothing waits for yet.
+        const float v_scale = v_scale_of(a, v), sinks[2] = {sink_of(v, 0), sink_of(v, 1)};
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) sum[slot] = quad_sum(sum[slot]);
         if (item.slot >= 0 && !join(item, cleared)) return 0;
-        const float v_scale = v_scale_of(a, v);
         uint32_t finite = 0;  // bits of the warp's rows whose sums and V's weights are numbers
         bool broken = cleared;
 #pragma unroll
@@ -172,10 +211,9 @@ struct RowState {
             bool here = row < v.num_rows;
             if (here) {
                 const RowPlace place = place_of(a, v, row);
-                const bool empty = is_empty(v, place, slot);
+                const bool empty = is_empty(v, place, slot, sinks[slot]);
                 float total = sum[slot];
-                if (a.sink_logit != nullptr)
-                    total += exp2_fast(a.sink_logit[place.head] * LOG2E - max_[slot]);
+                if (a.sink_logit != nullptr) total += exp2_fast(sinks[slot] * LOG2E - max_[slot]);
                 if (empty) clear_row(slot);
                 store_row(slot, place.o, empty ? 0.0f : v_scale / total);
                 if (a.lse != nullptr && lane() % 4 == 0) store_lse(v, place, slot);

@@ -5,8 +5,9 @@
 #include "prefill_sm90.cuh"
 
 #define KV8_PREFILL(K, V, NAME, HEAD_DIM, NUM_CONSUMERS, ...)                                     \
-    extern "C" __global__ void __launch_bounds__(128 * (NUM_CONSUMERS + 1), 1)                    \
-        kv8_prefill_##NAME##_d##HEAD_DIM##__sm90(const __grid_constant__ kv8_kernel_args a) {     \
+    extern "C" __global__ void __launch_bounds__(128 * (NUM_CONSUMERS + 1),                       \
+                                                 NUM_CONSUMERS == 1 ? 2 : 1)                      \
+        NAME(const __grid_constant__ kv8_kernel_args a) {                                         \
         kv8::prefill_block<kv8::Sm90Shape<kv8::K, kv8::V, HEAD_DIM, NUM_CONSUMERS, __VA_ARGS__>>( \
             a);                                                                                   \
     }

@@ -1,10 +1,11 @@
 // prefill_sm90.cuh - attention of many query rows over pages, on wgmma.
 //
-// Grid: one block per multiprocessor, each taking items from the queue until it is empty.
-// Block: NUM_CONSUMERS warpgroups of 64 packed query rows each, and one warpgroup of producers.
-// Shared memory: Q, NUM_STAGES tiles of K and of V (128 keys, 16 bits a value), barriers.
-// Bound by the tensor cores and, at head_dim 64, as much by exp2 (16 a cycle): per 64 rows and
-// tile both take 512 cycles, so one warpgroup's softmax must cover another's products.
+// Grid: as many blocks as fit the machine, each taking items from the queue until it is empty.
+// Block: NUM_CONSUMERS warpgroups of 64 packed query rows each, and one warpgroup of producers. Of
+// an item with fewer rows the first warpgroups compute, and its tiles go by at the others. Shared
+// memory: Q, NUM_STAGES tiles of K and of V (128 keys, 16 bits a value), barriers. Bound by the
+// tensor cores and, at head_dim 64, as much by exp2 (16 a cycle): per 64 rows and tile both take
+// 512 cycles, so one warpgroup's softmax must cover another's products.
 //
 // A consumer warpgroup starts O += P(t) V and S(t + 1) = Q K^T together when its turn comes, where
 // an item ends S of the next item's first tile: S, P and O are nearly all the registers it has.
@@ -22,12 +23,13 @@ __device__ __forceinline__ void produce_items(const kv8_kernel_args &a, uint32_t
     registers_give<SHAPE::PRODUCER_REGISTERS>();
     PRODUCER p(a, shared);
     ItemRing items, fetched;
-    if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched);
+    int asked = p.warp == 0 ? ask_queue(a) : 0;
+    if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched, asked);
     for (;;) {
         const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
         if (item == nullptr) break;
         fetched.next();
-        if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched);
+        if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched, asked);
         p.open_item(*item, item_address<SHAPE>(shared, items.stage()));
         p.run();
         leave_item<SHAPE>(shared, items);

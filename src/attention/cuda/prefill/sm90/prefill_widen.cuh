@@ -59,11 +59,18 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t a, uint3
                  : "memory");
 }
 // 16 bytes into shared memory without passing registers; of these `size` (0 or 16) are read, the
-// rest are zeros.
+// rest are zeros. WIDE: what lies beside them comes into the L2, for DRAM serves half a line at the
+// cost of all of it.
+template <bool WIDE = false>
 __device__ __forceinline__ void copy_async(uint32_t address, const uint8_t *source, uint32_t size) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
-                 "r"(size)
-                 : "memory");
+    if constexpr (WIDE)
+        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(address),
+                     "l"(source), "r"(size)
+                     : "memory");
+    else
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(source),
+                     "r"(size)
+                     : "memory");
 }
 // The pointer of another lane.
 __device__ __forceinline__ const uint8_t *pointer_of(const uint8_t *pointer, int lane) {

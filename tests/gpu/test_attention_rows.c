@@ -1,0 +1,115 @@
+/* test_attention_rows.c - several query rows a request, on each kernel that is built for them,
+ * against the oracle: rows that fill a part of a tile, one or several, beside requests of one row
+ * and of many, with every other option in turn.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "prefill_device_case.h"
+
+enum { NUM_ROWS = 10 };
+static const int32_t num_rows[NUM_ROWS] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 33};
+
+/* One request of many keys, others of few; every third has one row, every seventh `many`. */
+static void set_lengths(attention_case *c, uint64_t n, int32_t rows, int32_t many) {
+    static const int32_t before[] = {0, 1, 63, 700, 1800};
+    for (int b = 0; b < c->batch; b++) {
+        c->qo_len[b] = b % 3 == 2 ? 1 : b % 7 == 5 ? many : rows;
+        c->kv_len[b] = c->qo_len[b] + (int32_t)((n * 7 + (uint64_t)b * 13) % 40);
+    }
+    c->kv_len[0] = rows + before[n % 5];
+}
+
+/* n: options are taken from its digits. */
+static attention_case rows_case(uint64_t n, int32_t rows) {
+    static const int32_t groups[] = {8, 4, 8, 12, 8, 1, 16};
+    attention_case c = {.seed = n,
+                        .group_size = groups[n % 7],
+                        .num_kv_heads = 8,
+                        .head_dim = 64,
+                        .q_dtype = n % 3 ? KV8_F16 : KV8_BF16,
+                        .k_dtype = KV8_E4M3,
+                        .v_dtype = KV8_E4M3,
+                        .o_dtype = n % 2 ? KV8_F32 : KV8_BF16,
+                        .page_size = n % 5 == 4 ? 48 : 16,
+                        .window_left = n % 4 == 3 ? 100 : -1,
+                        .causal = n % 6 != 5,
+                        .sink = (sink_kind)(n % SINK_KINDS),
+                        .scale = (scale_kind)(n / 3 % SCALE_KINDS),
+                        .layout = LAYOUT_NHD,
+                        .dense_table = n / 5 % 2,
+                        .extremes = n % 10 == 9,
+                        .nan_newest = n % 13 == 12,
+                        .batch = 1};
+    set_lengths(&c, n, rows, rows);
+    return c;
+}
+
+/* Packed rows of a request on average, by which a plan chooses. */
+static int32_t packed_rows(const attention_case *c) {
+    int32_t rows = 0;
+    for (int b = 0; b < c->batch; b++) rows += c->qo_len[b];
+    return rows * c->group_size / c->batch;
+}
+
+static void whole_pages(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    kernels = "kv8_decode_*_bulk8_rows16__*";
+    for (uint64_t n = 0; n < 3 * NUM_ROWS; n++) {
+        attention_case c = rows_case(n, num_rows[n % NUM_ROWS]);
+        c.batch = 16 + (int32_t)(n % 3);
+        c.mask = n % 8 == 3 ? MASK_TREE : n % 8 == 7 ? MASK_RANDOM : MASK_NONE;
+        c.soft_cap = n % 11 == 10 ? 20.0f : 0.0f;
+        set_lengths(&c, n, num_rows[n % NUM_ROWS], 1);
+        if (packed_rows(&c) > 8) check(g, &c, 0);
+    }
+}
+
+static void a_cluster(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    kernels = "kv8_decode_*_cluster_rows16__*";
+    for (uint64_t n = 0; n < 4 * NUM_ROWS; n++) {
+        attention_case c = rows_case(n, num_rows[n % NUM_ROWS]);
+        c.num_kv_heads = 1 + (int32_t)(n % 4);
+        if (packed_rows(&c) > 8 && packed_rows(&c) <= 64) check(g, &c, 0);
+    }
+}
+
+/* A warpgroup's rows of an item, two blocks on a multiprocessor. */
+static void one_warpgroup(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    kernels = "kv8_prefill_*rows64*__sm90";
+    for (uint64_t n = 0; n < 3 * NUM_ROWS; n++) {
+        attention_case c = rows_case(n, num_rows[n % NUM_ROWS]);
+        c.num_kv_heads = 1 + (int32_t)(n % 4);
+        c.batch = 1 + (int32_t)(n * 5 % 16);
+        set_lengths(&c, n, num_rows[n % NUM_ROWS], 9 + (int32_t)(n * 11 % 60));
+        if (packed_rows(&c) < 64) check(g, &c, 0);
+    }
+}
+
+/* Rows for one, two and all warpgroups of a block beside one another. */
+static void warpgroups(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const kv8_dtype dtypes[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_E5M2};
+    kernels = "kv8_prefill_*__sm90";
+    for (uint64_t n = 0; n < 4 * NUM_ROWS; n++) {
+        attention_case c = rows_case(n, num_rows[n % NUM_ROWS]);
+        c.k_dtype = c.v_dtype = dtypes[n / NUM_ROWS];
+        if (c.k_dtype == KV8_BF16) c.q_dtype = KV8_BF16;
+        c.num_kv_heads = 1 + (int32_t)(n % 4);
+        c.head_dim = n % 3 ? 64 : 128;
+        c.batch = 1 + (int32_t)(n * 5 % 16);
+        set_lengths(&c, n, num_rows[n % NUM_ROWS], 9 + (int32_t)(n * 11 % 60));
+        check(g, &c, 0);
+    }
+}
+
+int main(int argc, char **argv) {
+    gpu_filter(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(whole_pages),
+        cmocka_unit_test(a_cluster),
+        cmocka_unit_test(one_warpgroup),
+        cmocka_unit_test(warpgroups),
+    };
+    return cmocka_run_group_tests_name("attention_rows", tests, gpu_open, gpu_close);
+}
