@@ -12,8 +12,8 @@
 #include "ranks.h"
 
 typedef struct calibrate_args {
-    const char *model, *text, *output, *format, *from, *merge, *check, *dtype, *granularity,
-        *method;
+    const char *model, *text, *output, *format, *from, *merge, *check, *device, *dtype,
+        *granularity, *method;
     const char *parallel, *budget, *plot, *report;
     int32_t max_tokens, window_len, num_windows, num_ranks, threads;
     float percentile, margin;
@@ -36,6 +36,8 @@ static int parse(calibrate_args *args, int argc, char **argv) {
          "form of the output: kv8, lightllm, sglang, compressed-tensors or\n"
          "modelopt (kv8)",
          CLI_TEXT, &args->format},
+        {"device", "DEVICE", "what computes: cpu, cuda or cuda:N, the Nth GPU (cpu)", CLI_TEXT,
+         &args->device},
         {"max-tokens", "N", "tokens of the text to observe (16384)", CLI_INT, &args->max_tokens, 1,
          2e9},
         {"window-len", "L", "tokens read from an empty cache at a time (4096)", CLI_INT,
@@ -402,6 +404,7 @@ int cmd_calibrate(int argc, char **argv) {
     status = ranks_begin(&all);
     if (status == CLI_OK) {
         status = cli_model_open(&model, &(cli_opening){.directory = args.model,
+                                                       .device = args.device,
                                                        .threads = args.threads,
                                                        .with_tokenizer = args.text != NULL});
         status = ranks_agree(&all, status);

@@ -130,7 +130,8 @@ KV8_API KV8_NODISCARD kv8_status kv8_model_step(kv8_model *model, kv8_cache *cac
 /* Every later step counts its K (after rope), V and, where the observer has Q, Q (after rope) into
  * `observer` while that is on; NULL ends it. Borrowed: it must outlive the model or be taken away.
  * An observer of other layers, heads or dims is KV8_ERR_INVALID. A step that fails may have been
- * counted in part. */
+ * counted in part. On a GPU the counts come when the observer is taken away or another takes its
+ * place; when reading them fails, none is set. */
 KV8_API KV8_NODISCARD kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer);
 /* An observer of this model's shape on its threads: fills those fields of the options. */
 KV8_API void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *options_out);

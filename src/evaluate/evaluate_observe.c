@@ -56,7 +56,9 @@ kv8_status kv8_evaluate_observe(kv8_model *model, kv8_observer *observer,
     kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
     kv8_cache *cache = NULL;
     uint64_t done = 0;
-    KV8_TRY(kv8_kv_setting_parse("f32", &setting));
+    /* A GPU has no fast kernel for f32 keys, and what is counted is not what is stored. */
+    const bool on_device = kv8_model_get_options(model)->device != NULL;
+    KV8_TRY(kv8_kv_setting_parse(on_device ? "bf16" : "f32", &setting));
     cache_options.max_seq_len = (int32_t)kv8_min_i64(options->window_len, options->num_tokens);
     cache_options.step_tokens = (int32_t)kv8_min_i64(kv8_model_get_options(model)->max_step_tokens,
                                                      cache_options.max_seq_len);
@@ -69,7 +71,8 @@ kv8_status kv8_evaluate_observe(kv8_model *model, kv8_observer *observer,
              status == KV8_OK && at < options->num_tokens; at += stride)
             status = run_window(model, cache, options, at, &done);
         kv8_observer_stop(observer);
-        KV8_MUST(kv8_model_set_observer(model, NULL));
+        const kv8_status taken = kv8_model_set_observer(model, NULL);
+        if (status == KV8_OK) status = taken;
     }
     kv8_cache_destroy(cache);
     return status;

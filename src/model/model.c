@@ -270,8 +270,6 @@ void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *op
 kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer) {
     KV8_REQUIRE(model);
     kv8_observer_options must = KV8_OBSERVER_OPTIONS_INIT, has = must;
-    if (observer != NULL && model->on_device != NULL)
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "K, V and Q are observed on the host, not on a GPU");
     kv8_model_observer_options(model, &must);
     if (observer != NULL) {
         KV8_TRY(kv8_observer_get_options(observer, &has));
@@ -285,6 +283,8 @@ kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer) {
                             has.num_qo_heads, must.num_layers, must.num_kv_heads, must.k_head_dim,
                             must.v_head_dim, must.num_qo_heads);
     }
-    model->observer = observer;
-    return KV8_OK;
+    const kv8_status status =
+        model->on_device == NULL ? KV8_OK : kv8_model_device_observe(model, observer);
+    model->observer = status == KV8_OK ? observer : NULL;
+    return status;
 }

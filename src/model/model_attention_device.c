@@ -243,6 +243,30 @@ static kv8_status append(const kv8_model *model, int32_t layer, const kv8_device
     return kv8_append_device_run(set->kinds[place->kind].append, model->options.stream, &args);
 }
 
+/* K, rotated on the way, V and the rotated Q, of the rows that are somebody's. */
+static kv8_status observe(const kv8_model *model, int32_t layer, const kv8_device_batch *batch,
+                          const kv8_device_layer_rows *rows) {
+    const kv8_model_device *const d = model->on_device;
+    kv8_stream *const stream = model->options.stream;
+    kv8_observe_args keys = KV8_OBSERVE_ARGS_INIT;
+    keys.num_rows = batch->num_rows;
+    keys.rows_in_use = batch->indptr + batch->num_seqs;
+    kv8_observe_args queries = keys;
+    keys.src_dtype = KV8_F32;
+    keys.k = rows->k;
+    keys.v = rows->v;
+    keys.k_stride_row = keys.v_stride_row = rows->kv_stride_row;
+    keys.k_stride_head = keys.v_stride_head = model->info.head_dim;
+    keys.cos_sin = rows->cos_sin;
+    KV8_TRY(kv8_device_observer_add(d->observer, stream, layer, &keys));
+    if (!d->observes_q) return KV8_OK;
+    queries.src_dtype = KV8_BF16;
+    queries.q = rows->q;
+    queries.q_stride_row = (int64_t)model->info.num_qo_heads * model->info.head_dim;
+    queries.q_stride_head = model->info.head_dim;
+    return kv8_device_observer_add(d->observer, stream, layer, &queries);
+}
+
 static kv8_attention_args attention_args(const kv8_model *model, int32_t layer,
                                          const kv8_device_batch *batch,
                                          const kv8_device_layer_rows *rows) {
@@ -282,6 +306,7 @@ kv8_status kv8_device_attention_run(kv8_model *model, int32_t layer, const kv8_d
     const kv8_device_plan *const p = plan_of(set, kind, batch);
     kv8_stream *const stream = model->options.stream;
     KV8_TRY(append(model, layer, batch, rows));
+    if (model->on_device->observer != NULL) KV8_TRY(observe(model, layer, batch, rows));
     const kv8_attention_args args = attention_args(model, layer, batch, rows);
     if (layer == kind->layer)
         KV8_TRY(kv8_attention_device_prepare(p->plan, stream, &args, p->workspace));

@@ -74,9 +74,46 @@ static void drop_graphs(kv8_model_device *d) {
     }
 }
 
+/* Graphs with an observer count into it, those without do not. */
+static kv8_status take_observer(kv8_model *model) {
+    kv8_model_device *const d = model->on_device;
+    if (d->observer == NULL) return KV8_OK;
+    drop_graphs(d);
+    const kv8_status status =
+        kv8_device_observer_read(d->observer, model->options.stream, model->observer);
+    kv8_device_observer_destroy(d->observer);
+    d->observer = NULL;
+    d->observes = false;
+    return status;
+}
+
+kv8_status kv8_model_device_observe(kv8_model *model, const kv8_observer *observer) {
+    kv8_model_device *const d = model->on_device;
+    kv8_observer_options options = KV8_OBSERVER_OPTIONS_INIT;
+    KV8_TRY(take_observer(model));
+    if (observer == NULL) return KV8_OK;
+    KV8_TRY(kv8_observer_get_options(observer, &options));
+    KV8_TRY(kv8_device_observer_create(&d->observer, model->options.stream, &options));
+    d->observes_q = options.num_qo_heads > 0;
+    drop_graphs(d);
+    return KV8_OK;
+}
+
+/* The observer is on or off as that of the host is when the step begins. */
+static kv8_status follow_observer(kv8_model *model) {
+    kv8_model_device *const d = model->on_device;
+    if (d->observer == NULL || d->observes == (kv8_observer_is_on(model->observer) != 0))
+        return KV8_OK;
+    KV8_TRY(d->observes ? kv8_device_observer_stop(d->observer, model->options.stream)
+                        : kv8_device_observer_start(d->observer, model->options.stream));
+    d->observes = !d->observes;
+    return KV8_OK;
+}
+
 void kv8_model_device_close(kv8_model *model) {
     kv8_model_device *const d = model->on_device;
     if (d == NULL) return;
+    (void)take_observer(model);
     drop_graphs(d);
     kv8_device_attention_release(model);
     kv8_device_free_host(d->memory.device, d->input_host);
@@ -186,6 +223,7 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     const bool is_decode = num_rows == step->num_seqs;
     int32_t recorded = 0;
     const int idx = graph_of(num_rows, &recorded);
+    KV8_TRY(follow_observer(model));
     KV8_TRY(kv8_device_attention_load(model, cache, step));
     if (d->graphs_version != d->attention.version) drop_graphs(d);
     d->graphs_version = d->attention.version;

@@ -8,6 +8,8 @@
 #ifndef KV8_MODEL_DEVICE_H
 #define KV8_MODEL_DEVICE_H
 
+#include <kv8/calibrate_device.h>
+
 #include "device_loader.h"
 #include "device_memory.h"
 #include "model.h"
@@ -36,11 +38,16 @@ struct kv8_model_device {
     int32_t logit_rows;
     kv8_graph *graphs[KV8_MAX_GRAPHS]; /* NULL = not recorded yet */
     uint64_t graphs_version;           /* of attention, that they were recorded with */
+    kv8_device_observer *observer;     /* counts for model->observer; NULL = none */
+    bool observes, observes_q;         /* it was started; it has Q */
 };
 
 /* Opens model->on_device: counts, takes memory, loads. Tensors are bound, options resolved. */
 kv8_status kv8_model_device_open(kv8_model *model);
 void kv8_model_device_close(kv8_model *model);
+/* Counts for `observer` from the next step on, in place of model->observer, which gets what was
+ * counted for it, even where this fails; NULL: for nobody. */
+kv8_status kv8_model_device_observe(kv8_model *model, const kv8_observer *observer);
 /* A step whose sequences are extended; waits until its logits are there. */
 kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
 

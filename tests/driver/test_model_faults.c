@@ -255,6 +255,43 @@ static void a_graph_launches_what_a_step_does(void **state) {
     close_fixture(&graph);
 }
 
+/* An observer's launches, of K and V and of Q in each layer, are in the graphs of its time alone.
+ */
+static void observers_come_and_go_with_their_graphs(void **state) {
+    (void)state;
+    fixture f;
+    bool is_replayed = false;
+    open_fixture(&f, KV8_PATH_GRAPH);
+    count_launches(&f, 2, PROMPT, &is_replayed);
+    const int32_t plain = count_launches(&f, 1, 1, &is_replayed);
+    kv8_observer_options options = KV8_OBSERVER_OPTIONS_INIT;
+    kv8_model_observer_options(f.model, &options);
+    kv8_observer *observer = NULL;
+    assert_ok(kv8_observer_create(&observer, &options));
+    for (int round = 0; round < 2; round++) {
+        assert_ok(kv8_model_set_observer(f.model, observer));
+        for (int i = 0; i < 3; i++) { /* off, on, off */
+            if (i == 1) kv8_observer_start(observer);
+            if (i == 2) kv8_observer_stop(observer);
+            const int64_t fills = stand_in_num_calls("cuMemsetD8Async");
+            assert_int_equal(count_launches(&f, 1, 1, &is_replayed),
+                             plain + 2 * options.num_layers);
+            assert_true(is_replayed);
+            assert_int_equal(stand_in_num_calls("cuMemsetD8Async") - fills, i > 0);
+        }
+        assert_ok(kv8_model_set_observer(f.model, NULL));
+        assert_int_equal(count_launches(&f, 1, 1, &is_replayed), plain);
+    }
+    assert_ok(kv8_model_set_observer(f.model, observer));
+    stand_in_fail("cuMemcpyAsync", 1, UNKNOWN); /* the counts stay unread, and it is gone */
+    assert_int_equal(kv8_model_set_observer(f.model, NULL), KV8_ERR_DEVICE);
+    stand_in_fail(NULL, 0, 0);
+    assert_int_equal(count_launches(&f, 1, 1, &is_replayed), plain);
+    assert_ok(kv8_model_set_observer(f.model, observer));
+    close_fixture(&f); /* takes it away */
+    kv8_observer_destroy(observer);
+}
+
 /* A step that wants no logits, or other rows, is no graph's; another cache has graphs of its own.
  */
 static void graphs_belong_to_their_cache(void **state) {
@@ -298,14 +335,6 @@ static void wrong_options_are_refused(void **state) {
     options.path = (kv8_step_path)7;
     assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_INVALID, "path is 7");
     close_fixture(&f);
-    open_fixture(&f, KV8_PATH_AUTO);
-    kv8_observer_options observer_options = KV8_OBSERVER_OPTIONS_INIT;
-    kv8_observer *observer = NULL;
-    kv8_model_observer_options(f.model, &observer_options);
-    assert_ok(kv8_observer_create(&observer, &observer_options));
-    assert_refused(kv8_model_set_observer(f.model, observer), KV8_ERR_UNSUPPORTED, "on the host");
-    kv8_observer_destroy(observer);
-    close_fixture(&f);
 }
 
 int main(void) {
@@ -314,6 +343,7 @@ int main(void) {
         cmocka_unit_test(what_does_not_fit_is_told_by_part),
         cmocka_unit_test(a_step_that_fails_changes_nothing),
         cmocka_unit_test(a_graph_launches_what_a_step_does),
+        cmocka_unit_test(observers_come_and_go_with_their_graphs),
         cmocka_unit_test(graphs_belong_to_their_cache),
         cmocka_unit_test(wrong_options_are_refused),
     };

@@ -381,6 +381,51 @@ static void layers_of_the_published_shape_agree_with_the_host(void **state) {
 
 /* --- refusals --- */
 
+/* Prompts and steps of decode past the model, on the host or the GPU, counted. */
+static kv8_observer *observe_batch(const scene *s, kv8_model *model, float *logits) {
+    kv8_observer_options options = KV8_OBSERVER_OPTIONS_INIT;
+    kv8_observer *observer = NULL;
+    kv8_model_observer_options(model, &options);
+    assert_ok(kv8_observer_create(&observer, &options));
+    assert_ok(kv8_model_set_observer(model, observer));
+    kv8_observer_start(observer);
+    run_batch(s, model, 9, logits);
+    kv8_observer_stop(observer);
+    run_batch(s, model, 9, logits); /* not counted */
+    assert_ok(kv8_model_set_observer(model, NULL));
+    return observer;
+}
+
+/* As many rows of every head as on the host, whatever a graph's batch is padded to, and values that
+ * differ by roundings to bf16 alone. */
+static void observers_count_what_the_host_counts(void **state) {
+    scene s;
+    open_scene(&s, state);
+    float *const logits = alloc_logits(&s, 512);
+    kv8_observer *const want = observe_batch(&s, s.host, logits);
+    kv8_observer *const got = observe_batch(&s, s.device, logits);
+    double worst = 0;
+    for (int tensor = KV8_OBSERVED_K; tensor < KV8_OBSERVED_COUNT; tensor++) {
+        const int32_t num = tensor == KV8_OBSERVED_Q ? s.info.num_qo_heads : s.info.num_kv_heads;
+        for (int32_t i = 0; i < s.info.num_layers * num; i++) {
+            kv8_observed_head a = KV8_OBSERVED_HEAD_INIT, b = a;
+            const kv8_observed_tensor of = (kv8_observed_tensor)tensor;
+            assert_ok(kv8_observer_get(want, of, i / num, i % num, &a));
+            assert_ok(kv8_observer_get(got, of, i / num, i % num, &b));
+            assert_true(a.num_rows > 0);
+            assert_int_equal(a.num_rows, b.num_rows);
+            assert_int_equal(b.nans + b.infs, 0);
+            worst = fmax(worst, fabs((double)b.absmax / (double)a.absmax - 1));
+        }
+    }
+    print_message("absmax of heads within %.4f of the host's\n", worst);
+    assert_true(worst < 0.1);
+    kv8_observer_destroy(want);
+    kv8_observer_destroy(got);
+    free(logits);
+    close_scene(&s);
+}
+
 static void what_fails_changes_nothing(void **state) {
     scene s;
     open_scene(&s, state);
@@ -429,6 +474,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(runs_repeat),
         cmocka_unit_test(sequences_have_their_own_scales),
         cmocka_unit_test(layers_of_the_published_shape_agree_with_the_host),
+        cmocka_unit_test(observers_count_what_the_host_counts),
         cmocka_unit_test(what_fails_changes_nothing),
     };
     return cmocka_run_group_tests_name("model_device", tests, gpu_open, gpu_close);
