@@ -13,6 +13,7 @@ from typing import Any, Optional
 import numpy as np
 
 from ._core import InvalidError
+from ._launch import MAX_REPEATS, Repeat, Workspace
 from ._operands import _aligned, _one_page
 from ._tensor import (
     CPU,
@@ -25,7 +26,7 @@ from ._tensor import (
     round_up_pow2,
     view,
 )
-from .attention import MAX_REPEATS, AttentionPlan, Keys, Mask, Repeat, Workspace
+from .attention import AttentionPlan, Keys, Mask
 from .device import torch_stream
 from .pages import Paged, PageTable
 

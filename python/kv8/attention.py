@@ -32,10 +32,10 @@ from ._core import (
     text,
     whole,
 )
+from ._launch import MAX_REPEATS, Repeat, Workspace, launch
 from ._native import ffi, lib
 from ._operands import _aligned, _as_float_array, _device_floats, _must, _one_page, pack_mask
 from ._tensor import (
-    _TO_FOREIGN,
     CPU,
     CUDA,
     View,
@@ -55,7 +55,6 @@ from .device import torch_stream
 from .pages import Paged, PageTable
 
 Keys = Union[Paged, Any]
-MAX_REPEATS = 1024  # layers times the shapes in use
 Mask = Union[list[Any], tuple[Any, Any], None]
 
 
@@ -178,83 +177,6 @@ class AttentionPlan(Handle):
         Arrays are the host's, or the GPU's for a plan of a GPU.
         """
         return AttentionBatch(self, qo_indptr, pages, qo_lens, mask, key_begin, key_end, workspace)
-
-
-class Workspace:
-    """Device memory that runs of a plan work in, one after another on one stream."""
-
-    __slots__ = ("_memory", "_pointer", "_ready")
-
-    def __init__(self, plan: AttentionPlan) -> None:
-        import torch
-
-        self._memory = torch.empty(
-            plan.workspace_size + 256, dtype=torch.uint8, device=f"cuda:{plan.device[1]}"
-        )
-        self._pointer = pointer(-(-self._memory.data_ptr() // 256) * 256)
-        self._ready = False
-
-    def init(self, plan: Any, stream: Any) -> Any:
-        """Its address; its counters are 0 from the first call on."""
-        if not self._ready:
-            check(lib.kv8_attention_device_workspace_init(plan, stream, self._pointer))
-            self._ready = True
-        return self._pointer
-
-
-def launch(
-    plan: AttentionPlan, args: Any, stream: Any, workspace: Workspace, prepare: bool
-) -> None:
-    """A run on a stream."""
-    handle, queue = pointer_of(plan), pointer_of(stream)
-    space = workspace.init(handle, queue)
-    if prepare:
-        check(lib.kv8_attention_device_prepare(handle, queue, args, space))
-    check(lib.kv8_attention_device_run(handle, queue, args, space))
-
-
-class Repeat:
-    """The args of a run on a GPU, checked and filled. They point to memory that a later call with an
-    equal call_key has; q, o and lse lie elsewhere each time. Keeps none of it alive."""
-
-    __slots__ = ("plan", "_args", "_structs", "_o_dtype", "_lse_dtype", "_o_row")
-
-    def __init__(self, plan: AttentionPlan, args: Any, kept: list[Any]) -> None:
-        import torch
-
-        self.plan = plan
-        self._args = ffi.new("kv8_attention_args *", args[0])
-        self._structs = [x for x in kept if isinstance(x, ffi.CData)]
-        self._o_dtype, self._lse_dtype = getattr(torch, _TO_FOREIGN[plan.o_dtype]), torch.float32
-        self._o_row = plan.num_qo_heads, plan.v_head_dim
-
-    def run(
-        self,
-        q: Any,
-        out: Any,
-        lse: Any,
-        return_lse: bool,
-        stream: Any,
-        workspace: Workspace,
-        prepare: bool,
-    ) -> Any:
-        if out is None:
-            out = q.new_empty((q.shape[0], *self._o_row), dtype=self._o_dtype)
-        if return_lse and lse is None:
-            lse = q.new_empty((q.shape[0], self._o_row[0]), dtype=self._lse_dtype)
-        plan, queue = pointer_of(self.plan), pointer_of(stream)
-        status = lib.kv8_py_attend_again(
-            plan,
-            queue,
-            self._args,
-            workspace.init(plan, queue),
-            q.data_ptr(),
-            out.data_ptr(),
-            0 if lse is None else lse.data_ptr(),
-            prepare,
-        )
-        check(status)
-        return (out, lse) if return_lse else out
 
 
 class AttentionBatch:

@@ -18,7 +18,7 @@ import kv8.flashinfer as fi  # noqa: E402
 import kv8.torch_ops  # noqa: E402, F401
 from arrays import back, of  # noqa: E402
 from kv8 import flash_attn as fa  # noqa: E402
-from kv8.attention import Workspace, launch  # noqa: E402
+from kv8._launch import Workspace, launch  # noqa: E402
 from kv8.device import torch_stream  # noqa: E402
 from reference import attention, close, close_lse, random  # noqa: E402
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from .._core import InvalidError, UnsupportedError
 from .._face import add_sinks, copy_into, refuse, refuse_gradients
+from .._launch import MAX_REPEATS
 from .._tensor import call_key, dtype_name, host_array, is_torch
-from ..attention import MAX_REPEATS, AttentionPlan
+from ..attention import AttentionPlan
 from ..pages import Paged, PageTable
 
 logger = logging.getLogger("kv8")
