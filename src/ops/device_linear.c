@@ -116,7 +116,7 @@ static int32_t choose_splits(int64_t tiles, int32_t cols, int64_t places) {
     for (int32_t splits = 2; splits <= KV8_LINEAR_MAX_SPLITS; splits *= 2) {
         if ((int64_t)splits * LEAST_COLS > cols) break;
         const double waves = (double)kv8_ceil_div(tiles * splits, places) / splits;
-        const double cost = waves * (1 + 0.05 * (splits - 1));
+        const double cost = waves * (1 + 0.12 * (splits - 1));
         if (cost < least) {
             least = cost;
             best = splits;
@@ -138,8 +138,7 @@ static int choose_wgmma(const kv8_linear_args *args, int32_t num_sms) {
     for (int idx = 0; idx < usual; idx++) {
         if (args->n <= wgmma_shapes[idx].tokens) return idx;
     }
-    const bool fills = args->n > wgmma_shapes[large].tokens &&
-                       num_wgmma_tiles(args, large) >= 2 * (int64_t)num_sms;
+    const bool fills = num_wgmma_tiles(args, large) >= 2 * (int64_t)num_sms;
     return fills ? large : usual;
 }
 

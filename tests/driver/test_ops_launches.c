@@ -94,6 +94,23 @@ static void products_cover_every_row_and_token(void **state) {
     }
 }
 
+/* As measured on a H200: how many blocks share a tile's columns. */
+static void few_tiles_are_split(void **state) {
+    (void)state;
+    static const struct {
+        int32_t rows, cols, n;
+        uint32_t splits;
+    } known[] = {{5120, 2880, 32, 2},  {2880, 4096, 64, 4},  {128, 2880, 64, 8},
+                 {5120, 2880, 512, 1}, {2880, 4096, 256, 4}, {5120, 2880, 8192, 1}};
+    case_ops c = open_ops(90);
+    for (int i = 0; i < 6; i++) {
+        const kv8_device_linear w = {c.s.memory, NULL, known[i].rows, known[i].cols};
+        assert_ok(multiply(&c, &w, known[i].n, KV8_F32, false));
+        assert_int_equal(only_launch(&c, i)->cluster[0], known[i].splits);
+    }
+    close_ops(&c);
+}
+
 static void what_no_kernel_takes_is_refused_by_name(void **state) {
     (void)state;
     case_ops c = open_ops(90);
@@ -248,6 +265,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(products_cover_every_row_and_token, reset,
                                         check_nothing_lives),
+        cmocka_unit_test_setup_teardown(few_tiles_are_split, reset, check_nothing_lives),
         cmocka_unit_test_setup_teardown(what_no_kernel_takes_is_refused_by_name, reset,
                                         check_nothing_lives),
         cmocka_unit_test_setup_teardown(a_norm_and_a_rotation_come_with_the_product, reset,
