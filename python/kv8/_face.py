@@ -26,7 +26,7 @@ def refuse(**arguments: tuple[Any, Any]) -> None:
 
 def refuse_gradients(*tensors: Any) -> None:
     for x in tensors:
-        if getattr(x, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        if is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled():
             raise UnsupportedError(
                 "gradients: kv8 has no backward pass; call it under torch.no_grad()"
             )
