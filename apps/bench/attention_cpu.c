@@ -103,6 +103,20 @@ static kv8_status make_tables(bench_run *r, const bench_args *args, const bench_
     return status;
 }
 
+/* A NaN in the first request of every set. */
+static kv8_status make_sick(bench_run *r, const bench_args *args, const bench_row *row) {
+    if (args->sick == SICK_NONE) return KV8_OK;
+    const int64_t key_page = row->context / 2 / args->page_size;
+    kv8_status status = KV8_OK;
+    for (int32_t set = 0; status == KV8_OK && set < r->num_sets; set++) {
+        const int32_t page = r->page_indices[set * r->pages_per_set + key_page];
+        bench_nan nan;
+        status = bench_sick_value(args, row, &r->args, page, &nan);
+        if (status == KV8_OK) memcpy(nan.at, nan.code, nan.size);
+    }
+    return status;
+}
+
 static kv8_status make_plan(bench_run *r, const bench_args *args, const bench_row *row,
                             kv8_threads *threads) {
     kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
@@ -212,6 +226,7 @@ static int measure_row(bench_cpu *b, bench_row *row, const bench_cache *cache, i
     kv8_status status = make_plan(&run, args, row, b->pools[t]);
     if (status == KV8_OK) status = make_queries(&run, args, row);
     if (status == KV8_OK) status = make_tables(&run, args, row, cache);
+    if (status == KV8_OK) status = make_sick(&run, args, row);
     const int named = status == KV8_OK ? name_kernel(&run, row, &rung) : CLI_OK;
     if (status == KV8_OK && named == CLI_OK) status = time_run(&run, args->seconds, &row->us);
     close_run(&run);

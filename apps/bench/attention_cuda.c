@@ -207,33 +207,17 @@ static kv8_status make_queries(device_run *r, const bench_device *b, const bench
     return status;
 }
 
-/* Where the NaN of --sick belongs: in a query row of the first request, or in K or V of a key, each
- * the middle one; int8's is its scale. */
 static kv8_status make_sick(device_run *r, const bench_device *b, const bench_row *row) {
-    const bench_sick sick = b->args->sick;
-    if (sick != SICK_Q && sick != SICK_K && sick != SICK_V) return KV8_OK;
-    const kv8_dtype dtype = sick == SICK_Q ? b->args->q : sick == SICK_K ? row->kv.k : row->kv.v;
-    const int32_t key = bench_request_keys(b->args, row, 0) / 2;
-    const kv8_paged *const p = sick == SICK_V ? &r->v : &r->k;
-    const size_t size = dtype == KV8_INT8 ? 2 : kv8_dtype_size(dtype);
-    const uint8_t nan[2] = {size == 1 ? 0x7f : 0xff, 0x7f};
+    const bench_args *const a = b->args;
+    if (a->sick == SICK_NONE || a->sick == SICK_SCALES) return KV8_OK;
+    const int32_t key = bench_request_keys(a, row, 0) / 2;
     int32_t page = 0;
+    bench_nan nan;
     kv8_status status =
-        kv8_stream_copy(b->stream, &page, r->page_indices + key / b->args->page_size, sizeof page);
+        kv8_stream_copy(b->stream, &page, r->page_indices + key / a->page_size, sizeof page);
     if (status == KV8_OK) status = kv8_stream_synchronize(b->stream);
-    if (status != KV8_OK) return status;
-    const int64_t slot = key % b->args->page_size;
-    union {
-        const void *in;
-        uint8_t *out;
-    } to = {.in = sick == SICK_Q ? r->args.q : p->data};
-    int64_t at = row->qo_len / 2 * r->args.q_stride_row;
-    if (sick != SICK_Q) at = page * p->stride_page + slot * p->stride_slot;
-    if (sick != SICK_Q && dtype == KV8_INT8) {
-        to.in = p->row_scale;
-        at = page * p->row_scale_stride_page + slot * p->row_scale_stride_slot;
-    }
-    status = kv8_stream_copy(b->stream, to.out + (size_t)at * size, nan, size);
+    if (status == KV8_OK) status = bench_sick_value(a, row, &r->args, page, &nan);
+    if (status == KV8_OK) status = kv8_stream_copy(b->stream, nan.at, nan.code, nan.size);
     return status == KV8_OK ? kv8_stream_synchronize(b->stream) : status;
 }
 

@@ -107,6 +107,15 @@ int bench_rows_add(bench_rows *rows, const bench_args *args, const bench_row *of
 int32_t bench_request_rows(const bench_args *args, const bench_row *row, int32_t request);
 int32_t bench_total_rows(const bench_args *args, const bench_row *row);
 int32_t bench_request_keys(const bench_args *args, const bench_row *row, int32_t request);
+/* The NaN of --sick: in a query row of the first request, or in K or V of a key, whose page is
+ * given, each the middle one; int8's is its scale. */
+typedef struct bench_nan {
+    void *at;
+    size_t size;
+    uint8_t code[4];
+} bench_nan;
+kv8_status bench_sick_value(const bench_args *args, const bench_row *row,
+                            const kv8_attention_args *of, int32_t page, bench_nan *out);
 /* Bytes of K and V of one token. */
 double bench_slot_bytes(const bench_args *args, const bench_kv *kv);
 /* Tokens that the sequences of a set really share: a fork that goes on copies a begun page. */

@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <stdint.h>
 
 #include "bench.h"
 
@@ -71,4 +72,24 @@ double bench_row_share(const bench_row *row) {
     const double read_us = row->kv_bytes / row->read_gb_s * 1e-3;
     const double dot_us = row->dot_gmac_s > 0 ? row->macs / row->dot_gmac_s * 1e-3 : 0;
     return fmax(read_us, dot_us) / row->us.median;
+}
+
+kv8_status bench_sick_value(const bench_args *args, const bench_row *row,
+                            const kv8_attention_args *of, int32_t page, bench_nan *out) {
+    const float nan = NAN;
+    const bool in_q = args->sick == SICK_Q;
+    const kv8_paged *const p = args->sick == SICK_V ? of->v : of->k;
+    const int64_t slot = bench_request_keys(args, row, 0) / 2 % args->page_size;
+    const void *base = in_q ? of->q : p->data;
+    kv8_dtype dtype = in_q ? args->q : args->sick == SICK_V ? row->kv.v : row->kv.k;
+    int64_t at =
+        in_q ? row->qo_len / 2 * of->q_stride_row : page * p->stride_page + slot * p->stride_slot;
+    if (!in_q && dtype == KV8_INT8) {
+        base = p->row_scale;
+        dtype = KV8_F16;
+        at = page * p->row_scale_stride_page + slot * p->row_scale_stride_slot;
+    }
+    out->size = kv8_dtype_size(dtype);
+    out->at = (void *)((uintptr_t)base + (size_t)at * out->size);
+    return kv8_narrow(KV8_ISA_SCALAR, dtype, &nan, 1, 1, out->code, NULL);
 }
