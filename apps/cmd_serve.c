@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "live_calibration.h"
@@ -10,7 +11,7 @@
 #include "serve_args.h"
 #include "server.h"
 
-enum { DEFAULT_SEQS = 64, DEFAULT_STEP_TOKENS = 512, DEFAULT_WAITING = 4096 };
+enum { DEFAULT_SEQS = 64, STEP_TOKENS_CPU = 512, STEP_TOKENS_GPU = 2048, DEFAULT_WAITING = 4096 };
 
 typedef struct running {
     const serve_args *args;
@@ -127,7 +128,10 @@ static int open_model(running *r) {
     const serve_args *const args = r->args;
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
     r->max_seqs = args->max_num_seqs > 0 ? args->max_num_seqs : DEFAULT_SEQS;
-    r->step_tokens = args->step_tokens > 0 ? args->step_tokens : DEFAULT_STEP_TOKENS;
+    const bool on_cpu = strcmp(args->device, "cpu") == 0;
+    r->step_tokens = on_cpu ? STEP_TOKENS_CPU : STEP_TOKENS_GPU;
+    if (r->step_tokens < r->max_seqs) r->step_tokens = r->max_seqs;
+    if (args->step_tokens > 0) r->step_tokens = args->step_tokens;
     if (r->step_tokens < r->max_seqs)
         return cli_fail("--max-num-batched-tokens is %d, must be at least --max-num-seqs, %d",
                         r->step_tokens, r->max_seqs);
@@ -179,6 +183,7 @@ static kv8_status make_engine(running *r) {
     engine.step_tokens = r->step_tokens;
     engine.max_waiting = r->args->max_waiting > 0 ? r->args->max_waiting : DEFAULT_WAITING;
     engine.share_prefixes = r->args->share_prefixes;
+    engine.paced = r->args->step_tokens == 0;
     kv8_service_options service = KV8_SERVICE_OPTIONS_INIT;
     service.on_event = r->live == NULL ? server_on_event : live_calibration_on_event;
     service.cookie = r->live;
@@ -203,7 +208,7 @@ static int print_plan(const running *r, int64_t num_tokens) {
             "kv         %s, %llu bytes a token (bf16: %llu), scales %s\n"
             "           %.3g GB: %lld tokens in pages, in bf16 they would take %.2f times as much\n"
             "           %lld requests of %d tokens fit at once\n"
-            "batch      %d requests and %d tokens a step, prefixes %s\n",
+            "batch      %d requests and %d tokens a step%s, prefixes %s\n",
             r->args->model, info->architecture, (double)info->bytes * 1e-9, info->num_layers,
             info->vocab_size,
             r->model.device != NULL ? kv8_device_get_info(r->model.device)->name : "cpu",
@@ -212,6 +217,7 @@ static int print_plan(const running *r, int64_t num_tokens) {
             r->args->scales != NULL ? r->args->scales : "1", (double)r->pool.bytes * 1e-9,
             (long long)num_tokens, saved, (long long)(num_tokens / r->max_model_len),
             r->max_model_len, r->max_seqs, r->step_tokens,
+            r->args->step_tokens == 0 ? ", fewer of prompts beside decode" : "",
             r->args->share_prefixes ? "shared" : "computed again");
     return CLI_OK;
 }

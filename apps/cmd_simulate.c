@@ -48,7 +48,10 @@ static int parse(simulate_args *args, int argc, char **argv) {
         {"requests", "N", "requests of each load (500)", CLI_INT, &args->requests, 1, 1 << 20},
         {"max-requests", "N", "requests that run at once (64)", CLI_INT, &args->max_requests, 1,
          1 << 16},
-        {"step-tokens", "N", "tokens of a step (2048)", CLI_INT, &args->step_tokens, 1, 1 << 20},
+        {"step-tokens", "N",
+         "most tokens of a step; without it 2048, and so many of prompts\n"
+         "that those who decode wait less than twice as long as usual",
+         CLI_INT, &args->step_tokens, 1, 1 << 20},
         {"kv-tokens", "N", "tokens that the KV cache holds (as many as they need)", CLI_INT,
          &args->kv_tokens, 16, INT32_MAX},
         {"kv-memory", "GIB", "the KV cache's size in its place: tokens by KV setting", CLI_FLOAT,
@@ -102,13 +105,13 @@ static setting *setting_of(study *s, const char *kv) {
 
 static int read_row(study *s, json_t *row, size_t idx) {
     const char *kv = NULL;
-    int prompt = 0, gen = 0, depth = 0, chunk = 0;
+    int prompt = 0, gen = 0, depth = 0, chunk = 0, num_seqs = 1;
     double ns = 0, bytes = 0;
     json_error_t error;
     const int unpacked =
-        json_unpack_ex(row, &error, 0, "{s:s, s:i, s:i, s:i, s:i, s:F, s?F}", "kv", &kv, "n_prompt",
-                       &prompt, "n_gen", &gen, "n_depth", &depth, "n_ubatch", &chunk, "avg_ns", &ns,
-                       "kv_bytes_per_token", &bytes);
+        json_unpack_ex(row, &error, 0, "{s:s, s:i, s:i, s:i, s:i, s:F, s?F, s?i}", "kv", &kv,
+                       "n_prompt", &prompt, "n_gen", &gen, "n_depth", &depth, "n_ubatch", &chunk,
+                       "avg_ns", &ns, "kv_bytes_per_token", &bytes, "n_parallel", &num_seqs);
     if (unpacked != 0) return cli_fail("%s, row %zu: %s", s->args->speed, idx, error.text);
     setting *const to = setting_of(s, kv);
     if (to == NULL || to->num_rows == MAX_ROWS)
@@ -119,7 +122,8 @@ static int read_row(study *s, json_t *row, size_t idx) {
                                                .num_gen = gen,
                                                .depth = depth,
                                                .chunk = chunk,
-                                               .ns = ns};
+                                               .ns = ns,
+                                               .num_seqs = num_seqs};
     if (bytes > 0) to->bytes_per_token = bytes;
     return CLI_OK;
 }
@@ -173,6 +177,7 @@ static int run_setting(const study *s, setting *self) {
         options.max_tokens = args->gen;
         options.max_requests = args->max_requests;
         options.step_tokens = args->step_tokens;
+        options.paced = args->step_tokens == 0;
         options.pool_tokens = self->pool_tokens;
         self->results[i] = (kv8_simulation)KV8_SIMULATION_INIT;
         done = kv8_simulate(&options, &self->results[i]);
@@ -187,9 +192,12 @@ static void print_table(const study *s) {
     for (int32_t k = 0; k < s->num_settings; k++) {
         const setting *const self = &s->settings[k];
         const kv8_step_time *const t = &self->time;
-        printf("%s: a step takes %.4g ms + %.4g us a token + %.4g ns a key read + %.4g ns a pair",
-               self->kv, t->step_ns * 1e-6, t->token_ns * 1e-3, t->decode_key_ns,
-               t->prefill_key_ns);
+        printf("%s: a step of", self->kv);
+        for (int32_t i = 0; i < t->num_sizes; i++) printf("%s %d", i == 0 ? "" : ",", t->sizes[i]);
+        printf(" tokens takes");
+        for (int32_t i = 0; i < t->num_sizes; i++)
+            printf("%s %.4g", i == 0 ? "" : ",", t->ns[i] * 1e-6);
+        printf(" ms, a key read %.4g ns, a pair %.4g ns", t->decode_key_ns, t->prefill_key_ns);
         printf(self->pool_tokens > 0 ? ", %lld tokens of KV\n" : "\n",
                (long long)self->pool_tokens);
     }
@@ -229,10 +237,15 @@ static json_t *setting_json(const study *s, const setting *self) {
                       spread_json(&r->itl), "mean_running", r->mean_running, "steps",
                       (json_int_t)r->num_steps, "preemptions", (json_int_t)r->num_preemptions));
     }
-    return json_pack("{s:s, s:I, s:{s:f, s:f, s:f, s:f}, s:o}", "kv", self->kv, "kv_tokens",
-                     (json_int_t)self->pool_tokens, "step_time", "step_ns", self->time.step_ns,
-                     "token_ns", self->time.token_ns, "decode_key_ns", self->time.decode_key_ns,
-                     "prefill_key_ns", self->time.prefill_key_ns, "loads", loads);
+    json_t *const sizes = json_array(), *const ns = json_array();
+    for (int32_t i = 0; i < self->time.num_sizes; i++) {
+        json_array_append_new(sizes, json_integer(self->time.sizes[i]));
+        json_array_append_new(ns, json_real(self->time.ns[i]));
+    }
+    return json_pack("{s:s, s:I, s:{s:o, s:o, s:f, s:f}, s:o}", "kv", self->kv, "kv_tokens",
+                     (json_int_t)self->pool_tokens, "step_time", "tokens", sizes, "ns", ns,
+                     "decode_key_ns", self->time.decode_key_ns, "prefill_key_ns",
+                     self->time.prefill_key_ns, "loads", loads);
 }
 
 static int print_json(const study *s) {
@@ -319,12 +332,8 @@ static int run(study *s, cli_output *output) {
 }
 
 int cmd_simulate(int argc, char **argv) {
-    simulate_args args = {.load = "0.5,1,2,4,8",
-                          .prompt = 1024,
-                          .gen = 256,
-                          .requests = 500,
-                          .max_requests = 64,
-                          .step_tokens = 2048};
+    simulate_args args = {
+        .load = "0.5,1,2,4,8", .prompt = 1024, .gen = 256, .requests = 500, .max_requests = 64};
     int status = parse(&args, argc, argv);
     if (status >= 0) return status;
     cli_catch_interrupt();

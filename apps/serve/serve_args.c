@@ -186,8 +186,11 @@ int serve_args_parse(serve_args *args, int argc, char **argv) {
          &args->max_model_len, 1, INT32_MAX},
         {"max-num-seqs", "N", "most requests in a step (64)", CLI_INT, &args->max_num_seqs, 1,
          4096},
-        {"max-num-batched-tokens", "N", "most tokens of a step (512)", CLI_INT, &args->step_tokens,
-         1, 65536},
+        {"max-num-batched-tokens", "N",
+         "tokens of a step as it has room; without it at most 512 (cpu) or\n"
+         "2048 (cuda), and so many of prompts that those who decode wait\n"
+         "less than twice as long as usual",
+         CLI_INT, &args->step_tokens, 1, 65536},
         {"max-waiting", "N", "most requests that wait for their turn (4096)", CLI_INT,
          &args->max_waiting, 0, 1 << 20},
         {"max-waiting-seconds", "S", "longest that one waits; 0 = as long as it takes (0)",

@@ -114,6 +114,9 @@ typedef struct kv8_engine_options {
     int32_t share_prefixes; /* 1: a prompt's pages are taken from any request, running or ended,
                              * that began with the same tokens */
     int64_t patience_ns;    /* of waiting that one level of priority is worth; 0 = one second */
+    int32_t paced;          /* 1: a step takes so many tokens of prompts that beside one prompt 32
+                             * or more who decode wait less than twice as long as without, by the
+                             * times of the steps before; beside several, or fewer, longer */
 } kv8_engine_options;
 #define KV8_ENGINE_OPTIONS_INIT KV8_SIZED(kv8_engine_options)
 

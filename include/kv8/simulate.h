@@ -16,28 +16,36 @@ extern "C" {
 
 /* --- the time of a step --- */
 
-/* step_ns + tokens of the step * token_ns + for each request of the step that decodes, tokens it
+enum { KV8_STEP_SIZES = 16 };
+
+/* ns[i] for a step of sizes[i] tokens, in proportion between two sizes, as the first before it, and
+ * behind the last as between the last two; and for each request of the step that decodes, tokens it
  * then has * decode_key_ns, and for each that reads its prompt, pairs of a new token and one that
- * it sees (itself too) * prefill_key_ns. */
+ * it sees (itself too) * prefill_key_ns. Times are >= 0 and finite. */
 typedef struct kv8_step_time {
     size_t struct_size;
-    double step_ns, token_ns, decode_key_ns, prefill_key_ns; /* >= 0, finite */
+    int32_t num_sizes;             /* 1 to KV8_STEP_SIZES */
+    int32_t sizes[KV8_STEP_SIZES]; /* rising, from 1 token on */
+    double ns[KV8_STEP_SIZES];
+    double decode_key_ns, prefill_key_ns;
 } kv8_step_time;
 #define KV8_STEP_TIME_INIT KV8_SIZED(kv8_step_time)
 
 /* A measurement as kv8 bench model makes it: one sequence takes num_prompt tokens in steps of at
- * most `chunk`, or num_gen tokens one by one, after `depth` others. */
+ * most `chunk`, or num_seqs together num_gen tokens each, one by one, after `depth` others each. */
 typedef struct kv8_speed_row {
     size_t struct_size;
     int32_t num_prompt, num_gen; /* one of them is 0 */
     int32_t depth, chunk;
-    double ns; /* of all its steps */
+    double ns;        /* of all its steps */
+    int32_t num_seqs; /* 0 = 1; 1 with a prompt */
 } kv8_speed_row;
 #define KV8_SPEED_ROW_INIT KV8_SIZED(kv8_speed_row)
 
 /* The terms, none negative, that are nearest to the rows in relative squares. KV8_ERR_INVALID when
  * the rows do not tell the terms apart: it takes decode at two depths and prompts of two lengths or
- * depths. The array steps by its first row's struct_size. */
+ * depths; or have steps of more than KV8_STEP_SIZES sizes. The array steps by its first row's
+ * struct_size. */
 KV8_API KV8_NODISCARD kv8_status kv8_step_time_fit(const kv8_speed_row *rows, int32_t num_rows,
                                                    kv8_step_time *time_out);
 
@@ -50,9 +58,10 @@ typedef struct kv8_simulation_options {
     double requests_per_s; /* arrive at random (Poisson); 0 = all at the beginning */
     int32_t num_requests, prompt_len, max_tokens; /* >= 1; every request generates max_tokens */
     int32_t max_requests;                         /* run at once; 0 = 64 */
-    int32_t step_tokens;                          /* of a step; 0 = 2048 */
+    int32_t step_tokens;                          /* most of a step; 0 = 2048 */
     int64_t pool_tokens; /* of KV cache, in pages of 16; 0 = enough for max_requests */
     uint64_t seed;       /* of the arrivals */
+    int32_t paced;       /* as kv8_engine_options has it */
 } kv8_simulation_options;
 #define KV8_SIMULATION_OPTIONS_INIT KV8_SIZED(kv8_simulation_options)
 

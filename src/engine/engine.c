@@ -106,7 +106,8 @@ static kv8_status open_scheduler(kv8_engine *e, const kv8_engine_options *option
         .max_step_tokens = e->step_tokens,
         .max_step_logits = e->max_rows,
         .share_prefixes = options->share_prefixes != 0,
-        .patience_ns = options->patience_ns > 0 ? options->patience_ns : DEFAULT_PATIENCE_NS};
+        .patience_ns = options->patience_ns > 0 ? options->patience_ns : DEFAULT_PATIENCE_NS,
+        .paced = options->paced != 0};
     return kv8_scheduler_create(&e->scheduler, &scheduler_options);
 }
 

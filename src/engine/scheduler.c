@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#include "pace.h"
+
 typedef enum stage { GONE = 0, WAITS, RUNS, RESTS } stage;
 
 typedef struct request {
@@ -45,6 +47,8 @@ struct kv8_scheduler {
     int32_t num_new;         /* of those that wait, never admitted */
     kv8_scheduled_row *rows; /* [max_running] */
     int32_t num_rows, tokens_left, logits_left;
+    int32_t num_decoding, prompt_tokens; /* of the planned step */
+    kv8_pace pace;
     void **expired; /* [num_slots] */
     uint64_t next_serial;
     kv8_scheduler_stats stats;
@@ -492,6 +496,15 @@ static kv8_status plan_waiting(kv8_scheduler *s) {
     return KV8_OK;
 }
 
+/* What decode rows leave of the step for prompts. */
+static void set_pace(kv8_scheduler *s) {
+    const int32_t num_reading = s->num_running - s->num_rows + s->num_waiting;
+    s->num_decoding = s->num_rows;
+    if (s->options.paced)
+        s->tokens_left = kv8_pace_tokens(&s->pace, s->num_decoding, num_reading, s->tokens_left);
+    s->prompt_tokens = s->tokens_left;
+}
+
 kv8_status kv8_scheduler_plan(kv8_scheduler *s, uint64_t now_ns, kv8_schedule *schedule_out) {
     *schedule_out = (kv8_schedule){0};
     s->num_rows = 0;
@@ -500,6 +513,7 @@ kv8_status kv8_scheduler_plan(kv8_scheduler *s, uint64_t now_ns, kv8_schedule *s
     expire(s, now_ns, schedule_out);
     const uint64_t preemptions = s->stats.num_preemptions;
     kv8_status status = plan_running(s, true);
+    set_pace(s);
     if (status == KV8_OK) status = plan_running(s, false);
     if (status == KV8_OK && s->stats.num_preemptions == preemptions) status = plan_waiting(s);
     if (status == KV8_OK && s->num_rows == 0 && s->num_running + s->num_waiting > 0)
@@ -509,13 +523,18 @@ kv8_status kv8_scheduler_plan(kv8_scheduler *s, uint64_t now_ns, kv8_schedule *s
         kv8_scheduler_abandon(s);
         return status;
     }
+    s->prompt_tokens -= s->tokens_left;
     schedule_out->rows = s->rows;
     schedule_out->num_rows = s->num_rows;
-    schedule_out->num_tokens = s->options.max_step_tokens - s->tokens_left;
+    schedule_out->num_tokens = s->num_decoding + s->prompt_tokens;
     return KV8_OK;
 }
 
 /* --- after the step --- */
+
+void kv8_scheduler_took(kv8_scheduler *s, double ns) {
+    kv8_pace_learn(&s->pace, s->num_decoding, s->prompt_tokens, ns);
+}
 
 kv8_status kv8_scheduler_commit(kv8_scheduler *s, const int32_t *tokens) {
     for (int32_t i = 0; i < s->num_rows; i++) {

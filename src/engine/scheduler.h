@@ -11,7 +11,8 @@
  * Requests stand in one fixed order, by `arrival + priority * patience`: one level of priority is
  * worth `patience` of waiting, so that none waits for ever, and within a priority the first to come
  * is the first to go. Under a budget of tokens a step, decode rows enter first, then chunks of
- * prompts under way, then waiting requests whose whole text finds room. When pages run out, the
+ * prompts under way, then waiting requests whose whole text finds room; paced (pace.h), these two
+ * take no more than lets the decode rows have their tokens in good time. When pages run out, the
  * last of the order gives its own back; the first of the order therefore always gets on, unless
  * what rests holds too much.
  *
@@ -30,6 +31,7 @@ typedef struct kv8_scheduler_options {
     int32_t max_step_logits;        /* rows of logits of a step, >= max_running */
     bool share_prefixes;            /* finds pages of other requests by their tokens */
     int64_t patience_ns;            /* of waiting that one level of priority is worth, >= 0 */
+    bool paced;                     /* tokens of prompts beside decode by the time of steps */
 } kv8_scheduler_options;
 
 /* Names a request; stale ones are recognised. Never 0. */
@@ -103,6 +105,8 @@ void kv8_scheduler_rest(kv8_scheduler *scheduler, kv8_request_id request);
  * those that expired are gone and listed all the same. */
 kv8_status kv8_scheduler_plan(kv8_scheduler *scheduler, uint64_t now_ns,
                               kv8_schedule *schedule_out);
+/* The planned step took this long: paced, the next ones are sized by it. Before commit. */
+void kv8_scheduler_took(kv8_scheduler *scheduler, double ns);
 /* The planned step was computed: tokens[i] is what row i chose, for rows that sample, or
  * KV8_ROW_FAILED for any: it chose nothing, and nobody finds its pages. Lets other requests find
  * the full pages of the rest. A request that failed, or has nothing left to compute or to choose,

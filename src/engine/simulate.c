@@ -48,12 +48,17 @@ static kv8_status resolve(simulation *s, const kv8_simulation_options *options) 
     s->options = *options;
     kv8_simulation_options *const o = &s->options;
     KV8_READ_STRUCT(kv8_step_time, &s->time, options->time);
-    KV8_TRY(check_term("step_ns", s->time.step_ns));
-    KV8_TRY(check_term("token_ns", s->time.token_ns));
+    KV8_TRY(check_count("num_sizes", s->time.num_sizes, 1, KV8_STEP_SIZES));
+    for (int32_t i = 0; i < s->time.num_sizes; i++) {
+        const int32_t before = i == 0 ? 0 : s->time.sizes[i - 1];
+        KV8_TRY(check_count("a size of steps", s->time.sizes[i], before + 1, MAX_COUNT));
+        KV8_TRY(check_term("a step's time", s->time.ns[i]));
+        if (!(s->time.ns[i] > 0))
+            return kv8_fail(KV8_ERR_INVALID, "a step of %d tokens must take time",
+                            s->time.sizes[i]);
+    }
     KV8_TRY(check_term("decode_key_ns", s->time.decode_key_ns));
     KV8_TRY(check_term("prefill_key_ns", s->time.prefill_key_ns));
-    if (!(s->time.step_ns + s->time.token_ns > 0))
-        return kv8_fail(KV8_ERR_INVALID, "step_ns and token_ns are 0: a step must take time");
     if (!(o->requests_per_s >= 0) || !isfinite(o->requests_per_s))
         return kv8_fail(KV8_ERR_INVALID, "requests_per_s is %g, must be 0 or more",
                         o->requests_per_s);
@@ -113,7 +118,8 @@ static kv8_status open_simulation(simulation *s) {
                                              .max_running = o->max_requests,
                                              .max_waiting = o->num_requests,
                                              .max_step_tokens = o->step_tokens,
-                                             .max_step_logits = o->max_requests};
+                                             .max_step_logits = o->max_requests,
+                                             .paced = o->paced != 0};
     return kv8_scheduler_create(&s->scheduler, &scheduler);
 }
 
@@ -165,7 +171,7 @@ static kv8_status admit(simulation *s) {
 /* --- steps --- */
 
 static double time_of(const kv8_step_time *time, const kv8_schedule *schedule) {
-    double ns = time->step_ns + schedule->num_tokens * time->token_ns;
+    double ns = kv8_step_time_of(time, schedule->num_tokens);
     for (int32_t i = 0; i < schedule->num_rows; i++) {
         const double first = schedule->rows[i].first, num = schedule->rows[i].num_tokens;
         ns += kv8_prefill_keys(first, num) * (num > 1 ? time->prefill_key_ns : time->decode_key_ns);
@@ -196,6 +202,7 @@ static kv8_status run_step(simulation *s) {
     s->step_ns += ns;
     s->running_ns += ns * schedule.num_rows;
     s->num_steps++;
+    kv8_scheduler_took(s->scheduler, ns);
     KV8_TRY(kv8_scheduler_commit(s->scheduler, s->chosen));
     for (int32_t i = 0; i < schedule.num_rows; i++)
         if (schedule.rows[i].samples) KV8_TRY(take_token(s, schedule.rows[i].owner));

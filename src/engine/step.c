@@ -228,8 +228,9 @@ static void tell_expired(kv8_engine *e, const kv8_schedule *schedule) {
 
 /* --- the step --- */
 
-/* Everything between the model and the events; pages of rows that failed are nobody's to find. */
-static kv8_status choose(kv8_engine *e) {
+/* Everything between the model and the scheduler; pages of rows that failed are nobody's to find.
+ */
+static void choose(kv8_engine *e) {
     const uint64_t begin = kv8_time_ns();
     kv8_threads_run(e->threads, (size_t)e->num_rows, judge_row, e);
     for (int32_t i = 0; i < e->num_shares; i++) judge_share(e, i);
@@ -239,7 +240,6 @@ static kv8_status choose(kv8_engine *e) {
         e->chosen[i] =
             e->events[i].finish == KV8_FINISH_FAILED ? KV8_ROW_FAILED : e->events[i].token;
     e->stats.sample_ns += kv8_time_ns() - begin;
-    return kv8_scheduler_commit(e->scheduler, e->chosen);
 }
 
 /* The rows of a schedule through the model; none of them has happened on failure. */
@@ -253,7 +253,9 @@ static kv8_status run_rows(kv8_engine *e, const kv8_schedule *schedule) {
     }
     e->stats.model_ns += kv8_time_ns() - begin;
     e->stats.num_steps++;
-    KV8_TRY(choose(e));
+    choose(e);
+    kv8_scheduler_took(e->scheduler, (double)(kv8_time_ns() - begin));
+    KV8_TRY(kv8_scheduler_commit(e->scheduler, e->chosen));
     for (int32_t i = 0; i < e->num_shares; i++) tell(e, i);
     return KV8_OK;
 }

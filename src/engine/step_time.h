@@ -8,5 +8,7 @@
 
 /* Pairs of one of num_tokens new tokens, after `first` others, and a token that it sees. */
 double kv8_prefill_keys(double first, double num_tokens);
+/* Of a step of num_tokens, what it takes besides keys. */
+double kv8_step_time_of(const kv8_step_time *time, int32_t num_tokens);
 
 #endif

@@ -4,13 +4,16 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <kv8/simulate.h>
 
+#include "step_time.h"
+
 #include "testing.h"
 
 /* Milliseconds. */
 static kv8_step_time time_of(double step, double token, double decode_key, double prefill_key) {
     return (kv8_step_time){.struct_size = sizeof(kv8_step_time),
-                           .step_ns = step * 1e6,
-                           .token_ns = token * 1e6,
+                           .num_sizes = 2,
+                           .sizes = {1, 2},
+                           .ns = {(step + token) * 1e6, (step + 2 * token) * 1e6},
                            .decode_key_ns = decode_key * 1e6,
                            .prefill_key_ns = prefill_key * 1e6};
 }
@@ -131,32 +134,50 @@ static int32_t make_rows(const kv8_step_time *t, const int32_t *depths, int32_t 
         const double depth = depths[i];
         kv8_speed_row row = {.struct_size = sizeof row, .depth = depths[i], .chunk = 200};
         row.num_prompt = 512;
-        row.ns =
-            3 * t->step_ns + 512 * t->token_ns + (512 * depth + 512 * 513 / 2) * t->prefill_key_ns;
+        row.ns = 2 * kv8_step_time_of(t, 200) + kv8_step_time_of(t, 112) +
+                 (512 * depth + 512 * 513 / 2) * t->prefill_key_ns;
         rows[n++] = row;
         row.num_prompt = 0;
         row.num_gen = 32;
-        row.ns = 32 * (t->step_ns + t->token_ns) + (32 * depth + 32 * 33 / 2) * t->decode_key_ns;
-        rows[n++] = row;
+        for (row.num_seqs = 1; row.num_seqs <= 64; row.num_seqs *= 64) {
+            row.ns = 32 * kv8_step_time_of(t, row.num_seqs) +
+                     (32 * depth + 32 * 33 / 2) * row.num_seqs * t->decode_key_ns;
+            rows[n++] = row;
+        }
+        row.num_seqs = 0;
     }
     return n;
+}
+
+/* Steps of 1, 64 and 200 tokens, which need not lie on a line, and keys. */
+static kv8_step_time measured_time(double one, double many, double most, double decode_key,
+                                   double prefill_key) {
+    kv8_step_time time = time_of(0, 0, decode_key, prefill_key);
+    time.num_sizes = 3;
+    memcpy(time.sizes, (const int32_t[]){1, 64, 200}, 3 * sizeof time.sizes[0]);
+    memcpy(time.ns, (const double[]){one * 1e6, many * 1e6, most * 1e6}, 3 * sizeof time.ns[0]);
+    return time;
 }
 
 static void the_fit_finds_the_terms(void **state) {
     (void)state;
     static const int32_t depths[] = {0, 4096, 32768};
-    static const double terms[][4] = {
-        {1.7, 0.024, 6e-6, 3e-8}, {0.1, 2, 1e-3, 1e-4}, {3, 0, 1e-5, 0}};
+    static const double terms[][5] = {
+        {3, 13, 15, 6e-6, 3e-8}, {0.1, 2, 9, 1e-3, 1e-4}, {3, 3, 3, 1e-5, 0}};
     for (int i = 0; i < 3; i++) {
-        const kv8_step_time wanted = time_of(terms[i][0], terms[i][1], terms[i][2], terms[i][3]);
-        kv8_speed_row rows[6];
+        const double *const of = terms[i];
+        const kv8_step_time wanted = measured_time(of[0], of[1], of[2], of[3], of[4]);
+        kv8_speed_row rows[9];
         kv8_step_time got = KV8_STEP_TIME_INIT;
         assert_ok(kv8_step_time_fit(rows, make_rows(&wanted, depths, 3, rows), &got));
-        const double pairs[4][2] = {{got.step_ns, wanted.step_ns},
-                                    {got.token_ns, wanted.token_ns},
-                                    {got.decode_key_ns, wanted.decode_key_ns},
+        assert_int_equal(got.num_sizes, 3);
+        for (int k = 0; k < 3; k++) {
+            assert_int_equal(got.sizes[k], wanted.sizes[k]);
+            assert_true(fabs(got.ns[k] - wanted.ns[k]) <= 1e-4 * wanted.ns[k]);
+        }
+        const double pairs[2][2] = {{got.decode_key_ns, wanted.decode_key_ns},
                                     {got.prefill_key_ns, wanted.prefill_key_ns}};
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < 2; k++) {
             assert_true(pairs[k][0] >= 0);
             assert_true(fabs(pairs[k][0] - pairs[k][1]) <= 1e-4 * (pairs[k][1] + 1e-3));
         }
@@ -167,39 +188,46 @@ static void the_fit_finds_the_terms(void **state) {
 static void no_term_is_negative(void **state) {
     (void)state;
     static const int32_t depths[] = {0, 4096};
-    const kv8_step_time base = time_of(2, 0.02, 0, 1e-8);
-    kv8_speed_row rows[4];
+    const kv8_step_time base = measured_time(2, 5, 9, 0, 1e-8);
+    kv8_speed_row rows[6];
     kv8_step_time got = KV8_STEP_TIME_INIT;
     const int32_t num = make_rows(&base, depths, 2, rows);
-    rows[3].ns *= 0.98;
+    rows[4].ns *= 0.98;
+    rows[5].ns *= 0.98;
     assert_ok(kv8_step_time_fit(rows, num, &got));
     assert_true(got.decode_key_ns == 0);
-    assert_true(fabs(got.step_ns + got.token_ns - 0.99 * 2.02e6) < 0.01e6);
+    assert_true(fabs(got.ns[0] - 0.99 * 2e6) < 0.01e6);
 }
 
 static void what_says_too_little_is_refused(void **state) {
     (void)state;
     static const int32_t depths[] = {100, 4096};
-    const kv8_step_time base = time_of(2, 0.02, 1e-6, 1e-8);
-    kv8_speed_row rows[4];
+    const kv8_step_time base = measured_time(2, 5, 9, 1e-6, 1e-8);
+    kv8_speed_row rows[6];
     kv8_step_time got = KV8_STEP_TIME_INIT;
     make_rows(&base, depths, 2, rows);
-    assert_refused(kv8_step_time_fit(rows, 2, &got), KV8_ERR_INVALID, "2 rows do not tell");
+    assert_refused(kv8_step_time_fit(rows, 3, &got), KV8_ERR_INVALID, "3 rows do not tell");
     assert_refused(kv8_step_time_fit(rows, 0, &got), KV8_ERR_INVALID, "0 rows do not tell");
     rows[1].num_prompt = 3;
-    assert_refused(kv8_step_time_fit(rows, 4, &got), KV8_ERR_INVALID, "row 1: 3 tokens of prompt");
+    assert_refused(kv8_step_time_fit(rows, 6, &got), KV8_ERR_INVALID, "row 1: 3 tokens of prompt");
     rows[1].num_prompt = 0;
     rows[1].ns = (double)NAN;
-    assert_refused(kv8_step_time_fit(rows, 4, &got), KV8_ERR_INVALID, "row 1");
+    assert_refused(kv8_step_time_fit(rows, 6, &got), KV8_ERR_INVALID, "row 1");
     kv8_simulation result = KV8_SIMULATION_INIT;
     kv8_simulation_options options = KV8_SIMULATION_OPTIONS_INIT;
     kv8_step_time bad = base;
     options.time = &bad;
     assert_refused(kv8_simulate(&options, &result), KV8_ERR_INVALID, "num_requests is 0");
-    bad.token_ns = (double)NAN;
-    assert_refused(kv8_simulate(&options, &result), KV8_ERR_INVALID, "token_ns is nan");
+    bad.ns[1] = (double)NAN;
+    assert_refused(kv8_simulate(&options, &result), KV8_ERR_INVALID, "a step's time is nan");
     bad = time_of(0, 0, 1, 1);
-    assert_refused(kv8_simulate(&options, &result), KV8_ERR_INVALID, "a step must take time");
+    assert_refused(kv8_simulate(&options, &result), KV8_ERR_INVALID,
+                   "a step of 1 tokens must take time");
+    bad = base;
+    bad.sizes[1] = 1;
+    assert_refused(kv8_simulate(&options, &result), KV8_ERR_INVALID, "a size of steps is 1");
+    bad.num_sizes = 0;
+    assert_refused(kv8_simulate(&options, &result), KV8_ERR_INVALID, "num_sizes is 0");
     bad = base;
     options.requests_per_s = -1;
     assert_refused(kv8_simulate(&options, &result), KV8_ERR_INVALID, "requests_per_s is -1");
