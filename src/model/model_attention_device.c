@@ -56,7 +56,7 @@ static int32_t chunk_rows(const kv8_model *model) {
 static kv8_attention_spec spec_of(const kv8_model *model, const kv8_layer_kind *kind,
                                   int class_idx) {
     const kv8_model_info *const c = &model->info;
-    const kv8_device_attention *const set = &model->on_device->attention;
+    const kv8_device_attention *const set = model->on_device->attention;
     kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
     spec.num_qo_heads = c->num_qo_heads;
     spec.num_kv_heads = c->num_kv_heads;
@@ -84,7 +84,7 @@ static kv8_status create_class(const kv8_model *model, kv8_layer_kind *kind, int
 }
 
 static kv8_status create_kind(const kv8_model *model, kv8_layer_kind *kind) {
-    const kv8_device_attention *const set = &model->on_device->attention;
+    const kv8_device_attention *const set = model->on_device->attention;
     kv8_append_spec append = KV8_APPEND_SPEC_INIT;
     append.num_kv_heads = model->info.num_kv_heads;
     append.k_head_dim = model->info.head_dim;
@@ -111,7 +111,7 @@ static void release_kind(const kv8_model *model, kv8_layer_kind *kind) {
 
 /* The kind of a layer: one that there is, or a new one. */
 static kv8_status find_kind(kv8_model *model, const kv8_cache *cache, int32_t layer) {
-    kv8_device_attention *const set = &model->on_device->attention;
+    kv8_device_attention *const set = model->on_device->attention;
     kv8_cache_layer stored;
     KV8_TRY(kv8_model_read_layer(model, cache, layer, &stored));
     int32_t k = 0;
@@ -145,7 +145,7 @@ static void find_group(kv8_device_attention *set, const kv8_cache *cache, int32_
     X(scales, 2 * (size_t)num_layers)
 
 static kv8_status create_set(kv8_model *model, const kv8_cache *cache) {
-    kv8_device_attention *const set = &model->on_device->attention;
+    kv8_device_attention *const set = model->on_device->attention;
     const int32_t num_layers = set->num_layers = model->info.num_layers;
     void *memory = NULL;
 #define X(member, count)                                                                       \
@@ -163,8 +163,7 @@ static kv8_status create_set(kv8_model *model, const kv8_cache *cache) {
     return KV8_OK;
 }
 
-void kv8_device_attention_release(kv8_model *model) {
-    kv8_device_attention *const set = &model->on_device->attention;
+static void release_set(const kv8_model *model, kv8_device_attention *set) {
     const int32_t num_layers = set->num_layers;
     for (int32_t k = 0; k < set->num_kinds; k++) release_kind(model, &set->kinds[k]);
 #define X(member, count) \
@@ -174,22 +173,68 @@ void kv8_device_attention_release(kv8_model *model) {
     *set = (kv8_device_attention){.allocator = set->allocator, .version = set->version + 1};
 }
 
+void kv8_device_attention_release(kv8_model *model) {
+    for (int i = 0; i < KV8_MAX_CACHES; i++) release_set(model, &model->on_device->attentions[i]);
+}
+
+/* The set that fits the cache, NULL: none. */
+static kv8_device_attention *find_set(kv8_model_device *d, const kv8_cache *cache,
+                                      const kv8_cache_shape *shape) {
+    for (int i = 0; i < KV8_MAX_CACHES; i++) {
+        if (fits(&d->attentions[i], cache, shape)) return &d->attentions[i];
+    }
+    return NULL;
+}
+
+/* One that is empty, or that was used before all others. */
+static kv8_device_attention *oldest_set(kv8_model_device *d) {
+    kv8_device_attention *oldest = &d->attentions[0];
+    for (int i = 1; i < KV8_MAX_CACHES; i++) {
+        if (d->attentions[i].last_use < oldest->last_use) oldest = &d->attentions[i];
+    }
+    return oldest;
+}
+
+/* The set of another cache, the oldest; false where no other is left. */
+static bool release_other(kv8_model *model) {
+    kv8_model_device *const d = model->on_device;
+    kv8_device_attention *oldest = NULL;
+    for (int i = 0; i < KV8_MAX_CACHES; i++) {
+        kv8_device_attention *const set = &d->attentions[i];
+        if (set != d->attention && set->last_use > 0 &&
+            (oldest == NULL || set->last_use < oldest->last_use))
+            oldest = set;
+    }
+    if (oldest != NULL) release_set(model, oldest);
+    return oldest != NULL;
+}
+
 kv8_status kv8_device_attention_fit(kv8_model *model, const kv8_cache *cache) {
-    kv8_device_attention *const set = &model->on_device->attention;
+    kv8_model_device *const d = model->on_device;
     kv8_cache_shape shape;
     KV8_TRY(kv8_model_check_cache(model, cache, &shape));
-    if (fits(set, cache, &shape)) return KV8_OK;
-    kv8_device_attention_release(model);
-    set->shape = shape;
-    const kv8_status status = create_set(model, cache);
-    if (status != KV8_OK) kv8_device_attention_release(model);
-    return status;
+    d->attention = find_set(d, cache, &shape);
+    if (d->attention == NULL) {
+        kv8_device_attention *const set = d->attention = oldest_set(d);
+        kv8_status status = KV8_OK;
+        do {
+            release_set(model, set);
+            set->shape = shape;
+            status = create_set(model, cache);
+        } while (status == KV8_ERR_NO_MEMORY && release_other(model));
+        if (status != KV8_OK) {
+            release_set(model, set);
+            return status;
+        }
+    }
+    d->attention->last_use = ++d->num_uses;
+    return KV8_OK;
 }
 
 /* --- a step --- */
 
 kv8_status kv8_device_attention_load(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
-    kv8_device_attention *const set = &model->on_device->attention;
+    kv8_device_attention *const set = model->on_device->attention;
     for (int32_t g = 0; g < set->num_groups; g++) {
         kv8_page_table pages = KV8_PAGE_TABLE_INIT;
         KV8_TRY(kv8_cache_page_table_device(cache, set->group_layer[g], step->seqs, step->num_seqs,
@@ -211,7 +256,7 @@ typedef struct layer_scales {
 } layer_scales;
 
 static layer_scales scales_of(const kv8_model *model, int32_t layer) {
-    const kv8_device_attention *const set = &model->on_device->attention;
+    const kv8_device_attention *const set = model->on_device->attention;
     const kv8_cache_device_layer *const own = &set->layers[layer].own;
     if (!set->own_scales) return (layer_scales){own->k_scale, own->v_scale, 0};
     return (layer_scales){set->scales[2 * layer], set->scales[2 * layer + 1],
@@ -220,7 +265,7 @@ static layer_scales scales_of(const kv8_model *model, int32_t layer) {
 
 static kv8_status append(const kv8_model *model, int32_t layer, const kv8_device_batch *batch,
                          const kv8_device_layer_rows *rows) {
-    const kv8_device_attention *const set = &model->on_device->attention;
+    const kv8_device_attention *const set = model->on_device->attention;
     const kv8_layer_place *const place = &set->layers[layer];
     const layer_scales scales = scales_of(model, layer);
     kv8_append_args args = KV8_APPEND_ARGS_INIT;
@@ -271,7 +316,7 @@ static kv8_attention_args attention_args(const kv8_model *model, int32_t layer,
                                          const kv8_device_batch *batch,
                                          const kv8_device_layer_rows *rows) {
     const kv8_model_info *const c = &model->info;
-    const kv8_device_attention *const set = &model->on_device->attention;
+    const kv8_device_attention *const set = model->on_device->attention;
     const kv8_layer_place *const place = &set->layers[layer];
     const layer_scales scales = scales_of(model, layer);
     kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
@@ -301,7 +346,7 @@ static const kv8_device_plan *plan_of(const kv8_device_attention *set, const kv8
 
 kv8_status kv8_device_attention_run(kv8_model *model, int32_t layer, const kv8_device_batch *batch,
                                     const kv8_device_layer_rows *rows) {
-    const kv8_device_attention *const set = &model->on_device->attention;
+    const kv8_device_attention *const set = model->on_device->attention;
     const kv8_layer_kind *const kind = &set->kinds[set->layers[layer].kind];
     const kv8_device_plan *const p = plan_of(set, kind, batch);
     kv8_stream *const stream = model->options.stream;

@@ -1,4 +1,4 @@
-/* model_attention_device.h - a step's attention on a GPU: plans kept per shape of cache, the tables
+/* model_attention_device.h - a step's attention on a GPU: plans kept for the last caches, the tables
  * of the step's sequences, append and attention of a layer. Private to the room.
  *
  * A step of one token a request takes a plan of a decode class, by how many requests it is launched
@@ -47,6 +47,7 @@ typedef struct kv8_device_attention {
     int32_t *group_layer;    /* [num_groups] the first layer of each */
     int32_t num_layers, num_kinds, num_groups;
     int32_t class_seqs[KV8_NUM_CLASSES]; /* requests of a run at most */
+    uint64_t last_use;                   /* the number of the last step with it; 0: empty */
     uint64_t version;                    /* another one: addresses of before mean nothing now */
     bool own_scales;                     /* the step's sequences have scales of their own: */
     const float **scales;                /* [num_layers, 2], K's and V's */
@@ -59,7 +60,8 @@ typedef struct kv8_device_batch {
     const int32_t *token_ids, *positions, *indptr, *logit_rows;
 } kv8_device_batch;
 
-/* Makes plans for a cache of another shape or place than the last one's. Allocates only then. */
+/* Takes the set of this cache, or makes one, in place of the oldest, for a cache whose shape or place
+ * no set has. Allocates only then. */
 kv8_status kv8_device_attention_fit(kv8_model *model, const kv8_cache *cache);
 void kv8_device_attention_release(kv8_model *model);
 /* Page tables and scales of the step's sequences, after they were extended, onto the stream. */

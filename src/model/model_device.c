@@ -55,7 +55,7 @@ kv8_status kv8_model_device_open(kv8_model *model) {
     KV8_TRY(kv8_alloc(o->allocator, 1, sizeof(kv8_model_device), "model on a GPU", &memory));
     kv8_model_device *const d = model->on_device = memory;
     d->memory.device = o->device;
-    d->attention.allocator = o->allocator;
+    for (int i = 0; i < KV8_MAX_CACHES; i++) d->attentions[i].allocator = o->allocator;
     d->logit_rows = (int32_t)kv8_max_i64(o->max_step_seqs, LEAST_LOGIT_ROWS);
     KV8_TRY(model->architecture->device->create(model));
     lay_out(model);
@@ -67,18 +67,21 @@ kv8_status kv8_model_device_open(kv8_model *model) {
     return load(model);
 }
 
-static void drop_graphs(kv8_model_device *d) {
+static void drop_graphs(kv8_device_graphs *graphs) {
     for (int i = 0; i < KV8_MAX_GRAPHS; i++) {
-        kv8_graph_destroy(d->graphs[i]);
-        d->graphs[i] = NULL;
+        kv8_graph_destroy(graphs->recorded[i]);
+        graphs->recorded[i] = NULL;
     }
+}
+static void drop_all_graphs(kv8_model_device *d) {
+    for (int i = 0; i < KV8_MAX_CACHES; i++) drop_graphs(&d->graphs[i]);
 }
 
 /* Graphs with an observer count into it, those without do not. */
 static kv8_status take_observer(kv8_model *model) {
     kv8_model_device *const d = model->on_device;
     if (d->observer == NULL) return KV8_OK;
-    drop_graphs(d);
+    drop_all_graphs(d);
     const kv8_status status =
         kv8_device_observer_read(d->observer, model->options.stream, model->observer);
     kv8_device_observer_destroy(d->observer);
@@ -95,7 +98,7 @@ kv8_status kv8_model_device_observe(kv8_model *model, const kv8_observer *observ
     KV8_TRY(kv8_observer_get_options(observer, &options));
     KV8_TRY(kv8_device_observer_create(&d->observer, model->options.stream, &options));
     d->observes_q = options.num_qo_heads > 0;
-    drop_graphs(d);
+    drop_all_graphs(d);
     return KV8_OK;
 }
 
@@ -114,7 +117,7 @@ void kv8_model_device_close(kv8_model *model) {
     kv8_model_device *const d = model->on_device;
     if (d == NULL) return;
     (void)take_observer(model);
-    drop_graphs(d);
+    drop_all_graphs(d);
     kv8_device_attention_release(model);
     kv8_device_free_host(d->memory.device, d->input_host);
     kv8_device_memory_release(&d->memory);
@@ -225,19 +228,20 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     const int idx = graph_of(num_rows, &recorded);
     KV8_TRY(follow_observer(model));
     KV8_TRY(kv8_device_attention_load(model, cache, step));
-    if (d->graphs_version != d->attention.version) drop_graphs(d);
-    d->graphs_version = d->attention.version;
+    kv8_device_graphs *const graphs = &d->graphs[d->attention - d->attentions];
+    if (graphs->version != d->attention->version) drop_graphs(graphs);
+    graphs->version = d->attention->version;
     /* A graph's tables, of the model and of the cache, hold so many requests. */
     const int32_t most =
-        (int32_t)kv8_min_i64(model->options.max_step_seqs, d->attention.shape.max_seqs);
+        (int32_t)kv8_min_i64(model->options.max_step_seqs, d->attention->shape.max_seqs);
     const bool replays = is_decode && idx >= 0 && model->options.path != KV8_PATH_EAGER &&
-                         step->num_logit_rows == num_rows && !d->attention.own_scales;
+                         step->num_logit_rows == num_rows && !d->attention->own_scales;
     kv8_device_batch batch = {.num_rows = num_rows, .num_seqs = step->num_seqs};
     batch.is_decode = is_decode;
     if (replays) batch.num_rows = batch.num_seqs = (int32_t)kv8_min_i64(recorded, most);
     KV8_TRY(send_inputs(model, step, &batch));
     if (replays) {
-        KV8_TRY(run_graph(model, &batch, &d->graphs[idx]));
+        KV8_TRY(run_graph(model, &batch, &graphs->recorded[idx]));
         KV8_TRY(read_logits(model, 0, num_rows, step->logits_out));
     } else {
         KV8_TRY(run_eager(model, step, &batch));

@@ -30,14 +30,23 @@ struct kv8_device_architecture {
 /* A graph for each number of rows up to 16, then for every 8 up to 64 and every 32 up to 512. */
 enum { KV8_MAX_GRAPHS = 36, KV8_MAX_GRAPH_ROWS = 512 };
 
+typedef struct kv8_device_graphs {
+    kv8_graph *recorded[KV8_MAX_GRAPHS]; /* NULL = not yet */
+    uint64_t version;                    /* of attention, that they were recorded with */
+} kv8_device_graphs;
+
+/* Caches that take turns cost nothing, so many of them. */
+enum { KV8_MAX_CACHES = 8 };
+
 struct kv8_model_device {
     kv8_device_memory memory;
-    kv8_device_attention attention;
+    kv8_device_attention attentions[KV8_MAX_CACHES];
+    kv8_device_attention *attention; /* of the step's cache; NULL before the first step */
+    uint64_t num_uses;
     int32_t *input_host, *input_device; /* of a step: page-locked, and the GPU's */
     float *logits;                      /* [logit_rows, vocab_size] */
     int32_t logit_rows;
-    kv8_graph *graphs[KV8_MAX_GRAPHS]; /* NULL = not recorded yet */
-    uint64_t graphs_version;           /* of attention, that they were recorded with */
+    kv8_device_graphs graphs[KV8_MAX_CACHES]; /* as attentions */
     kv8_device_observer *observer;     /* counts for model->observer; NULL = none */
     bool observes, observes_q;         /* it was started; it has Q */
 };

@@ -292,24 +292,38 @@ static void observers_come_and_go_with_their_graphs(void **state) {
     kv8_observer_destroy(observer);
 }
 
-/* A step that wants no logits, or other rows, is no graph's; another cache has graphs of its own.
- */
-static void graphs_belong_to_their_cache(void **state) {
+/* Plans and graphs of caches that take turns stay; of many, the oldest go. */
+static void caches_that_take_turns_keep_plans_and_graphs(void **state) {
+    enum { CACHES = 10, KEPT = 8 };
     (void)state;
     fixture f;
     bool is_replayed = false;
+    kv8_cache *caches[CACHES];
     open_fixture(&f, KV8_PATH_AUTO);
+    kv8_cache_destroy(f.cache);
+    for (int c = 0; c < CACHES; c++) {
+        caches[c] = f.cache = open_cache(f.model, KV8_E4M3, 16, SEQS, 64, false);
+        for (int i = 0; i < SEQS; i++) assert_ok(kv8_cache_seq_create(f.cache, &f.seqs[i]));
+        count_launches(&f, 1, 1, &is_replayed);
+        assert_true(is_replayed);
+        assert_int_equal(stand_in_num_calls("cuStreamBeginCapture_v2"), c + 1);
+        assert_int_equal(stand_in_get_live().graphs, c < KEPT ? c + 1 : KEPT);
+    }
+    const int64_t taken = stand_in_num_calls("cuMemAlloc_v2");
+    for (int turn = 0; turn < 3; turn++) {
+        for (int c = CACHES - KEPT; c < CACHES; c++) {
+            f.cache = caches[c];
+            count_launches(&f, 1, 1, &is_replayed);
+            assert_true(is_replayed);
+        }
+    }
+    assert_int_equal(stand_in_num_calls("cuStreamBeginCapture_v2"), CACHES);
+    assert_int_equal(stand_in_num_calls("cuMemAlloc_v2"), taken);
+    f.cache = caches[0]; /* its set was given away */
     count_launches(&f, 1, 1, &is_replayed);
-    kv8_cache *const first = f.cache;
-    kv8_seq first_seqs[SEQS];
-    memcpy(first_seqs, f.seqs, sizeof first_seqs);
-    f.cache = open_cache(f.model, KV8_E4M3, 16, SEQS, 64, false);
-    for (int i = 0; i < SEQS; i++) assert_ok(kv8_cache_seq_create(f.cache, &f.seqs[i]));
-    count_launches(&f, 1, 1, &is_replayed);
-    assert_true(is_replayed);
-    assert_int_equal(stand_in_num_calls("cuStreamBeginCapture_v2"), 2);
-    assert_int_equal(stand_in_get_live().graphs, 1); /* the first one's are gone */
-    kv8_cache_destroy(first);
+    assert_int_equal(stand_in_num_calls("cuStreamBeginCapture_v2"), CACHES + 1);
+    assert_int_equal(stand_in_get_live().graphs, KEPT);
+    for (int c = 1; c < CACHES; c++) kv8_cache_destroy(caches[c]);
     close_fixture(&f);
 }
 
@@ -344,7 +358,7 @@ int main(void) {
         cmocka_unit_test(a_step_that_fails_changes_nothing),
         cmocka_unit_test(a_graph_launches_what_a_step_does),
         cmocka_unit_test(observers_come_and_go_with_their_graphs),
-        cmocka_unit_test(graphs_belong_to_their_cache),
+        cmocka_unit_test(caches_that_take_turns_keep_plans_and_graphs),
         cmocka_unit_test(wrong_options_are_refused),
     };
     return cmocka_run_group_tests_name("model_faults", tests, make_model, drop_model);
