@@ -40,8 +40,7 @@ int cli_without(const char *list, kv8_model_options *options) {
     return list == NULL || list[0] != '\0' ? CLI_OK : cli_fail("--without is empty");
 }
 
-/* The GPU that "cuda" or "cuda:N" names, -1 for the host; CLI_FAILED for anything else. */
-static int read_device(const char *text, int32_t *idx_out) {
+int cli_device(const char *text, int32_t *idx_out) {
     enum { MAX_DEVICES = 1024 };
     *idx_out = -1;
     if (text == NULL || strcmp(text, "cpu") == 0) return CLI_OK;
@@ -78,7 +77,7 @@ static kv8_status open_model(cli_model *model, const cli_opening *opening) {
 int cli_model_open(cli_model *model, const cli_opening *opening) {
     int32_t device_idx = -1;
     *model = (cli_model){.info = KV8_MODEL_INFO_INIT};
-    const int named = read_device(opening->device, &device_idx);
+    const int named = cli_device(opening->device, &device_idx);
     if (named != CLI_OK) return named;
     kv8_status status = kv8_machine_isa(&model->isa);
     if (status == KV8_OK) status = kv8_threads_create(&model->threads, opening->threads);

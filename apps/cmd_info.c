@@ -14,24 +14,29 @@ typedef struct machine {
     int32_t num_cpus;
     double memory_bytes;
     int32_t num_gpus;
-    kv8_device_info gpu; /* the first one */
-    char no_gpu[256];    /* why there is none */
+    kv8_device_info gpu;      /* the first one, or that of --device */
+    uint64_t available_bytes; /* of its memory */
+    char no_gpu[256];         /* why there is none */
 } machine;
 
-static void find_gpus(machine *out) {
+static kv8_status open_gpu(machine *out, int32_t idx) {
     kv8_device *device = NULL;
-    if (kv8_device_count(&out->num_gpus) != KV8_OK || kv8_device_open(&device, 0) != KV8_OK) {
-        snprintf(out->no_gpu, sizeof out->no_gpu, "%s", kv8_status_message());
-        return;
-    }
+    kv8_status status = kv8_device_count(&out->num_gpus);
+    if (status == KV8_OK) status = kv8_device_open(&device, idx);
+    if (status != KV8_OK) return status;
     out->gpu = *kv8_device_get_info(device);
+    status = kv8_device_available(device, &out->available_bytes);
     kv8_device_close(device);
+    return status;
 }
 
-static kv8_status find_machine(machine *out) {
+/* idx < 0: none was asked for by name, so none may be there. */
+static kv8_status find_machine(machine *out, int32_t idx) {
     *out = (machine){.num_cpus = kv8_machine_num_cpus()};
     out->memory_bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    find_gpus(out);
+    const kv8_status found = open_gpu(out, idx < 0 ? 0 : idx);
+    if (found != KV8_OK && idx >= 0) return found;
+    if (found != KV8_OK) snprintf(out->no_gpu, sizeof out->no_gpu, "%s", kv8_status_message());
     return kv8_machine_isa(&out->best);
 }
 
@@ -72,16 +77,21 @@ static void print_machine(const machine *m) {
         printf("  GPU               %s, sm_%d, %d multiprocessors, %.1f GiB, driver of CUDA %d.%d",
                m->gpu.name, m->gpu.sm_version, m->gpu.num_sms, (double)m->gpu.memory_bytes / 0x1p30,
                m->gpu.driver_version / 1000, m->gpu.driver_version % 1000 / 10);
-        printf(m->num_gpus > 1 ? "; the first of %d\n" : "\n", m->num_gpus);
+        if (m->num_gpus > 1) printf("; number %d of %d", m->gpu.device_idx, m->num_gpus);
+        printf("\n                    %.1f GiB of it free, L2 %.0f MiB",
+               (double)m->available_bytes / 0x1p30, (double)m->gpu.l2_bytes / 0x1p20);
+        if (m->gpu.memory_gb_s > 0) printf(", %.0f GB/s by its clock", m->gpu.memory_gb_s);
+        printf("\n");
     }
     print_images();
 }
 
 static json_t *gpu_json(const machine *m) {
     if (m->no_gpu[0] != '\0') return json_pack("{s:s}", "none", m->no_gpu);
-    return json_pack("{s:s, s:i, s:i, s:I, s:I, s:i}", "name", m->gpu.name, "sm_version",
-                     m->gpu.sm_version, "num_sms", m->gpu.num_sms, "memory_bytes",
-                     (json_int_t)m->gpu.memory_bytes, "l2_bytes", (json_int_t)m->gpu.l2_bytes,
+    return json_pack("{s:s, s:i, s:i, s:i, s:I, s:I, s:I, s:i}", "name", m->gpu.name, "device_idx",
+                     m->gpu.device_idx, "sm_version", m->gpu.sm_version, "num_sms", m->gpu.num_sms,
+                     "memory_bytes", (json_int_t)m->gpu.memory_bytes, "available_bytes",
+                     (json_int_t)m->available_bytes, "l2_bytes", (json_int_t)m->gpu.l2_bytes,
                      "driver_version", m->gpu.driver_version);
 }
 
@@ -193,6 +203,65 @@ static json_t *model_json(const cli_model *model, const char *directory,
         "kv_bytes_per_token_full_layers", full, "tensors", tensors);
 }
 
+/* --- the model's place on a GPU --- */
+
+static kv8_status count_memory(const char *directory, int32_t device_idx, kv8_threads *threads,
+                               kv8_model_memory *out) {
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    options.threads = threads;
+    kv8_status status = kv8_device_open(&options.device, device_idx);
+    if (status == KV8_OK) status = kv8_stream_create(&options.stream, options.device);
+    if (status == KV8_OK) status = kv8_model_count_memory(directory, &options, out);
+    kv8_stream_destroy(options.stream);
+    kv8_device_close(options.device);
+    return status;
+}
+
+/* Tokens whose KV fits beside the model, in the layers that keep every token. */
+static uint64_t tokens_that_fit(const kv8_model_memory *m, const kv_bytes *kv) {
+    const uint64_t left = m->available > m->total ? m->available - m->total : 0;
+    return kv->unwindowed > 0 ? left / kv->unwindowed : 0;
+}
+
+static bool model_fits(const kv8_model_memory *m) {
+    return m->total + m->loading <= m->available;
+}
+
+static void print_memory(const kv8_model_memory *m, const kv_bytes kv[KV8_DTYPE_COUNT]) {
+    const struct {
+        const char *part;
+        uint64_t bytes;
+    } parts[] = {{"dense weights", m->dense},     {"experts", m->experts},
+                 {"activations", m->activations}, {"logits", m->logits},
+                 {"workspaces", m->workspaces},   {"the model", m->total},
+                 {"while it loads", m->loading},  {"free", m->available}};
+    printf("\n  memory on the GPU, GB\n");
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        printf("  %-17s %9.3f\n", parts[i].part, (double)parts[i].bytes * 1e-9);
+    if (!model_fits(m)) {
+        printf("  The model does not fit; experts in host memory are not offered.\n");
+        return;
+    }
+    printf("\n  tokens of KV that fit beside it\n");
+    for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++)
+        printf("  %-10s %12llu\n", kv8_dtype_name((kv8_dtype)dtype),
+               (unsigned long long)tokens_that_fit(m, &kv[dtype]));
+    printf("  Layers with a window take theirs besides, once a sequence.\n");
+}
+
+static json_t *memory_json(const kv8_model_memory *m, const kv_bytes kv[KV8_DTYPE_COUNT]) {
+    json_t *const tokens = json_object();
+    for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++)
+        json_object_set_new(tokens, kv8_dtype_name((kv8_dtype)dtype),
+                            json_integer((json_int_t)tokens_that_fit(m, &kv[dtype])));
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:o}", "dense",
+                     (json_int_t)m->dense, "experts", (json_int_t)m->experts, "activations",
+                     (json_int_t)m->activations, "logits", (json_int_t)m->logits, "workspaces",
+                     (json_int_t)m->workspaces, "total", (json_int_t)m->total, "loading",
+                     (json_int_t)m->loading, "available", (json_int_t)m->available, "fits",
+                     model_fits(m), "kv_tokens", tokens);
+}
+
 /* --- scales --- */
 
 static void print_side(const float *scales, int32_t num) {
@@ -247,7 +316,8 @@ static int print_tensor(void *cookie, const kv8_tensor_info *tensor) {
 }
 
 typedef struct info_args {
-    const char *model, *scales;
+    const char *model, *scales, *device;
+    int32_t device_idx; /* -1 = none named */
     bool tensors, json;
 } info_args;
 
@@ -256,6 +326,10 @@ static int parse(info_args *args, int argc, char **argv) {
         {"tensors", NULL, "list every tensor", CLI_FLAG, &args->tensors},
         {"scales", "FILE", "show the K and V scales that MODEL would take from a file", CLI_TEXT,
          &args->scales},
+        {"device", "DEVICE",
+         "cuda or cuda:N: that GPU, and what MODEL takes of its memory\n"
+         "and how much KV fits beside it, without loading it",
+         CLI_TEXT, &args->device},
         {"json", NULL, "print one JSON object: machine, model, scales", CLI_FLAG, &args->json},
     };
     const cli_command command = {
@@ -270,6 +344,8 @@ static int parse(info_args *args, int argc, char **argv) {
     const int status = cli_parse(&command, argc, argv, &args->model);
     if (status >= 0) return status;
     if (args->scales != NULL && args->model == NULL) return cli_fail("--scales needs a MODEL");
+    const int named = cli_device(args->device, &args->device_idx);
+    if (named != CLI_OK) return named;
     if (!args->tensors) return -1;
     if (args->json) return cli_fail("--tensors is for the text, --json lists them always");
     return args->model == NULL ? cli_fail("--tensors needs a MODEL") : -1;
@@ -278,11 +354,18 @@ static int parse(info_args *args, int argc, char **argv) {
 static int print_all(const info_args *args, const machine *m, const cli_model *model,
                      const cli_scales *scales) {
     kv_bytes kv[KV8_DTYPE_COUNT] = {{0}};
+    kv8_model_memory memory = KV8_MODEL_MEMORY_INIT;
+    const bool is_placed = model != NULL && args->device_idx >= 0;
     kv8_scale_data data = KV8_SCALE_DATA_INIT;
     if (scales != NULL && kv8_scale_file_get(scales->file, &data) != KV8_OK)
         return cli_fail_status(KV8_ERR_INVALID);
     for (int dtype = KV8_F32; model != NULL && dtype < KV8_DTYPE_COUNT; dtype++) {
         const kv8_status status = find_kv_bytes(model->model, (kv8_dtype)dtype, &kv[dtype]);
+        if (status != KV8_OK) return cli_fail_status(status);
+    }
+    if (is_placed) {
+        const kv8_status status =
+            count_memory(args->model, args->device_idx, model->threads, &memory);
         if (status != KV8_OK) return cli_fail_status(status);
     }
     if (args->json) {
@@ -293,6 +376,8 @@ static int print_all(const info_args *args, const machine *m, const cli_model *m
             json_decref(root);
             root = NULL; /* no memory, says the writer */
         }
+        if (root != NULL && is_placed)
+            json_object_set_new(root, "gpu_memory", memory_json(&memory, kv));
         if (root != NULL && scales != NULL)
             json_object_set_new(root, "scales", scales_json(scales, &data));
         const int status = cli_write_json(root, stdout, "stdout");
@@ -301,6 +386,7 @@ static int print_all(const info_args *args, const machine *m, const cli_model *m
     print_machine(m);
     if (model != NULL) {
         print_model(args->model, &model->info, kv);
+        if (is_placed) print_memory(&memory, kv);
         if (args->tensors) {
             printf("\n");
             kv8_model_visit_tensors(model->model, print_tensor, NULL);
@@ -315,7 +401,7 @@ int cmd_info(int argc, char **argv) {
     int status = parse(&args, argc, argv);
     if (status >= 0) return status;
     machine m;
-    const kv8_status found = find_machine(&m);
+    const kv8_status found = find_machine(&m, args.device_idx);
     if (found != KV8_OK) return cli_fail_status(found);
     if (args.model == NULL) return print_all(&args, &m, NULL, NULL);
     cli_model model;

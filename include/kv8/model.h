@@ -63,6 +63,23 @@ KV8_API KV8_NODISCARD kv8_status kv8_model_open(kv8_model **out, const char *dir
                                                 const kv8_model_options *options);
 KV8_API void kv8_model_close(kv8_model *model);
 
+/* Bytes of a GPU's memory. */
+typedef struct kv8_model_memory {
+    size_t struct_size;
+    uint64_t dense, experts;      /* weights */
+    uint64_t activations, logits; /* of a step, by max_step_tokens and max_step_seqs */
+    uint64_t workspaces;          /* of the experts' kernels */
+    uint64_t total;               /* of these, while the model is open */
+    uint64_t loading;             /* beside that, while it is opened */
+    uint64_t available;           /* that nobody has taken now */
+} kv8_model_memory;
+#define KV8_MODEL_MEMORY_INIT KV8_SIZED(kv8_model_memory)
+/* What kv8_model_open with these options, whose device and stream are set, takes of the GPU's
+ * memory before there is a KV cache: checks the checkpoint as open does, loads nothing. */
+KV8_API KV8_NODISCARD kv8_status kv8_model_count_memory(const char *directory,
+                                                        const kv8_model_options *options,
+                                                        kv8_model_memory *memory_out);
+
 typedef struct kv8_model_info {
     size_t struct_size;
     int32_t num_layers, hidden_size, intermediate_size, vocab_size;

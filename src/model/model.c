@@ -157,8 +157,19 @@ static kv8_status open_model(kv8_model *model, const char *directory) {
     if (status == KV8_ERR_NOT_FOUND) return kv8_fail_within(status, "%s", directory);
     KV8_TRY(status);
     count_layers(model);
-    KV8_TRY(take_step_memory(model));
-    return model->options.device == NULL ? KV8_OK : kv8_model_device_open(model);
+    return take_step_memory(model);
+}
+
+/* A model whose tensors are bound and options resolved; to be closed after a failure too. */
+static kv8_status create_model(kv8_model **out, const char *directory,
+                               const kv8_model_options *options) {
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_model), "model", &memory));
+    kv8_model *const model = *out = memory;
+    model->info.struct_size = sizeof model->info;
+    model->options = *options;
+    model->buffers.allocator = options->allocator;
+    return open_model(model, directory);
 }
 
 kv8_status kv8_model_open(kv8_model **out, const char *directory,
@@ -167,19 +178,28 @@ kv8_status kv8_model_open(kv8_model **out, const char *directory,
         return kv8_fail(KV8_ERR_INVALID, "kv8_model_open: out or directory is NULL");
     *out = NULL;
     KV8_TAKE_STRUCT(kv8_model_options, options);
-    void *memory = NULL;
-    KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_model), "model", &memory));
-    kv8_model *const model = memory;
-    model->info.struct_size = sizeof model->info;
-    model->options = *options;
-    model->buffers.allocator = options->allocator;
-    const kv8_status status = open_model(model, directory);
+    kv8_status status = create_model(out, directory, options);
+    if (status == KV8_OK && options->device != NULL) status = kv8_model_device_open(*out);
     if (status != KV8_OK) {
-        kv8_model_close(model);
-        return status;
+        kv8_model_close(*out);
+        *out = NULL;
     }
-    *out = model;
-    return KV8_OK;
+    return status;
+}
+
+kv8_status kv8_model_count_memory(const char *directory, const kv8_model_options *options,
+                                  kv8_model_memory *memory_out) {
+    KV8_REQUIRE(directory, options, memory_out);
+    KV8_TAKE_STRUCT(kv8_model_options, options);
+    if (options->device == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "kv8_model_count_memory: options->device is NULL");
+    kv8_model *model = NULL;
+    kv8_model_memory counted = KV8_MODEL_MEMORY_INIT;
+    kv8_status status = create_model(&model, directory, options);
+    if (status == KV8_OK) status = kv8_model_device_count(model, &counted);
+    kv8_model_close(model);
+    if (status == KV8_OK) KV8_WRITE_STRUCT(kv8_model_memory, memory_out, &counted);
+    return status;
 }
 
 void kv8_model_close(kv8_model *model) {

@@ -1,5 +1,5 @@
-/* model_attention_device.h - a step's attention on a GPU: plans kept for the last caches, the tables
- * of the step's sequences, append and attention of a layer. Private to the room.
+/* model_attention_device.h - a step's attention on a GPU: plans kept for the last caches, the
+ * tables of the step's sequences, append and attention of a layer. Private to the room.
  *
  * A step of one token a request takes a plan of a decode class, by how many requests it is launched
  * for; any other step takes the plan for chunks.
@@ -60,8 +60,8 @@ typedef struct kv8_device_batch {
     const int32_t *token_ids, *positions, *indptr, *logit_rows;
 } kv8_device_batch;
 
-/* Takes the set of this cache, or makes one, in place of the oldest, for a cache whose shape or place
- * no set has. Allocates only then. */
+/* Takes the set of this cache, or makes one, in place of the oldest, for a cache whose shape or
+ * place no set has. Allocates only then. */
 kv8_status kv8_device_attention_fit(kv8_model *model, const kv8_cache *cache);
 void kv8_device_attention_release(kv8_model *model);
 /* Page tables and scales of the step's sequences, after they were extended, onto the stream. */

@@ -46,7 +46,8 @@ static kv8_status load(kv8_model *model) {
     return status;
 }
 
-kv8_status kv8_model_device_open(kv8_model *model) {
+/* Everything but memory and weights; counts those. */
+static kv8_status create(kv8_model *model) {
     /* Logits of a step of decode at once, and of a few rows of any other at a time. */
     enum { LEAST_LOGIT_ROWS = 16 };
     const kv8_model_options *const o = &model->options;
@@ -59,12 +60,33 @@ kv8_status kv8_model_device_open(kv8_model *model) {
     d->logit_rows = (int32_t)kv8_max_i64(o->max_step_seqs, LEAST_LOGIT_ROWS);
     KV8_TRY(model->architecture->device->create(model));
     lay_out(model);
+    return KV8_OK;
+}
+
+kv8_status kv8_model_device_open(kv8_model *model) {
+    const kv8_model_options *const o = &model->options;
+    void *memory = NULL;
+    KV8_TRY(create(model));
+    kv8_model_device *const d = model->on_device;
     KV8_TRY(kv8_device_memory_allocate(&d->memory));
     lay_out(model);
     const size_t rows = (size_t)kv8_max_i64(o->max_step_tokens, o->max_step_seqs);
     KV8_TRY(kv8_device_alloc_host(o->device, input_ints(rows) * sizeof(int32_t), &memory));
     d->input_host = memory;
     return load(model);
+}
+
+kv8_status kv8_model_device_count(kv8_model *model, kv8_model_memory *out) {
+    KV8_TRY(create(model));
+    const kv8_device_memory *const m = &model->on_device->memory;
+    *out = (kv8_model_memory){.dense = m->parts[KV8_PART_DENSE],
+                              .experts = m->parts[KV8_PART_EXPERTS],
+                              .activations = m->parts[KV8_PART_ACTIVATIONS],
+                              .logits = m->parts[KV8_PART_LOGITS],
+                              .workspaces = m->parts[KV8_PART_WORKSPACES],
+                              .total = m->used + m->parts[KV8_PART_WORKSPACES],
+                              .loading = m->passing};
+    return kv8_device_available(m->device, &out->available);
 }
 
 static void drop_graphs(kv8_device_graphs *graphs) {

@@ -47,12 +47,14 @@ struct kv8_model_device {
     float *logits;                      /* [logit_rows, vocab_size] */
     int32_t logit_rows;
     kv8_device_graphs graphs[KV8_MAX_CACHES]; /* as attentions */
-    kv8_device_observer *observer;     /* counts for model->observer; NULL = none */
-    bool observes, observes_q;         /* it was started; it has Q */
+    kv8_device_observer *observer;            /* counts for model->observer; NULL = none */
+    bool observes, observes_q;                /* it was started; it has Q */
 };
 
 /* Opens model->on_device: counts, takes memory, loads. Tensors are bound, options resolved. */
 kv8_status kv8_model_device_open(kv8_model *model);
+/* Counts alone. */
+kv8_status kv8_model_device_count(kv8_model *model, kv8_model_memory *out);
 void kv8_model_device_close(kv8_model *model);
 /* Counts for `observer` from the next step on, in place of model->observer, which gets what was
  * counted for it, even where this fails; NULL: for nobody. */

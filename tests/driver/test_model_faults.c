@@ -155,6 +155,36 @@ static void what_does_not_fit_is_told_by_part(void **state) {
     options.stream = f.stream;
     options.max_step_seqs = 4096; /* a row of logits each */
     assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_NO_MEMORY, "logits 0.0");
+    kv8_model_memory counted = KV8_MODEL_MEMORY_INIT;
+    assert_ok(kv8_model_count_memory(directory, &options, &counted));
+    assert_int_equal(counted.logits, 4096 * VOCAB * sizeof(float));
+    assert_true(counted.workspaces > 4096 * 2 * 64 * sizeof(float));
+    assert_int_equal(counted.total, counted.dense + counted.experts + counted.activations +
+                                        counted.logits + counted.workspaces);
+    assert_true(counted.total + counted.loading > counted.available);
+    close_fixture(&f);
+}
+
+/* Beside it the tables of a few kernels. */
+static void what_is_counted_is_what_open_takes(void **state) {
+    enum { TABLES = 1 << 20 };
+    (void)state;
+    fixture f;
+    uint64_t before = 0, after = 0;
+    open_device(&f);
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    options.device = f.device;
+    options.stream = f.stream;
+    kv8_model_memory counted = KV8_MODEL_MEMORY_INIT;
+    assert_ok(kv8_model_count_memory(directory, &options, &counted));
+    assert_ok(kv8_device_available(f.device, &before));
+    assert_in_range(before - counted.available, 0, TABLES);
+    assert_ok(kv8_model_open(&f.model, directory, &options));
+    assert_ok(kv8_device_available(f.device, &after));
+    assert_in_range(before - after, counted.total, counted.total + TABLES);
+    options.device = NULL;
+    assert_refused(kv8_model_count_memory(directory, &options, &counted), KV8_ERR_INVALID,
+                   "device is NULL");
     close_fixture(&f);
 }
 
@@ -355,6 +385,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(open_leaves_nothing_behind),
         cmocka_unit_test(what_does_not_fit_is_told_by_part),
+        cmocka_unit_test(what_is_counted_is_what_open_takes),
         cmocka_unit_test(a_step_that_fails_changes_nothing),
         cmocka_unit_test(a_graph_launches_what_a_step_does),
         cmocka_unit_test(observers_come_and_go_with_their_graphs),

@@ -23,8 +23,7 @@ static int32_t qkv_width(const kv8_gpt_oss_config *c) {
     return q_width(c) + 2 * kv_width(c);
 }
 
-/* Rows of a step, or of a graph. */
-static int32_t max_rows(const kv8_model *model) {
+int32_t kv8_gpt_oss_device_rows(const kv8_model *model) {
     return (int32_t)kv8_max_i64(model->options.max_step_tokens, model->options.max_step_seqs);
 }
 
@@ -45,8 +44,7 @@ static kv8_status create(kv8_model *model) {
                                    .intermediate = c->intermediate_size,
                                    .alpha = c->swiglu_alpha,
                                    .limit = c->swiglu_limit};
-    KV8_TRY(kv8_device_ops_create(&d->ops, device));
-    return kv8_device_experts_create(&d->experts, device, &d->shape, max_rows(model));
+    return kv8_device_ops_create(&d->ops, device);
 }
 
 void kv8_gpt_oss_device_close(kv8_model *model) {
@@ -90,7 +88,7 @@ static void *take_rows(kv8_device_memory *memory, int64_t rows, int64_t cols, si
 
 static void lay_out_activations(const kv8_model *model, const kv8_gpt_oss_config *c,
                                 kv8_device_memory *memory, kv8_gpt_oss_device *d) {
-    const int64_t n = max_rows(model);
+    const int64_t n = kv8_gpt_oss_device_rows(model);
     const int64_t normed = kv8_max_i64(n, model->on_device->logit_rows);
     d->residual = take_rows(memory, n, c->hidden_size, sizeof *d->residual);
     d->normed = take_rows(memory, normed, c->hidden_size, sizeof *d->normed);
@@ -115,6 +113,9 @@ static void lay_out(kv8_model *model, kv8_device_memory *memory) {
                                          (size_t)c->head_dim / 2 * sizeof *d->inv_freq);
     for (int32_t i = 0; i < c->num_layers; i++) lay_out_layer(c, &d->shape, memory, &d->layers[i]);
     lay_out_activations(model, c, memory, d);
+    kv8_device_memory_count(
+        memory, KV8_PART_WORKSPACES,
+        kv8_device_experts_workspace_bytes(&d->shape, kv8_gpt_oss_device_rows(model)));
     memory->passing = kv8_gpt_oss_staging_bytes(&own->weights.layers[0], c->num_experts);
 }
 

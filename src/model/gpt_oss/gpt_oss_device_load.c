@@ -148,8 +148,12 @@ static kv8_status load_all(const kv8_model *model, kv8_device_loader *loader, ui
 }
 
 kv8_status kv8_gpt_oss_device_load(kv8_model *model, kv8_device_loader *loader) {
+    const kv8_gpt_oss *const own = model->own;
+    kv8_gpt_oss_device *const d = own->device;
     const size_t bytes = model->on_device->memory.passing;
     void *staging = NULL;
+    KV8_TRY(kv8_device_experts_create(&d->experts, model->options.device, &d->shape,
+                                      kv8_gpt_oss_device_rows(model)));
     KV8_TRY(kv8_device_alloc(model->options.device, bytes, &staging));
     kv8_status status = load_all(model, loader, staging);
     if (status == KV8_OK) status = kv8_device_loader_finish(loader);
