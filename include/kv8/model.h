@@ -134,7 +134,7 @@ typedef struct kv8_step {
     const int32_t *token_ids; /* all in [0, vocab_size) */
     int32_t num_logit_rows;
     const int32_t *logit_rows; /* strictly ascending row numbers whose logits are wanted */
-    float *logits_out;         /* [num_logit_rows, vocab_size] */
+    float *logits_out; /* [num_logit_rows, vocab_size]; of a model on a GPU also its memory */
 } kv8_step;
 #define KV8_STEP_INIT KV8_SIZED(kv8_step)
 /* On failure no sequence has changed length. KV8_ERR_FULL when the cache's pages run out,
@@ -152,6 +152,47 @@ KV8_API KV8_NODISCARD kv8_status kv8_model_step(kv8_model *model, kv8_cache *cac
 KV8_API KV8_NODISCARD kv8_status kv8_model_set_observer(kv8_model *model, kv8_observer *observer);
 /* An observer of this model's shape on its threads: fills those fields of the options. */
 KV8_API void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *options_out);
+
+/* --- what the steps of a model on a GPU spend their time on --- */
+
+typedef enum kv8_work {
+    KV8_WORK_DENSE = 0, /* products with weights, but experts' and the head's */
+    KV8_WORK_EXPERTS,   /* theirs */
+    KV8_WORK_ROUTING,   /* experts chosen, rows by expert, the sum of what experts made */
+    KV8_WORK_ATTENTION, /* append and attention */
+    KV8_WORK_ROWS,      /* embedding, norms, rotation */
+    KV8_WORK_HEAD,      /* logits */
+    KV8_WORK_SAMPLING,
+    KV8_WORK_MOVEMENT, /* copies */
+    KV8_WORK_WHOLE,    /* what is not told apart: graphs, a whole token in one kernel */
+    KV8_WORK_COUNT
+} kv8_work;
+KV8_API const char *kv8_work_name(kv8_work work);
+
+typedef struct kv8_profile_row {
+    const char *name; /* of a kernel, "copy", "fill" or "graph"; a literal */
+    kv8_work work;
+    int32_t num_launches;
+    double seconds;
+} kv8_profile_row;
+typedef struct kv8_profile {
+    size_t struct_size;
+    int64_t num_steps;
+    double busy_seconds, idle_seconds; /* of the GPU, from the first launch to the last */
+    double experts_read;               /* distinct ones a layer, the mean of all steps; by kernel */
+    int32_t num_rows;
+    const kv8_profile_row
+        *rows; /* [num_rows]; valid until the model is profiled again, or closed */
+} kv8_profile;
+#define KV8_PROFILE_INIT KV8_SIZED(kv8_profile)
+
+/* Times the work on the model's stream until kv8_model_end_profile. by_kernel 0: graphs as wholes,
+ * at the cost of a few events a step. 1: every kernel; a graph is then recorded anew at each step,
+ * and the time that takes is idle; only what is busy tells something. KV8_ERR_UNSUPPORTED for a
+ * model on the host. A step of more than a few thousand launches fails. */
+KV8_API KV8_NODISCARD kv8_status kv8_model_begin_profile(kv8_model *model, int32_t by_kernel);
+/* Ends it, even where that fails; what was measured where profile_out is not NULL. */
+KV8_API KV8_NODISCARD kv8_status kv8_model_end_profile(kv8_model *model, kv8_profile *profile_out);
 
 #ifdef __cplusplus
 }

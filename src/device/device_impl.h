@@ -67,6 +67,29 @@ kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *l
 KV8_SHARED kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream,
                                         const kv8_launch *launch, const void *args);
 
+/* --- timelines: where a stream's time goes --- */
+
+/* Times every launch, copy and fill that a stream is given, and whole graphs; with sees_graphs what
+ * is within graphs that are recorded from then on, each of which may be launched once before the
+ * timeline is read: KV8_ERR_UNSUPPORTED where the driver does not. A few thousand of them between
+ * one reading and the next. Timed work does not overlap. */
+typedef struct kv8_timeline kv8_timeline;
+KV8_SHARED kv8_status kv8_timeline_create(kv8_timeline **out, kv8_device *device, bool sees_graphs);
+KV8_SHARED void kv8_timeline_destroy(kv8_timeline *timeline);
+/* Borrowed; NULL ends it. */
+KV8_SHARED void kv8_stream_set_timeline(kv8_stream *stream, kv8_timeline *timeline);
+/* Whether its timeline sees into graphs. */
+KV8_SHARED bool kv8_stream_times_graphs(const kv8_stream *stream);
+/* What the stream is given from here on is told as of this scope, a literal. */
+KV8_SHARED void kv8_stream_set_scope(kv8_stream *stream, const char *scope);
+/* Everything since the last reading, in order: the kernel's name, "copy", "fill" or "graph", NULL
+ * for time in which the stream had nothing to do. The stream has been synchronised. After a failure
+ * nothing is left to read. */
+typedef void (*kv8_timeline_visitor)(void *cookie, const char *scope, const char *name,
+                                     double seconds);
+KV8_SHARED kv8_status kv8_timeline_read(kv8_timeline *timeline, kv8_timeline_visitor visit,
+                                        void *cookie);
+
 /* What tells the copy engine of sm_90 and later of a matrix: bf16 [rows, cols], aligned to 16 and
  * its rows to 16 bytes, read in tiles of box_rows <= 256 rows by 64 columns, which come into shared
  * memory as rows of 128 bytes under the 128-byte swizzle, zeros where the matrix ends. An argument

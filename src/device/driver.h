@@ -46,6 +46,7 @@ enum {
     CU_STREAM_IS_NON_BLOCKING = 1,
     CU_CAPTURE_THREAD_LOCAL = 1,
     CU_HOST_PORTABLE = 1,
+    CU_EVENT_NODE = 1, /* of a recorded graph, not a mark of the recording */
 
     CU_LAUNCH_CLUSTER = 4,
     CU_LAUNCH_PROGRAMMATIC = 6,
@@ -123,6 +124,7 @@ typedef struct cu_launch_config {
     X(cuOccupancyMaxActiveClusters, (int *, cu_function, const cu_launch_config *))   \
     X(cuLaunchKernelEx, (const cu_launch_config *, cu_function, void **, void **))
 #define KV8_DRIVER_OPTIONAL(X)                                                                    \
+    X(cuEventRecordWithFlags, (cu_event, cu_stream, unsigned))                                    \
     X(cuFuncGetParamInfo, (cu_function, size_t, size_t *, size_t *))                              \
     X(cuTensorMapEncodeTiled, (void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, \
                                const uint32_t *, const uint32_t *, int, int, int, int))
@@ -160,8 +162,15 @@ void kv8_device_leave(const kv8_device *device);
 struct kv8_stream {
     kv8_device *device;
     cu_stream handle;
-    bool borrowed;
+    bool borrowed, is_capturing;
+    kv8_timeline *timeline; /* borrowed; NULL = none */
 };
+
+/* What the stream is given next is `name`'s until the next call, of which the end is one: nothing
+ * without a timeline, nor within a recording that it does not see into. */
+bool kv8_timeline_sees(const kv8_stream *stream);
+kv8_status kv8_timeline_begin(kv8_stream *stream, const char *name);
+kv8_status kv8_timeline_end(kv8_stream *stream);
 
 /* --- the embedded images (generated: see cmake/cuda.cmake) --- */
 

@@ -178,7 +178,7 @@ static kv8_status check_launch(const kv8_kernel *kernel, const kv8_stream *strea
     return KV8_OK;
 }
 
-/* `attributes`: room for two. */
+/* `attributes`: room for two, that of overlaps_previous the last. */
 static cu_launch_config launch_config(const kv8_launch *launch, cu_launch_attribute *attributes) {
     memset(attributes, 0, 2 * sizeof *attributes);
     cu_launch_config config = {.dynamic_bytes = (uint32_t)launch->dynamic_bytes,
@@ -226,6 +226,8 @@ kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const
     cu_launch_attribute attributes[2];
     cu_launch_config config = launch_config(launch, attributes);
     config.stream = stream->handle;
+    if (kv8_timeline_sees(stream) && launch->overlaps_previous) config.num_attributes--;
+    KV8_TRY(kv8_timeline_begin(stream, kernel->name));
     void *const pointer = (void *)(uintptr_t)args; /* the driver reads it only */
     void *arguments[] = {pointer};
     KV8_TRY(kv8_device_enter(kernel->device));
@@ -235,7 +237,7 @@ kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const
         kernel->name, config.grid[0], config.grid[1], config.grid[2], config.block[0],
         config.block[1], config.block[2], config.dynamic_bytes);
     kv8_device_leave(kernel->device);
-    return status;
+    return status == KV8_OK ? kv8_timeline_end(stream) : status;
 }
 
 /* --- matrices of the copy engine --- */

@@ -66,12 +66,13 @@ kv8_status kv8_stream_copy(kv8_stream *stream, void *to, const void *from, size_
     if (bytes == 0) return KV8_OK;
     KV8_REQUIRE(to, from);
     const kv8_driver *const cu = stream->device->driver;
+    KV8_TRY(kv8_timeline_begin(stream, "copy"));
     kv8_status status;
     ON_DEVICE(stream->device, status,
               cuMemcpyAsync((cu_address)(uintptr_t)to, (cu_address)(uintptr_t)from, bytes,
                             stream->handle),
               "copy of %zu bytes", bytes);
-    return status;
+    return status == KV8_OK ? kv8_timeline_end(stream) : status;
 }
 
 kv8_status kv8_stream_fill(kv8_stream *stream, void *to, uint8_t byte, size_t bytes) {
@@ -79,11 +80,12 @@ kv8_status kv8_stream_fill(kv8_stream *stream, void *to, uint8_t byte, size_t by
     if (bytes == 0) return KV8_OK;
     KV8_REQUIRE(to);
     const kv8_driver *const cu = stream->device->driver;
+    KV8_TRY(kv8_timeline_begin(stream, "fill"));
     kv8_status status;
     ON_DEVICE(stream->device, status,
               cuMemsetD8Async((cu_address)(uintptr_t)to, byte, bytes, stream->handle),
               "fill of %zu bytes", bytes);
-    return status;
+    return status == KV8_OK ? kv8_timeline_end(stream) : status;
 }
 
 kv8_status kv8_stream_synchronize(kv8_stream *stream) {
@@ -180,6 +182,7 @@ kv8_status kv8_stream_capture_begin(kv8_stream *stream) {
     kv8_status status;
     ON_DEVICE(stream->device, status,
               cuStreamBeginCapture_v2(stream->handle, CU_CAPTURE_THREAD_LOCAL), "capture");
+    stream->is_capturing = status == KV8_OK;
     return status;
 }
 
@@ -189,11 +192,14 @@ kv8_status kv8_stream_capture_end(kv8_stream *stream, kv8_graph **out) {
     kv8_device *const device = stream->device;
     const kv8_driver *const cu = device->driver;
     cu_graph recorded = NULL;
-    kv8_status status;
-    ON_DEVICE(device, status, cuStreamEndCapture(stream->handle, &recorded), "end of capture");
-    if (status != KV8_OK) return status;
     void *memory = NULL;
     kv8_graph *graph = NULL;
+    kv8_status status;
+    const kv8_status marked = kv8_timeline_begin(stream, NULL);
+    stream->is_capturing = false;
+    ON_DEVICE(device, status, cuStreamEndCapture(stream->handle, &recorded), "end of capture");
+    if (status != KV8_OK) return status;
+    KV8_TRY_GOTO(marked);
     KV8_TRY_GOTO(kv8_alloc(NULL, 1, sizeof(kv8_graph), "graph", &memory));
     graph = memory;
     graph->device = device;
@@ -211,9 +217,11 @@ fail:
 kv8_status kv8_graph_launch(kv8_graph *graph, kv8_stream *stream) {
     KV8_REQUIRE(graph, stream);
     const kv8_driver *const cu = graph->device->driver;
+    const bool is_seen = kv8_stream_times_graphs(stream);
     kv8_status status;
+    if (!is_seen) KV8_TRY(kv8_timeline_begin(stream, "graph"));
     ON_DEVICE(graph->device, status, cuGraphLaunch(graph->handle, stream->handle), "graph launch");
-    return status;
+    return status == KV8_OK && !is_seen ? kv8_timeline_end(stream) : status;
 }
 
 void kv8_graph_destroy(kv8_graph *graph) {

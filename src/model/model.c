@@ -274,6 +274,27 @@ kv8_status kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype, kv8
     return KV8_OK;
 }
 
+/* --- profiles --- */
+
+kv8_status kv8_model_begin_profile(kv8_model *model, int32_t by_kernel) {
+    KV8_REQUIRE(model);
+    if (model->on_device == NULL)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "a profile is of a model on a GPU, this one is on the "
+                        "host");
+    return kv8_model_device_begin_profile(model, by_kernel != 0);
+}
+
+kv8_status kv8_model_end_profile(kv8_model *model, kv8_profile *profile_out) {
+    KV8_REQUIRE(model);
+    kv8_profile profile = KV8_PROFILE_INIT;
+    if (model->on_device == NULL || model->on_device->profile == NULL)
+        return kv8_fail(KV8_ERR_INVALID, "no profile has begun");
+    KV8_TRY(kv8_model_device_end_profile(model, &profile));
+    if (profile_out != NULL) KV8_WRITE_STRUCT(kv8_profile, profile_out, &profile);
+    return KV8_OK;
+}
+
 /* --- observing --- */
 
 void kv8_model_observer_options(const kv8_model *model, kv8_observer_options *options_out) {

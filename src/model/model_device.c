@@ -139,6 +139,7 @@ void kv8_model_device_close(kv8_model *model) {
     kv8_model_device *const d = model->on_device;
     if (d == NULL) return;
     (void)take_observer(model);
+    kv8_model_profile_destroy(d->profile, model->options.stream);
     drop_all_graphs(d);
     kv8_device_attention_release(model);
     kv8_device_free_host(d->memory.device, d->input_host);
@@ -199,11 +200,18 @@ static int graph_of(int32_t num_rows, int32_t *recorded_out) {
     return rounded <= 64 ? 16 + (rounded - 24) / 8 : 22 + (rounded - 96) / 32;
 }
 
+static kv8_status enqueue_logits(kv8_model *model, const int32_t *logit_rows, int32_t num) {
+    kv8_stream_set_scope(model->options.stream, KV8_HEAD_SCOPE);
+    const kv8_status status = model->architecture->device->logits(model, logit_rows, num);
+    kv8_stream_set_scope(model->options.stream, NULL);
+    return status;
+}
+
 /* All of a step but its inputs and what the host reads, where logits of every row are wanted. */
 static kv8_status enqueue_decode(kv8_model *model, const kv8_device_batch *batch) {
     const kv8_device_architecture *const a = model->architecture->device;
     KV8_TRY(a->layers(model, batch));
-    return a->logits(model, batch->logit_rows, batch->num_rows);
+    return enqueue_logits(model, batch->logit_rows, batch->num_rows);
 }
 
 static kv8_status record(kv8_model *model, const kv8_device_batch *batch, kv8_graph **out) {
@@ -236,7 +244,7 @@ static kv8_status run_eager(kv8_model *model, const kv8_step *step, const kv8_de
     KV8_TRY(a->layers(model, batch));
     for (int32_t at = 0; at < step->num_logit_rows; at += room) {
         const int32_t num = (int32_t)kv8_min_i64(room, step->num_logit_rows - at);
-        KV8_TRY(a->logits(model, batch->logit_rows + at, num));
+        KV8_TRY(enqueue_logits(model, batch->logit_rows + at, num));
         KV8_TRY(read_logits(model, at, num, step->logits_out));
     }
     return KV8_OK;
@@ -251,7 +259,8 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     KV8_TRY(follow_observer(model));
     KV8_TRY(kv8_device_attention_load(model, cache, step));
     kv8_device_graphs *const graphs = &d->graphs[d->attention - d->attentions];
-    if (graphs->version != d->attention->version) drop_graphs(graphs);
+    if (graphs->version != d->attention->version || kv8_stream_times_graphs(model->options.stream))
+        drop_graphs(graphs);
     graphs->version = d->attention->version;
     /* A graph's tables, of the model and of the cache, hold so many requests. */
     const int32_t most =
@@ -268,5 +277,25 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     } else {
         KV8_TRY(run_eager(model, step, &batch));
     }
-    return kv8_stream_synchronize(model->options.stream);
+    KV8_TRY(kv8_stream_synchronize(model->options.stream));
+    return d->profile == NULL ? KV8_OK : kv8_model_profile_add_step(d->profile);
+}
+
+/* --- profiles --- */
+
+kv8_status kv8_model_device_begin_profile(kv8_model *model, bool by_kernel) {
+    kv8_model_device *const d = model->on_device;
+    kv8_model_profile_destroy(d->profile, model->options.stream);
+    d->profile = NULL;
+    const kv8_status status =
+        kv8_model_profile_create(&d->profile, model->options.device, model->options.stream,
+                                 model->info.num_layers, model->info.num_experts, by_kernel);
+    if (by_kernel) drop_all_graphs(d);
+    return status;
+}
+
+kv8_status kv8_model_device_end_profile(kv8_model *model, kv8_profile *out) {
+    kv8_model_device *const d = model->on_device;
+    if (kv8_stream_times_graphs(model->options.stream)) drop_all_graphs(d);
+    return kv8_model_profile_end(d->profile, model->options.stream, out);
 }

@@ -14,6 +14,7 @@
 #include "device_memory.h"
 #include "model.h"
 #include "model_attention_device.h"
+#include "model_profile.h"
 
 struct kv8_device_architecture {
     /* Kernels and what else the host needs, of a model whose tensors are bound. */
@@ -48,6 +49,7 @@ struct kv8_model_device {
     int32_t logit_rows;
     kv8_device_graphs graphs[KV8_MAX_CACHES]; /* as attentions */
     kv8_device_observer *observer;            /* counts for model->observer; NULL = none */
+    kv8_model_profile *profile;               /* NULL = none */
     bool observes, observes_q;                /* it was started; it has Q */
 };
 
@@ -59,6 +61,9 @@ void kv8_model_device_close(kv8_model *model);
 /* Counts for `observer` from the next step on, in place of model->observer, which gets what was
  * counted for it, even where this fails; NULL: for nobody. */
 kv8_status kv8_model_device_observe(kv8_model *model, const kv8_observer *observer);
+/* kv8_model_begin_profile and kv8_model_end_profile. */
+kv8_status kv8_model_device_begin_profile(kv8_model *model, bool by_kernel);
+kv8_status kv8_model_device_end_profile(kv8_model *model, kv8_profile *out);
 /* A step whose sequences are extended; waits until its logits are there. */
 kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
 

@@ -222,6 +222,10 @@ const kv8_experts_routing *kv8_device_experts_get_routing(const kv8_device_exper
     return &experts->routing;
 }
 
+const int32_t *kv8_device_experts_get_offsets(const kv8_device_experts *experts) {
+    return experts->routing.offsets;
+}
+
 /* --- launches --- */
 
 kv8_status kv8_device_experts_load(const kv8_device_experts *e, kv8_stream *stream,

@@ -69,6 +69,8 @@ typedef struct kv8_experts_args {
 kv8_status kv8_device_experts_run(kv8_device_experts *experts, kv8_stream *stream,
                                   const kv8_experts_args *args);
 
+/* [num_experts + 1] in device memory: the first row of each expert in the last run. */
+const int32_t *kv8_device_experts_get_offsets(const kv8_device_experts *experts);
 /* Where the last run's routing lies: experts_args.h. */
 struct kv8_experts_routing;
 const struct kv8_experts_routing *kv8_device_experts_get_routing(const kv8_device_experts *experts);

@@ -268,6 +268,15 @@ cu_result cuEventRecord(cu_event event, cu_stream handle) {
     stand_in_give(handle, (op){.kind = OP_RECORD, .mark = event->mark});
     return CU_OK;
 }
+cu_result cuEventRecordWithFlags(cu_event event, cu_stream handle, unsigned flags) {
+    ENTER_CONTEXT(cuEventRecordWithFlags);
+    if (flags != CU_EVENT_NODE) return CU_INVALID_VALUE;
+    drop_mark(event->mark);
+    event->mark = stand_in_memory(sizeof *event->mark);
+    *event->mark = (mark){.refs = 1, .stream = stream_of(handle)};
+    stand_in_give(handle, (op){.kind = OP_RECORD, .mark = event->mark});
+    return CU_OK;
+}
 cu_result cuStreamWaitEvent(cu_stream stream, cu_event event, unsigned flags) {
     ENTER_CONTEXT(cuStreamWaitEvent);
     if (flags != 0) return CU_INVALID_VALUE;

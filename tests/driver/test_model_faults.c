@@ -4,6 +4,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint_files.h"
+#include "model_profile.h"
 #include "model_runs.h"
 #include "stand_in.h"
 
@@ -357,6 +358,69 @@ static void caches_that_take_turns_keep_plans_and_graphs(void **state) {
     close_fixture(&f);
 }
 
+/* --- profiles --- */
+
+/* Kernels of every image by the beginning of their names; those of measurements are in no step. */
+static void every_kernel_is_of_a_kind(void **state) {
+    (void)state;
+    int num = 0;
+    for (int32_t i = 0; i < kv8_device_num_images(); i++) {
+        const char *at = kv8_device_get_image(i)->kernels;
+        for (; *at != '\0'; at += strcspn(at, " "), at += strspn(at, " ")) {
+            char name[128];
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(at, " "), at);
+            if (strncmp(name, "kv8_read_ceiling", 16) == 0) continue;
+            if (kv8_work_of_kernel(name) == KV8_WORK_COUNT) fail_msg("%s is of no kind", name);
+            num++;
+        }
+    }
+    assert_true(num > 50);
+}
+
+static kv8_profile profile_steps(fixture *f, int32_t by_kernel, int32_t count) {
+    kv8_profile profile = KV8_PROFILE_INIT;
+    assert_ok(kv8_model_begin_profile(f->model, by_kernel));
+    for (int i = 0; i < 3; i++) assert_ok(run_step(f, 2, count));
+    assert_ok(kv8_model_end_profile(f->model, &profile));
+    assert_int_equal(profile.num_steps, 3);
+    assert_true(profile.busy_seconds > 0 && profile.idle_seconds >= 0);
+    double sum = 0;
+    for (int32_t i = 0; i < profile.num_rows; i++) sum += profile.rows[i].seconds;
+    assert_true(fabs(sum - profile.busy_seconds) < 1e-9);
+    return profile;
+}
+
+/* The stand-in's kernels write nothing: its offsets are garbage, the same of every expert. */
+static void a_profile_tells_kernels_apart(void **state) {
+    (void)state;
+    static const kv8_step_path paths[] = {KV8_PATH_GRAPH, KV8_PATH_EAGER};
+    fixture f;
+    for (int p = 0; p < 2; p++) {
+        open_fixture(&f, paths[p]);
+        const kv8_profile profile = profile_steps(&f, 1, 1);
+        int32_t launches[KV8_WORK_COUNT] = {0};
+        for (int32_t i = 0; i < profile.num_rows; i++)
+            launches[profile.rows[i].work] += profile.rows[i].num_launches;
+        assert_int_equal(launches[KV8_WORK_HEAD], 3);
+        assert_int_equal(launches[KV8_WORK_EXPERTS], 3 * 2 * 2); /* steps, layers, parts */
+        assert_true(launches[KV8_WORK_ATTENTION] >= 3 * 2 * 2);
+        assert_int_equal(launches[KV8_WORK_WHOLE], 0);
+        assert_true(profile.experts_read == 0);
+        assert_int_equal(stand_in_get_live().graphs, 0);
+        close_fixture(&f);
+    }
+    open_fixture(&f, KV8_PATH_GRAPH);
+    const kv8_profile whole = profile_steps(&f, 0, 1);
+    bool has_graph = false;
+    for (int32_t i = 0; i < whole.num_rows; i++)
+        has_graph = has_graph || strcmp(whole.rows[i].name, "graph") == 0;
+    assert_true(has_graph);
+    profile_steps(&f, 1, PROMPT);
+    assert_ok(run_step(&f, 2, 1)); /* and none goes on */
+    assert_refused(kv8_model_end_profile(f.model, NULL), KV8_ERR_INVALID, "no profile has begun");
+    close_fixture(&f);
+}
+
 /* --- options --- */
 
 static void wrong_options_are_refused(void **state) {
@@ -390,6 +454,8 @@ int main(void) {
         cmocka_unit_test(a_graph_launches_what_a_step_does),
         cmocka_unit_test(observers_come_and_go_with_their_graphs),
         cmocka_unit_test(caches_that_take_turns_keep_plans_and_graphs),
+        cmocka_unit_test(every_kernel_is_of_a_kind),
+        cmocka_unit_test(a_profile_tells_kernels_apart),
         cmocka_unit_test(wrong_options_are_refused),
     };
     return cmocka_run_group_tests_name("model_faults", tests, make_model, drop_model);

@@ -166,7 +166,9 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_ba
                                    .residual = d->residual,
                                    .live_rows = batch->indptr + batch->num_seqs,
                                    .n = n};
-    return kv8_device_experts_run(d->experts, stream, &args);
+    KV8_TRY(kv8_device_experts_run(d->experts, stream, &args));
+    return kv8_model_profile_count(model->on_device->profile, stream, idx,
+                                   kv8_device_experts_get_offsets(d->experts));
 }
 
 kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *batch) {
