@@ -1,72 +1,18 @@
 /* model_speed.c - kv8 bench model: prefill (pp) and decode (tg) tokens per second at given depths,
- * per KV setting; columns and JSON fields as llama-bench has them.
+ * per KV setting.
  *
  * A depth is filled once and every repetition forks it. Tokens are random.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
-#include "bench.h"
-
-enum { MAX_DEPTHS = 16, MAX_SETTINGS = 16, MAX_BATCHES = 16, MAX_REPETITIONS = 100 };
-
-typedef struct model_args {
-    const char *model, *kv, *depth, *batch, *device, *path;
-    int32_t num_prompt, num_gen, chunk, repetitions, threads;
-    int32_t batches[MAX_BATCHES], num_batches, max_batch;
-    bool json;
-} model_args;
-
-/* One test of the result. */
-typedef struct test_row {
-    const kv8_kv_setting *setting;
-    int32_t num_prompt, num_gen, depth; /* one of the first two is 0 */
-    int32_t batch;                      /* sequences at once */
-    uint64_t bytes_per_token;           /* of KV, in the layers that keep every token */
-    double step_bytes;                  /* that a step of decode reads: the floor of its time */
-    double ns[MAX_REPETITIONS];
-    int32_t num;
-} test_row;
-
-typedef struct stats {
-    double mean, deviation;
-} stats;
-
-static stats mean_of(const double *values, int32_t num) {
-    double sum = 0, squares = 0;
-    for (int32_t i = 0; i < num; i++) sum += values[i];
-    const double mean = sum / num;
-    for (int32_t i = 0; i < num; i++) squares += (values[i] - mean) * (values[i] - mean);
-    return (stats){mean, num > 1 ? sqrt(squares / (num - 1)) : 0};
-}
-
-/* Of one sequence. */
-static int32_t tokens_of(const test_row *row) {
-    return row->num_prompt + row->num_gen;
-}
-
-static stats speed_of(const test_row *row) {
-    double speeds[MAX_REPETITIONS];
-    for (int32_t i = 0; i < row->num; i++)
-        speeds[i] = row->batch * tokens_of(row) * 1e9 / row->ns[i];
-    return mean_of(speeds, row->num);
-}
+#include "model_bench.h"
 
 /* --- running --- */
 
-typedef struct bench_session {
-    cli_model model;
-    kv8_cache *cache;
-    kv8_engine *engine;
-    int32_t *token_ids; /* of the request being made */
-    uint64_t random;
-    double read_gb_s; /* of the GPU's memory, measured before the tests; 0 on the host */
-} bench_session;
-
-/* Weights and KV that a step of decode reads: dense ones, the experts that so many tokens choose if
- * each chooses by chance, and every token in reach. */
+/* Weights and KV that a step of decode reads: dense ones, the experts that its tokens choose, as
+ * counted on a GPU, on the host as if each token chose by chance, and every token in reach. */
 static double step_bytes(const kv8_model_info *info, const kv8_cache_stats *cache,
                          const test_row *row) {
     const double chosen = (double)info->num_experts_per_token / info->num_experts;
@@ -75,7 +21,9 @@ static double step_bytes(const kv8_model_info *info, const kv8_cache_stats *cach
     const double others =
         (double)info->bytes - row_bytes * info->vocab_size - per_token + row_bytes;
     const double experts = chosen < 1 ? others / (1 - chosen) : 0;
-    const double read = experts * (1 - pow(1 - chosen, row->batch));
+    const double by_chance = 1 - pow(1 - chosen, row->batch);
+    const double counted = row->experts_read / info->num_experts;
+    const double read = experts * (counted > 0 ? counted : by_chance);
     const double length = row->depth + row->num_gen / 2.0;
     const double window = length < info->window_left + 1 ? length : info->window_left + 1;
     const double whole = (double)cache->bytes_per_token_unwindowed;
@@ -153,11 +101,52 @@ static kv8_status run_test(bench_session *s, uint64_t depth, int32_t repetitions
     for (int32_t i = -1; status == KV8_OK && i < repetitions && cli_interrupted() == 0; i++) {
         uint64_t id = 0;
         for (int32_t b = 0; status == KV8_OK && b < row->batch; b++)
-            status = submit(s, &request, tokens_of(row), &id);
+            status = submit(s, &request, model_test_tokens(row), &id);
         const double begin = cli_seconds();
         if (status == KV8_OK) status = run_engine(s);
         if (i >= 0) row->ns[row->num++] = (cli_seconds() - begin) * 1e9;
     }
+    return status;
+}
+
+/* Runs the test once for its profile: by kernel a few tokens of it, for what they read and where
+ * the time goes; else all of it, for what lies between the steps. */
+static kv8_status profile_test(bench_session *s, uint64_t depth, bool by_kernel, test_row *row,
+                               kv8_profile *profile_out, double *seconds_out) {
+    enum { FEW_TOKENS = 8 };
+    kv8_request request = request_of(row, depth);
+    int32_t num = model_test_tokens(row);
+    if (by_kernel && row->num_gen > FEW_TOKENS) num = FEW_TOKENS;
+    uint64_t id = 0;
+    kv8_status status = KV8_OK;
+    for (int32_t b = 0; status == KV8_OK && b < row->batch; b++)
+        status = submit(s, &request, num, &id);
+    if (status == KV8_OK) status = kv8_model_begin_profile(s->model.model, by_kernel);
+    if (status != KV8_OK) return status;
+    const double begin = cli_seconds();
+    status = run_engine(s);
+    *seconds_out = cli_seconds() - begin;
+    const kv8_status ended = kv8_model_end_profile(s->model.model, profile_out);
+    return status == KV8_OK ? ended : status;
+}
+
+static kv8_status look_into(bench_session *s, uint64_t depth, bool keeps, test_row *row) {
+    kv8_profile profile = KV8_PROFILE_INIT;
+    double seconds = 0;
+    kv8_status status = profile_test(s, depth, true, row, &profile, &seconds);
+    if (status != KV8_OK) return status;
+    row->experts_read = profile.experts_read;
+    if (!keeps) return KV8_OK;
+    row->profile.kernels = json_object();
+    for (int32_t i = 0; i < profile.num_rows; i++) {
+        const kv8_profile_row *const r = &profile.rows[i];
+        row->profile.seconds[r->work] += r->seconds;
+        json_object_set_new(row->profile.kernels, r->name, json_real(r->seconds));
+    }
+    status = profile_test(s, depth, false, row, &profile, &seconds); /* records the graphs */
+    if (status == KV8_OK) status = profile_test(s, depth, false, row, &profile, &seconds);
+    row->profile.idle_share = 1 - profile.busy_seconds / seconds;
+    row->profile.host_us = (seconds - profile.busy_seconds) / (double)profile.num_steps * 1e6;
     return status;
 }
 
@@ -175,10 +164,13 @@ static kv8_status fill_depth(bench_session *s, int32_t depth, uint64_t *id_out) 
 static kv8_status add_test(bench_session *s, const model_args *args, uint64_t filled, test_row row,
                            test_row *rows, int32_t *num_rows) {
     kv8_cache_stats cache = KV8_CACHE_STATS_INIT;
-    const kv8_status status = kv8_cache_get_stats(s->cache, &cache);
+    kv8_status status = kv8_cache_get_stats(s->cache, &cache);
     row.bytes_per_token = cache.bytes_per_token_unwindowed;
+    if (model_test_tokens(&row) == 0 || status != KV8_OK) return status;
+    if (s->model.device != NULL && (row.num_gen > 0 || args->profile))
+        status = look_into(s, filled, args->profile, &row);
+    if (status != KV8_OK) return status;
     row.step_bytes = row.num_gen > 0 ? step_bytes(&s->model.info, &cache, &row) : 0;
-    if (tokens_of(&row) == 0 || status != KV8_OK) return status;
     const kv8_status ran = run_test(s, filled, args->repetitions, &row);
     rows[(*num_rows)++] = row;
     return ran;
@@ -204,100 +196,6 @@ static kv8_status run_depth(bench_session *s, const model_args *args, const kv8_
     return status;
 }
 
-/* --- the results --- */
-
-static const char *backend_name(const bench_session *s) {
-    return s->model.device != NULL ? "CUDA" : kv8_isa_name(s->model.isa);
-}
-
-static void test_name(const test_row *row, char *out, size_t size) {
-    char batch[16] = "", depth[24] = "";
-    if (row->batch > 1) snprintf(batch, sizeof batch, " x %d", row->batch);
-    if (row->depth > 0) snprintf(depth, sizeof depth, " @ d%d", row->depth);
-    snprintf(out, size, "%s%d%s%s", row->num_prompt > 0 ? "pp" : "tg", tokens_of(row), batch,
-             depth);
-}
-
-/* Of the speed that reading a step's bytes allows; 0 where that is not known. */
-static double share_of_floor(const bench_session *s, const test_row *row) {
-    if (s->read_gb_s <= 0 || row->step_bytes <= 0) return 0;
-    return speed_of(row).mean / row->batch * row->step_bytes / (s->read_gb_s * 1e9);
-}
-
-static void print_shares(const bench_session *s, const test_row *rows, int32_t num) {
-    printf("\nread ceiling %.0f GB/s; decode at so much of what the bytes of its steps allow:\n",
-           s->read_gb_s);
-    for (int32_t i = 0; i < num; i++) {
-        char test[48];
-        test_name(&rows[i], test, sizeof test);
-        if (rows[i].num_gen > 0)
-            printf("%-14s %-18s %8.3f GB  %5.1f %%\n", rows[i].setting->name, test,
-                   rows[i].step_bytes * 1e-9, 100 * share_of_floor(s, &rows[i]));
-    }
-}
-
-static void print_table(const bench_session *s, const model_args *args, const test_row *rows,
-                        int32_t num) {
-    printf("| %-24s | %10s | %10s | %-11s | %7s | %-14s | %-16s | %20s |\n", "model", "size",
-           "params", "backend", "threads", "kv", "test", "t/s");
-    printf("| %.24s | ---------: | ---------: | ----------- | ------: | %.14s | %.16s | %.19s: |\n",
-           "------------------------", "--------------", "----------------", "-------------------");
-    for (int32_t i = 0; i < num; i++) {
-        char test[48], size[32], params[32], speed[48];
-        const stats t = speed_of(&rows[i]);
-        test_name(&rows[i], test, sizeof test);
-        snprintf(size, sizeof size, "%.2f MiB", (double)s->model.info.bytes / 1048576.0);
-        snprintf(params, sizeof params, "%.2f M", (double)s->model.info.num_parameters / 1e6);
-        snprintf(speed, sizeof speed, "%.2f +- %.2f", t.mean, t.deviation);
-        printf("| %-24s | %10s | %10s | %-11s | %7d | %-14s | %-16s | %20s |\n", args->model, size,
-               params, backend_name(s), kv8_threads_count(s->model.threads), rows[i].setting->name,
-               test, speed);
-    }
-    if (s->read_gb_s > 0) print_shares(s, rows, num);
-}
-
-static json_t *samples_json(const test_row *row, bool speeds) {
-    json_t *const list = json_array();
-    for (int32_t i = 0; i < row->num; i++) {
-        json_t *const value = speeds ? json_real(row->batch * tokens_of(row) * 1e9 / row->ns[i])
-                                     : json_integer((json_int_t)row->ns[i]);
-        json_array_append_new(list, value);
-    }
-    return list;
-}
-
-static json_t *test_json(const bench_session *s, const model_args *args, const test_row *row) {
-    const stats ns = mean_of(row->ns, row->num), speed = speed_of(row);
-    char test_time[32] = "";
-    const time_t now = time(NULL);
-    strftime(test_time, sizeof test_time, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
-    return json_pack(
-        "{s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:I, s:i, s:i, s:i, "
-        "s:s, "
-        "s:I, s:I,"
-        " s:f, s:f, s:o, s:o, s:f, s:f}",
-        "version", kv8_version(), "backends", backend_name(s), "model_filename",
-        cli_json_text(args->model), "model_type", s->model.info.architecture, "model_size",
-        (json_int_t)s->model.info.bytes, "model_n_params", (json_int_t)s->model.info.num_parameters,
-        "n_batch", (int)args->chunk, "n_ubatch", (int)args->chunk, "n_parallel", (int)row->batch,
-        "n_threads", (int)kv8_threads_count(s->model.threads), "kv", row->setting->name, "type_k",
-        kv8_dtype_name(row->setting->full_k), "type_v", kv8_dtype_name(row->setting->full_v),
-        "kv_bytes_per_token", (json_int_t)row->bytes_per_token, "n_prompt", (int)row->num_prompt,
-        "n_gen", (int)row->num_gen, "n_depth", (int)row->depth, "test_time", test_time, "avg_ns",
-        (json_int_t)ns.mean, "stddev_ns", (json_int_t)ns.deviation, "avg_ts", speed.mean,
-        "stddev_ts", speed.deviation, "samples_ns", samples_json(row, false), "samples_ts",
-        samples_json(row, true), "step_bytes", row->step_bytes, "share_of_floor",
-        share_of_floor(s, row));
-}
-
-static int print_json(const bench_session *s, const model_args *args, const test_row *rows,
-                      int32_t num) {
-    json_t *const list = json_array();
-    for (int32_t i = 0; i < num; i++) json_array_append_new(list, test_json(s, args, &rows[i]));
-    return cli_write_json(json_pack("{s:s, s:o}", "version", kv8_version(), "rows", list), stdout,
-                          "stdout");
-}
-
 /* --- the verb --- */
 
 static int parse(model_args *args, int argc, char **argv) {
@@ -316,6 +214,9 @@ static int parse(model_args *args, int argc, char **argv) {
         {"path", "NAME", "steps of one token on a GPU: graph or eager (graph)", CLI_TEXT,
          &args->path},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
+        {"profile", NULL, "of a GPU: where its time goes, by kind of work", CLI_FLAG,
+         &args->profile},
+        {"plot", "FILE", "draw tokens per second as SVG (needs gnuplot)", CLI_TEXT, &args->plot},
         {"json", NULL, "print one JSON object", CLI_FLAG, &args->json},
     };
     const cli_command command = {
@@ -326,7 +227,12 @@ static int parse(model_args *args, int argc, char **argv) {
         .options = options,
         .num_options = sizeof options / sizeof options[0],
     };
-    return cli_parse(&command, argc, argv, &args->model);
+    const int status = cli_parse(&command, argc, argv, &args->model);
+    if (status >= 0 || !args->profile) return status;
+    int32_t device_idx = -1;
+    const int named = cli_device(args->device, &device_idx);
+    if (named != CLI_OK) return named;
+    return device_idx < 0 ? cli_fail("--profile is of a model on a GPU: --device cuda") : -1;
 }
 
 /* Before any work: does every depth leave room for the tests? */
@@ -353,7 +259,7 @@ static kv8_status measure_ceiling(bench_session *s) {
 }
 
 static int run(bench_session *s, const model_args *args, const kv8_kv_setting *settings,
-               int32_t num_settings, const int32_t *depths, int32_t num_depths) {
+               int32_t num_settings, const int32_t *depths, int32_t num_depths, cli_output *plot) {
     static test_row rows[(1 + MAX_BATCHES) * MAX_SETTINGS * MAX_DEPTHS];
     int32_t num_rows = 0;
     if (check_depths(s, args, depths, num_depths) != CLI_OK) return CLI_FAILED;
@@ -371,12 +277,13 @@ static int run(bench_session *s, const model_args *args, const kv8_kv_setting *s
     cli_progress_end(&progress);
     if (status != KV8_OK) return cli_fail_status(status);
     if (cli_interrupted() != 0) return cli_interrupted();
-    if (args->json) {
-        const int printed = print_json(s, args, rows, num_rows);
-        return printed == CLI_OK ? cli_finish_stdout() : printed;
+    int shown = model_report(s, args, rows, num_rows);
+    if (shown == CLI_OK && args->plot != NULL) {
+        shown = model_plot(args, rows, num_rows, plot->file);
+        if (shown == CLI_OK) shown = cli_output_commit(plot);
     }
-    print_table(s, args, rows, num_rows);
-    return cli_finish_stdout();
+    for (int32_t i = 0; i < num_rows; i++) json_decref(rows[i].profile.kernels);
+    return shown;
 }
 
 /* What a step of the tests takes at most. */
@@ -414,11 +321,17 @@ int bench_model(int argc, char **argv) {
     if (status != CLI_OK) return status;
     cli_catch_interrupt();
     bench_session session = {.random = 1};
+    cli_output plot = {0};
+    if (args.plot != NULL) status = cli_plot_check();
+    if (status == CLI_OK && args.plot != NULL) status = cli_output_open(&plot, args.plot);
+    if (status != CLI_OK) return status;
     status = cli_model_open(&session.model, &(cli_opening){.directory = args.model,
                                                            .device = args.device,
                                                            .options = &options,
                                                            .threads = args.threads});
-    if (status == CLI_OK) status = run(&session, &args, settings, num_settings, depths, num_depths);
+    if (status == CLI_OK)
+        status = run(&session, &args, settings, num_settings, depths, num_depths, &plot);
+    cli_output_abort(&plot);
     free(session.token_ids);
     cli_model_close(&session.model);
     return status;
