@@ -3,12 +3,15 @@
  * reference and of one lane.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
 #include "evaluation.h"
 #include "logit_rows.h"
 
 /* A lane and its sums over positions. */
 typedef struct window_lane {
-    kv8_lane lane;
+    kv8_cache *cache;
+    kv8_seq seq; /* of the window under way */
     uint64_t step_ns;
     double kl, kl_squares, loss, dloss, dloss_squares;
     int64_t num_agree;
@@ -18,102 +21,97 @@ typedef struct windows {
     kv8_evaluation *evaluation;
     window_lane *lanes;
     int32_t chunk;
-    float *ref_logits, *logits; /* [chunk, vocab_size]: of lane 0, of the lane running */
-    kv8_row_facts ref[KV8_EVALUATE_MAX_STEP], facts[KV8_EVALUATE_MAX_STEP];
-    /* The visitor's: */
-    const int32_t *ids; /* [window_len] */
-    window_lane *running;
-    uint64_t visit_ns;
+    kv8_logit_rows rows;
+    int32_t row_ids[KV8_EVALUATE_MAX_STEP]; /* 0, 1, ..: every row's logits are wanted */
 } windows;
-
-static size_t num_logits(const windows *w) {
-    return (size_t)w->chunk * (size_t)w->evaluation->info.vocab_size;
-}
 
 static void close_windows(windows *w) {
     for (int32_t i = 0; w->lanes != NULL && i < w->evaluation->num_lanes; i++)
-        kv8_lane_close(&w->lanes[i].lane);
+        kv8_cache_destroy(w->lanes[i].cache);
     kv8_release(NULL, w->lanes, (size_t)w->evaluation->num_lanes, sizeof *w->lanes);
-    kv8_release(NULL, w->ref_logits, num_logits(w), sizeof(float));
-    kv8_release(NULL, w->logits, num_logits(w), sizeof(float));
+    kv8_logit_rows_close(&w->rows);
 }
 
 static kv8_status open_windows(windows *w, kv8_evaluation *evaluation) {
+    const kv8_model_options *const model = kv8_model_get_options(evaluation->model);
     w->evaluation = evaluation;
     w->chunk = kv8_evaluate_chunk_tokens(evaluation->model);
+    for (int32_t i = 0; i < w->chunk; i++) w->row_ids[i] = i;
     void *memory = NULL;
     KV8_TRY(kv8_alloc(NULL, (size_t)evaluation->num_lanes, sizeof *w->lanes, "lanes", &memory));
     w->lanes = memory;
-    KV8_TRY(kv8_alloc(NULL, num_logits(w), sizeof(float), "logits", &memory));
-    w->ref_logits = memory;
-    KV8_TRY(kv8_alloc(NULL, num_logits(w), sizeof(float), "logits", &memory));
-    w->logits = memory;
+    KV8_TRY(kv8_logit_rows_open(&w->rows, model->device, model->stream, model->threads, w->chunk,
+                                evaluation->info.vocab_size));
     kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
-    kv8_engine_options engine_options = KV8_ENGINE_OPTIONS_INIT;
     cache_options.max_seq_len = evaluation->options->window_len;
-    cache_options.step_tokens = engine_options.step_tokens = engine_options.logit_rows = w->chunk;
-    for (int32_t i = 0; i < evaluation->num_lanes; i++) {
-        engine_options.logits = i == 0 ? w->ref_logits : w->logits;
-        KV8_TRY(kv8_lane_open(&w->lanes[i].lane, evaluation, i, &cache_options, &engine_options));
-    }
+    cache_options.step_tokens = w->chunk;
+    for (int32_t i = 0; i < evaluation->num_lanes; i++)
+        KV8_TRY(kv8_lane_open_cache(&w->lanes[i].cache, evaluation, i, &cache_options));
     return KV8_OK;
 }
 
-/* A kv8_logits_visitor: adds a chunk's rows to the sums of the lane running. */
-static void compare_rows(void *cookie, int32_t first, int32_t num_rows, const float *logits) {
-    windows *const w = cookie;
-    const uint64_t begin = kv8_time_ns();
-    window_lane *const self = w->running;
-    const bool is_ref = self == w->lanes;
-    kv8_row_facts *const facts = is_ref ? w->ref : w->facts;
+/* The step's row `row`, whose token is number `token` of the window, is no row of numbers. */
+static kv8_status refuse_row(const windows *w, int32_t lane, int32_t token) {
+    return kv8_fail(KV8_ERR_INVALID, "%s KV: the logits after token %d of a window are not finite",
+                    w->evaluation->settings[lane].name, token);
+}
+
+/* Adds a chunk's rows to the sums of the lane, in order, so that the result does not depend on the
+ * threads. */
+static kv8_status add_rows(windows *w, int32_t lane, const int32_t *ids, int32_t first,
+                           int32_t num_rows) {
+    window_lane *const self = &w->lanes[lane];
     const int32_t length = w->evaluation->options->window_len;
-    const kv8_row_job job = {.logits = logits,
-                             .ref_logits = is_ref ? NULL : w->ref_logits,
-                             .ref = w->ref,
-                             .next_ids = w->ids + first + 1,
-                             .num_rows = num_rows,
-                             .num_next = (int32_t)kv8_min_i64(num_rows, length - 1 - first),
-                             .vocab_size = w->evaluation->info.vocab_size,
-                             .out = facts};
-    kv8_row_job_run(&job, kv8_model_get_options(w->evaluation->model)->threads);
-    /* Summed in order, so that the result does not depend on the threads. */
+    const int32_t num_next = (int32_t)kv8_min_i64(num_rows, length - 1 - first);
+    KV8_TRY(kv8_logit_rows_judge(&w->rows, lane == 0, num_rows, ids + first + 1, num_next));
+    const kv8_row_facts *const ref = w->rows.ref;
+    const kv8_row_facts *const facts = lane == 0 ? ref : w->rows.facts;
     for (int32_t i = 0; i < num_rows; i++) {
-        const double dloss = facts[i].loss - w->ref[i].loss;
+        const double dloss = facts[i].loss - ref[i].loss;
+        if (!isfinite(facts[i].lse) || !isfinite(facts[i].kl))
+            return refuse_row(w, lane, first + i);
         self->kl += facts[i].kl;
         self->kl_squares += facts[i].kl * facts[i].kl;
         self->loss += facts[i].loss;
         self->dloss += dloss;
         self->dloss_squares += dloss * dloss;
-        self->num_agree += facts[i].best == w->ref[i].best;
+        self->num_agree += facts[i].best == ref[i].best;
     }
-    w->visit_ns = kv8_time_ns() - begin;
-}
-
-static kv8_status submit_window(windows *w, const int32_t *ids) {
-    w->ids = ids;
-    kv8_request request = KV8_REQUEST_INIT;
-    request.token_ids = ids;
-    request.num_tokens = w->evaluation->options->window_len;
-    request.visit = compare_rows;
-    request.visit_cookie = w;
-    uint64_t id = 0;
-    for (int32_t i = 0; i < w->evaluation->num_lanes; i++)
-        KV8_TRY(kv8_engine_submit(w->lanes[i].lane.engine, &request, &id));
     return KV8_OK;
 }
 
+static kv8_status step_lane(windows *w, int32_t lane, const int32_t *ids, int32_t first,
+                            int32_t num_rows) {
+    window_lane *const self = &w->lanes[lane];
+    const int32_t indptr[] = {0, num_rows};
+    const kv8_step step = {.struct_size = sizeof step,
+                           .num_seqs = 1,
+                           .seqs = &self->seq,
+                           .indptr = indptr,
+                           .token_ids = ids + first,
+                           .num_logit_rows = num_rows,
+                           .logit_rows = w->row_ids,
+                           .logits_out = lane == 0 ? w->rows.ref_logits : w->rows.logits};
+    const uint64_t begin = kv8_time_ns();
+    KV8_TRY(kv8_model_step(w->evaluation->model, self->cache, &step));
+    self->step_ns += kv8_time_ns() - begin;
+    return add_rows(w, lane, ids, first, num_rows);
+}
+
 static kv8_status run_window(windows *w, const int32_t *ids) {
-    KV8_TRY(submit_window(w, ids));
-    for (int32_t done = 0; done < w->evaluation->options->window_len; done += w->chunk) {
-        for (int32_t i = 0; i < w->evaluation->num_lanes; i++) {
-            int32_t num_events = 0;
-            uint64_t ns = 0;
-            w->running = &w->lanes[i];
-            KV8_TRY(kv8_evaluation_step(w->evaluation, "windows", w->running->lane.engine,
-                                        &num_events, &ns));
-            w->running->step_ns += ns - w->visit_ns;
+    kv8_evaluation *const evaluation = w->evaluation;
+    const int32_t length = evaluation->options->window_len;
+    for (int32_t i = 0; i < evaluation->num_lanes; i++)
+        KV8_TRY(kv8_cache_seq_create(w->lanes[i].cache, &w->lanes[i].seq));
+    for (int32_t first = 0; first < length; first += w->chunk) {
+        const int32_t num_rows = (int32_t)kv8_min_i64(w->chunk, length - first);
+        for (int32_t i = 0; i < evaluation->num_lanes; i++) {
+            KV8_TRY(step_lane(w, i, ids, first, num_rows));
+            KV8_TRY(kv8_evaluation_add_tokens(evaluation, "windows", num_rows));
         }
     }
+    for (int32_t i = 0; i < evaluation->num_lanes; i++)
+        KV8_TRY(kv8_cache_seq_destroy(w->lanes[i].cache, w->lanes[i].seq));
     return KV8_OK;
 }
 
@@ -125,7 +123,7 @@ static void fill_rows(const windows *w) {
         const window_lane *const self = &w->lanes[i];
         kv8_compare_row *const row = &w->evaluation->rows[i];
         kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
-        KV8_MUST(kv8_cache_get_stats(self->lane.cache, &stats));
+        KV8_MUST(kv8_cache_get_stats(self->cache, &stats));
         row->kl = self->kl / num;
         row->kl_error = kv8_mean_error(self->kl, self->kl_squares, num);
         row->top1 = (double)self->num_agree / num;

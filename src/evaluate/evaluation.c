@@ -9,6 +9,7 @@
 
 /* Logits of a chunk: at most this many bytes for the reference and as many for the lane. */
 static const size_t max_logits_bytes = (size_t)96 << 20;
+static const size_t max_device_logits_bytes = (size_t)512 << 20; /* the same of a GPU's memory */
 
 int32_t kv8_evaluate_step_tokens(const kv8_model *model) {
     const int32_t limit = kv8_model_get_options(model)->max_step_tokens;
@@ -17,7 +18,9 @@ int32_t kv8_evaluate_step_tokens(const kv8_model *model) {
 
 int32_t kv8_evaluate_chunk_tokens(const kv8_model *model) {
     const size_t vocab = (size_t)kv8_model_facts(model)->vocab_size;
-    const size_t rows = max_logits_bytes / (vocab * sizeof(float));
+    const size_t limit =
+        kv8_model_get_options(model)->device == NULL ? max_logits_bytes : max_device_logits_bytes;
+    const size_t rows = limit / (vocab * sizeof(float));
     return (int32_t)kv8_max_i64(1, kv8_min_i64((int64_t)rows, kv8_evaluate_step_tokens(model)));
 }
 
@@ -32,16 +35,21 @@ kv8_status kv8_evaluate_check_ids(const kv8_model_info *info, const int32_t *ids
 
 /* --- lanes --- */
 
-kv8_status kv8_lane_open(kv8_lane *lane, const kv8_evaluation *evaluation, int32_t lane_idx,
-                         const kv8_kv_cache_options *cache_options,
-                         const kv8_engine_options *engine_options) {
-    kv8_kv_cache_options own = *cache_options;
+kv8_status kv8_lane_open_cache(kv8_cache **out, const kv8_evaluation *evaluation, int32_t lane_idx,
+                               const kv8_kv_cache_options *options) {
+    kv8_kv_cache_options own = *options;
     own.k_scale = evaluation->options->k_scale;
     own.v_scale = evaluation->options->v_scale;
     own.scale_dtype = evaluation->options->scale_dtype;
+    return kv8_kv_setting_cache_create(out, evaluation->model, &evaluation->settings[lane_idx],
+                                       &own);
+}
+
+kv8_status kv8_lane_open(kv8_lane *lane, const kv8_evaluation *evaluation, int32_t lane_idx,
+                         const kv8_kv_cache_options *cache_options,
+                         const kv8_engine_options *engine_options) {
     *lane = (kv8_lane){0};
-    KV8_TRY(kv8_kv_setting_cache_create(&lane->cache, evaluation->model,
-                                        &evaluation->settings[lane_idx], &own));
+    KV8_TRY(kv8_lane_open_cache(&lane->cache, evaluation, lane_idx, cache_options));
     const kv8_status status =
         kv8_engine_create(&lane->engine, evaluation->model, lane->cache, engine_options);
     if (status != KV8_OK) kv8_lane_close(lane);
@@ -81,6 +89,11 @@ kv8_status kv8_evaluation_step(kv8_evaluation *evaluation, const char *what, kv8
     int64_t num_tokens = 0;
     for (int32_t i = 0; i < *num_events_out; i++)
         num_tokens += kv8_engine_event(engine, i)->num_taken;
+    return kv8_evaluation_add_tokens(evaluation, what, num_tokens);
+}
+
+kv8_status kv8_evaluation_add_tokens(kv8_evaluation *evaluation, const char *what,
+                                     int64_t num_tokens) {
     evaluation->units_done += (uint64_t)kv8_max_i64(num_tokens, KV8_EVALUATE_STEP_UNITS);
     if (evaluation->units_done > evaluation->units_total)
         evaluation->units_done = evaluation->units_total;

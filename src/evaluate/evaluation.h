@@ -39,7 +39,10 @@ typedef struct kv8_lane {
     kv8_cache *cache;
     kv8_engine *engine;
 } kv8_lane;
-/* Fills in scales of cache_options; on failure the lane is empty. */
+/* Fills in scales of the options. */
+kv8_status kv8_lane_open_cache(kv8_cache **out, const kv8_evaluation *evaluation, int32_t lane_idx,
+                               const kv8_kv_cache_options *options);
+/* On failure the lane is empty. */
 kv8_status kv8_lane_open(kv8_lane *lane, const kv8_evaluation *evaluation, int32_t lane_idx,
                          const kv8_kv_cache_options *cache_options,
                          const kv8_engine_options *engine_options);
@@ -50,6 +53,10 @@ kv8_status kv8_evaluate_step(kv8_engine *engine, int32_t *num_events_out, uint64
 /* The same, counted as work done; asks whether to go on. */
 kv8_status kv8_evaluation_step(kv8_evaluation *evaluation, const char *what, kv8_engine *engine,
                                int32_t *num_events_out, uint64_t *ns_out);
+
+/* A step of so many tokens is done; asks whether to go on. */
+kv8_status kv8_evaluation_add_tokens(kv8_evaluation *evaluation, const char *what,
+                                     int64_t num_tokens);
 
 /* Standard errors: of a mean of n values from their sum and sum of squares, and of a share. */
 double kv8_mean_error(double sum, double squares, double n);

@@ -5,15 +5,8 @@
 #ifndef KV8_LOGIT_ROWS_H
 #define KV8_LOGIT_ROWS_H
 
-#include "base_impl.h"
-
-/* What one row gives. */
-typedef struct kv8_row_facts {
-    double lse;  /* ln sum exp */
-    double loss; /* of the row's next token; 0 without one */
-    double kl;   /* sum_i p_i (ln p_i - ln q_i), p the reference's softmax; 0 without one */
-    int32_t best;
-} kv8_row_facts;
+#include "device_impl.h"
+#include "logit_rows_args.h"
 
 typedef struct kv8_row_job {
     const float *logits, *ref_logits; /* [num_rows, vocab_size]; ref_logits NULL = no reference */
@@ -24,5 +17,27 @@ typedef struct kv8_row_job {
 } kv8_row_job;
 
 void kv8_row_job_run(const kv8_row_job *job, kv8_threads *threads);
+
+/* Logits of a chunk, of the reference and of what is held against it, where a model leaves them. */
+typedef struct kv8_logit_rows {
+    kv8_threads *threads;
+    kv8_device *device; /* NULL = the host; borrowed, as the stream */
+    kv8_stream *stream;
+    int32_t max_rows, vocab_size;
+    float *ref_logits, *logits; /* [max_rows, vocab_size], in device memory where there is one */
+    kv8_row_facts *ref, *facts; /* [max_rows] of them, as judged, in host memory */
+    kv8_kernel kernel;
+    kv8_row_facts *ref_on_device, *facts_on_device;
+    int32_t *next_on_device;
+} kv8_logit_rows;
+
+/* device NULL: in host memory. On failure too it is to be closed. */
+kv8_status kv8_logit_rows_open(kv8_logit_rows *rows, kv8_device *device, kv8_stream *stream,
+                               kv8_threads *threads, int32_t max_rows, int32_t vocab_size);
+void kv8_logit_rows_close(kv8_logit_rows *rows);
+/* Judges the first num_rows: ref_logits into ref where is_ref, else logits beside them into facts.
+ */
+kv8_status kv8_logit_rows_judge(kv8_logit_rows *rows, bool is_ref, int32_t num_rows,
+                                const int32_t *next_ids, int32_t num_next);
 
 #endif
