@@ -23,10 +23,6 @@ static int32_t qkv_width(const kv8_gpt_oss_config *c) {
     return q_width(c) + 2 * kv_width(c);
 }
 
-int32_t kv8_gpt_oss_device_rows(const kv8_model *model) {
-    return (int32_t)kv8_max_i64(model->options.max_step_tokens, model->options.max_step_seqs);
-}
-
 static kv8_status create(kv8_model *model) {
     kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
