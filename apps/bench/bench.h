@@ -15,6 +15,7 @@
 
 int bench_attention(int argc, char **argv);
 int bench_model(int argc, char **argv);
+int bench_load(int argc, char **argv);
 
 /* Reads "1,16,64", every number in [min, max]. */
 int bench_list(const char *option, const char *text, int32_t min, int32_t max, int32_t *values_out,

@@ -258,7 +258,7 @@ static void mistakes_are_one_line(void **state) {
     const struct {
         const char *args[8], *part;
     } cases[] = {
-        {{"bench", NULL}, "must be attention or model"},
+        {{"bench", NULL}, "must be attention, model or load"},
         {{"bench", "attention", "--shape", "gpt-9", NULL}, "gpt-9"},
         {{"bench", "attention", "--heads", "8/2", NULL}, "8/2"},
         {{"bench", "attention", "--batch", "1,,2", NULL}, "1,,2"},

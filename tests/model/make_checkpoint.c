@@ -1,7 +1,7 @@
 /* make_checkpoint.c - synthesises a valid gpt-oss checkpoint of any shape: config.json, and
  * safetensors files in shards with an index. Small tensors are random; of each large one the first
  * 64 KiB are, and the rest is a hole of zeros, so that 20b takes 13.8 GB in name and some 50 MB on
- * disk.
+ * disk; with --full they are written, the same MiB over and over.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -27,26 +27,30 @@ static int usage(FILE *to) {
         "usage: make_checkpoint DIRECTORY [--preset tiny|20b|120b] [--shards N] [--seed N]\n"
         "       [--layers N] [--hidden N] [--intermediate N] [--heads N] [--kv-heads N]\n"
         "       [--head-dim N] [--experts N] [--experts-per-token N] [--vocab N] [--window N]\n"
-        "       [--max-seq-len N]\n"
-        "Writes a random but valid gpt-oss checkpoint; large tensors are mostly holes.\n",
+        "       [--max-seq-len N] [--full]\n"
+        "Writes a random but valid gpt-oss checkpoint; large tensors are mostly holes, but with "
+        "--full.\n",
         to);
     return to == stdout ? 0 : 2;
 }
 
 /* Data of one tensor at the file's position; a hole is skipped. */
-static void write_data(FILE *file, const file_tensor *tensor, uint64_t *rng) {
+static void write_data(FILE *file, const file_tensor *tensor, bool full, uint64_t *rng) {
     static uint8_t buffer[WHOLE_BYTES];
-    const size_t head = tensor->bytes <= WHOLE_BYTES ? (size_t)tensor->bytes : HEAD_BYTES;
+    const bool is_small = tensor->bytes <= WHOLE_BYTES;
+    const size_t head = is_small ? (size_t)tensor->bytes : full ? WHOLE_BYTES : HEAD_BYTES;
     fill_tensor(tensor, rng, buffer, head);
     fwrite(buffer, 1, head, file);
-    if (fseeko(file, (off_t)(tensor->bytes - head), SEEK_CUR) != 0) abort();
+    for (uint64_t at = head; full && at < tensor->bytes; at += head)
+        fwrite(buffer, 1, tensor->bytes - at < head ? (size_t)(tensor->bytes - at) : head, file);
+    if (!full && fseeko(file, (off_t)(tensor->bytes - head), SEEK_CUR) != 0) abort();
 }
 
 static void write_shard(const char *directory, const char *name, const file_tensor *tensors,
-                        size_t count, uint64_t *rng) {
+                        size_t count, bool full, uint64_t *rng) {
     FILE *const file = open_or_abort(directory, name);
     write_header(file, tensors, count, 0);
-    for (size_t i = 0; i < count; i++) write_data(file, &tensors[i], rng);
+    for (size_t i = 0; i < count; i++) write_data(file, &tensors[i], full, rng);
     const off_t end = ftello(file);
     if (fflush(file) != 0 || ftruncate(fileno(file), end) != 0) abort();
     close_or_abort(file);
@@ -54,7 +58,7 @@ static void write_shard(const char *directory, const char *name, const file_tens
 
 /* Splits the list into `shards` runs of about equal bytes. */
 static void write_all(const char *directory, const file_tensor *tensors, size_t count,
-                      size_t shards, uint64_t seed) {
+                      size_t shards, bool full, uint64_t seed) {
     static char names[MAX_SHARDS][64];
     const char *files[MAX_SHARDS];
     int *const file_of = calloc(count, sizeof *file_of);
@@ -69,7 +73,7 @@ static void write_all(const char *directory, const file_tensor *tensors, size_t 
         }
         snprintf(names[s], sizeof names[s], "model-%05zu-of-%05zu.safetensors", s, shards - 1);
         files[s] = shards == 1 ? "model.safetensors" : names[s];
-        write_shard(directory, files[s], tensors + first, last - first, &rng);
+        write_shard(directory, files[s], tensors + first, last - first, full, &rng);
         first = last;
     }
     if (shards > 1) write_index(directory, tensors, count, files, file_of);
@@ -79,6 +83,7 @@ static void write_all(const char *directory, const file_tensor *tensors, size_t 
 int main(int argc, char **argv) {
     checkpoint_shape shape = presets[0].shape;
     int64_t shards = presets[0].shards, seed = 1;
+    bool full = false;
     const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                      {"preset", required_argument, NULL, 'p'},
                                      {"shards", required_argument, NULL, 0},
@@ -94,6 +99,7 @@ int main(int argc, char **argv) {
                                      {"vocab", required_argument, NULL, 0},
                                      {"window", required_argument, NULL, 0},
                                      {"max-seq-len", required_argument, NULL, 0},
+                                     {"full", no_argument, NULL, 'f'},
                                      {NULL, 0, NULL, 0}};
     int64_t *const values[] = {NULL,
                                NULL,
@@ -113,6 +119,8 @@ int main(int argc, char **argv) {
     for (int which = 0, got; (got = getopt_long(argc, argv, "", options, &which)) != -1;) {
         if (got == 'h') return usage(stdout);
         if (got == '?') return usage(stderr);
+        if (got == 'f') full = true;
+        if (got == 'f') continue;
         if (got == 0) {
             char *end = NULL;
             *values[which] = strtoll(optarg, &end, 10);
@@ -135,7 +143,7 @@ int main(int argc, char **argv) {
     if (tensors == NULL) abort();
     const size_t count = list_tensors(&shape, tensors);
     write_config(directory, &shape);
-    write_all(directory, tensors, count, (size_t)shards, (uint64_t)seed);
+    write_all(directory, tensors, count, (size_t)shards, full, (uint64_t)seed);
     free(tensors);
     return 0;
 }
