@@ -34,8 +34,12 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
  *
  * With fewer rows a decode kernel is taken, on sm_90 and sm_100: formats as with wgmma (two of them
  * where page_size is a multiple of 16), head_dim 64 and 128, e4m3 in such pages also at 80, 96 and
- * 256; not batch_invariant. What it does not take goes to a prefill kernel, and what neither takes
- * to a general kernel: as right, and about a hundred times slower.
+ * 256. What it does not take goes to a prefill kernel, and what neither takes to a general kernel:
+ * as right, and about a hundred times slower.
+ *
+ * With batch_invariant all rows take a decode kernel, those of prefill too, if there is one: a row
+ * has the same bits in every batch, every chunk and every plan over pages of one layout, and decode
+ * after prefill goes on where a longer prefill would be. Prefill is then several times slower.
  *
  * Decode kernels take windows to the right, ragged K and V, and runs with qo_lens, num_pages, lse
  * in any strides and base, and O of e4m3 or e5m2. Key ranges, O of e4m3fnuz and whatever of these a

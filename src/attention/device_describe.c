@@ -57,6 +57,15 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
             break;
         case KV8_WAY_BULK:
         case KV8_WAY_ROWS:
+            if (plan->spec.batch_invariant) {
+                snprintf(text, size,
+                         "%s on %s: up to %u blocks of %u warps, %d KV heads and %d packed rows "
+                         "each, pieces of %d keys (batch invariant), workspace %zu bytes",
+                         name, gpu, blocks, c->launch.block[0] / 32, c->decode.heads_per_block,
+                         c->variant->block_rows, c->decode.piece_units * (int)KV8_DECODE_TOKENS,
+                         bytes);
+                break;
+            }
             snprintf(text, size,
                      "%s on %s: up to %u blocks of %u warps, %d KV heads and %d packed rows each, "
                      "equal ranges of all keys in steps of %d, workspace %zu bytes",

@@ -22,7 +22,7 @@ static int32_t split_units(const kv8_attention_spec *spec, int32_t heads) {
 
 static kv8_decode_tail decode_tail(const kv8_variant *v, const kv8_attention_spec *spec) {
     const int32_t heads = kv8_variant_heads_per_block(v, spec);
-    const int32_t slices = v->num_warps * v->warp_heads / heads;
+    const int32_t slices = kv8_variant_slices(v, spec);
     const int32_t head_blocks = spec->num_kv_heads / heads;
     return (kv8_decode_tail){
         .heads_per_block = heads,
@@ -34,6 +34,7 @@ static kv8_decode_tail decode_tail(const kv8_variant *v, const kv8_attention_spe
         .by_heads = kv8_make_divisor(heads / v->warp_heads),
         .by_head_blocks = kv8_make_divisor(head_blocks),
         .by_slices = kv8_make_divisor(slices),
+        .piece_units = spec->batch_invariant ? kv8_variant_piece_units(v, spec) : 0,
     };
 }
 
@@ -51,6 +52,15 @@ static kv8_status fill_machine(const kv8_attention_device_plan *plan, kv8_device
     return KV8_OK;
 }
 
+/* Under batch_invariant: a slot for every piece, if a block has a few. */
+static int32_t max_slots(const kv8_attention_spec *spec, const kv8_device_choice *choice) {
+    enum { SLOTS_PER_BLOCK = 16 };
+    const int64_t streams = kv8_decode_max_row_tiles(spec) * choice->decode.head_blocks;
+    const int64_t tokens = (int64_t)choice->decode.piece_units * KV8_DECODE_TOKENS;
+    return (int32_t)kv8_min_i64(streams * kv8_ceil_div(spec->max_kv_len, tokens),
+                                (int64_t)SLOTS_PER_BLOCK * choice->launch.grid[0]);
+}
+
 static kv8_status make_decode(const kv8_attention_device_plan *plan, kv8_device_choice *choice) {
     const kv8_variant *const v = choice->variant;
     const int32_t producers = v->way == KV8_WAY_BULK;
@@ -60,6 +70,7 @@ static kv8_status make_decode(const kv8_attention_device_plan *plan, kv8_device_
     choice->launch.overlaps_previous = true;
     KV8_TRY(fill_machine(plan, choice, &blocks));
     choice->launch.grid[0] = (uint32_t)kv8_min_i64(blocks, KV8_DECODE_MAX_BLOCKS);
+    if (plan->spec.batch_invariant) choice->decode.max_slots = max_slots(&plan->spec, choice);
     return KV8_OK;
 }
 
@@ -125,13 +136,14 @@ typedef struct shared_bytes {
 
 static void count_decode(const kv8_attention_spec *spec, const kv8_device_choice *c,
                          shared_bytes *most) {
-    const size_t slots = 2 * (size_t)c->launch.grid[0];
-    const int64_t streams = kv8_decode_max_row_tiles(spec) * c->decode.head_blocks;
+    const size_t pieces = (size_t)c->decode.max_slots, own = 2 * (size_t)c->launch.grid[0];
+    const size_t slots = pieces + own;
+    const size_t streams = (size_t)(kv8_decode_max_row_tiles(spec) * c->decode.head_blocks);
+    const size_t counters = pieces > 0 ? 2 * pieces : slots + streams;
     const size_t tiles = (size_t)(c->variant->block_rows / KV8_DECODE_ROWS);
     const size_t fragments =
         (size_t)c->decode.heads_per_block * (size_t)spec->v_head_dim / 16 * tiles;
-    take_larger(&most->arrivals,
-                (slots + (size_t)streams) * (size_t)c->variant->num_warps * sizeof(uint32_t));
+    take_larger(&most->arrivals, counters * (size_t)c->variant->num_warps * sizeof(uint32_t));
     take_larger(&most->sums, slots * fragments * 16 * sizeof(float));
     take_larger(&most->partials, slots * fragments * 128 * sizeof(float));
 }

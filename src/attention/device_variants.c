@@ -25,8 +25,9 @@ enum {
     BULK_LEAST_BATCH = 16, /* of fewer requests, combining their many splits takes longer */
     PAGES_OF_ANY_SIZE = 1,
     DECODE_TAKES = KV8_NEEDS_MASK | KV8_NEEDS_WINDOW_RIGHT | KV8_NEEDS_RAGGED | KV8_NEEDS_SOFT_CAP |
-                   KV8_NEEDS_QO_LENS | KV8_NEEDS_NUM_PAGES | KV8_NEEDS_LSE_LAYOUT,
-    CLUSTER_TAKES = DECODE_TAKES & ~(KV8_NEEDS_MASK | KV8_NEEDS_SOFT_CAP),
+                   KV8_NEEDS_QO_LENS | KV8_NEEDS_NUM_PAGES | KV8_NEEDS_LSE_LAYOUT |
+                   KV8_NEEDS_INVARIANT,
+    CLUSTER_TAKES = DECODE_TAKES & ~(KV8_NEEDS_MASK | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_INVARIANT),
     WGMMA_TAKES = KV8_NEEDS_INVARIANT | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_WINDOW_RIGHT |
                   KV8_NEEDS_RAGGED | KV8_NEEDS_QO_LENS | KV8_NEEDS_LSE_LAYOUT,
     NARROW_TAKES = WGMMA_TAKES & ~KV8_NEEDS_INVARIANT, /* wide where other bounds ask for it */
@@ -160,20 +161,40 @@ uint32_t kv8_needs_of_args(const kv8_attention_args *args) {
 /* heads_per_block: four, so that rows of a token are 256 bytes or more in NHD, which DRAM serves at
  * once; fewer where a small batch would leave too few streams to combine their splits in parallel,
  * if a warp copies whole lines by itself. */
-int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec) {
+static int32_t most_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec) {
     enum { LINE = 128, LARGE_BATCH = 32, LONG = 32768 };
-    if (variant->num_kv_heads > 0) return variant->num_kv_heads;
     int32_t most = 4;
+    if (spec->batch_invariant) return most;
     const int32_t k_bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim) * variant->warp_heads;
     const int32_t v_bytes = kv8_head_bytes(spec->v_dtype, spec->head_dim) * variant->warp_heads;
     if (spec->max_batch <= LARGE_BATCH && k_bytes % LINE == 0 && v_bytes % LINE == 0) most = 2;
     if (spec->max_batch <= 4 && spec->max_kv_len <= LONG) most = 2;
     if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
+    return most;
+}
+int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    if (variant->num_kv_heads > 0) return variant->num_kv_heads;
+    const int32_t most = most_heads_per_block(variant, spec);
     int32_t heads = 1;
     while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
            variant->num_warps * variant->warp_heads % (heads * 2) == 0)
         heads *= 2;
     return heads;
+}
+
+int32_t kv8_variant_slices(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    return variant->num_warps * variant->warp_heads / kv8_variant_heads_per_block(variant, spec);
+}
+
+/* Of 1 MiB, as many for each slice: by formats and heads, not by the batch. */
+int32_t kv8_variant_piece_units(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    enum { PIECE_BYTES = 1 << 20, MAX_UNITS = 128 };
+    const int64_t token_bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim) +
+                                kv8_head_bytes(spec->v_dtype, spec->v_head_dim);
+    const int64_t units = PIECE_BYTES / (KV8_DECODE_TOKENS * token_bytes *
+                                         kv8_variant_heads_per_block(variant, spec));
+    const int32_t slices = kv8_variant_slices(variant, spec);
+    return (int32_t)kv8_max_i64(kv8_min_i64(units, MAX_UNITS) / slices, 1) * slices;
 }
 
 size_t kv8_variant_shared_bytes(const kv8_variant *variant, const kv8_attention_spec *spec) {
@@ -199,16 +220,22 @@ int32_t kv8_variant_row_tiles(const kv8_variant *variant, const kv8_attention_sp
 static bool fits_decode(const kv8_variant *variant, const kv8_attention_spec *spec,
                         const kv8_device_info *info) {
     enum { STATIC_BYTES = 4096 }; /* at least what the kernels declare beside it */
+    const int64_t of_unit = spec->batch_invariant ? kv8_variant_piece_units(variant, spec) : 1;
     const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2 + KV8_DECODE_MAX_SPLIT_UNITS;
     const int64_t streams = kv8_decode_max_row_tiles(spec) * spec->num_kv_heads;
     return kv8_variant_heads_per_block(variant, spec) % variant->warp_heads == 0 &&
            kv8_variant_shared_bytes(variant, spec) + STATIC_BYTES <= info->shared_bytes_per_block &&
-           streams <= (INT32_MAX >> 1) / granules && granules <= INT32_MAX / KV8_DECODE_MAX_BLOCKS;
+           streams <= (INT32_MAX >> 1) / kv8_ceil_div(granules, of_unit) &&
+           granules <= INT32_MAX / KV8_DECODE_MAX_BLOCKS;
 }
 /* Packed rows of a request on average, by the bounds, are more than so many. */
 static bool has_more_rows_than(const kv8_attention_spec *spec, int32_t rows) {
     const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
     return packed > (int64_t)rows * spec->max_batch;
+}
+/* Under batch_invariant a kernel is for every batch or for none. */
+static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    return spec->batch_invariant ? 1 : variant->min_batch;
 }
 /* A wide tile of decode is for rows that a narrow one would take two of. */
 static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec) {
@@ -238,7 +265,7 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec,
          v->o >> spec->o_dtype & 1) == 0)
         return false;
     if (!takes_dims(v, spec) || (kv8_needs_of_spec(spec) & ~v->takes) != 0 ||
-        spec->page_size % v->page_step != 0 || spec->max_batch < v->min_batch ||
+        spec->page_size % v->page_step != 0 || spec->max_batch < least_batch(v, spec) ||
         (v->num_kv_heads != 0 && v->num_kv_heads != spec->num_kv_heads))
         return false;
     switch (v->way) {
@@ -272,6 +299,12 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
                         const char *pattern, const kv8_variant *out[KV8_NUM_WAYS]) {
     const bool many = has_more_rows_than(spec, WARPGROUP_ROWS);
     int count = 0;
+    if (spec->batch_invariant) { /* rows of decode and of prefill by one arithmetic */
+        count = add_ways(spec, device, pattern, KV8_WAY_BULK, KV8_WAY_ROWS, out, count);
+        if (count == 0)
+            count = add_ways(spec, device, pattern, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
+        return add_ways(spec, device, pattern, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
+    }
     if (!many)
         count = add_ways(spec, device, pattern, KV8_WAY_CLUSTER, KV8_WAY_CLUSTER, out, count);
     const int before = count;
@@ -314,7 +347,8 @@ bool kv8_variant_takes_run(const kv8_variant *variant, const kv8_attention_spec 
                            uint32_t needs, int32_t batch, const kv8_kernel_pages *k,
                            const kv8_kernel_pages *v) {
     if (variant->way == KV8_WAY_GENERIC) return true;
-    if ((needs & ~variant->takes) != 0 || batch < variant->min_batch || batch > variant->max_batch)
+    if ((needs & ~variant->takes) != 0 || batch < least_batch(variant, spec) ||
+        batch > variant->max_batch)
         return false;
     if (variant->way == KV8_WAY_BULK && !(has_whole_pages(spec, k) && has_whole_pages(spec, v)))
         return false;

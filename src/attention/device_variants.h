@@ -72,6 +72,10 @@ bool kv8_variant_takes_run(const kv8_variant *variant, const kv8_attention_spec 
 
 /* KV heads that one block of a decode kernel computes at once. */
 int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec);
+/* Granules that its warps compute at once. */
+int32_t kv8_variant_slices(const kv8_variant *variant, const kv8_attention_spec *spec);
+/* Under batch_invariant: granules of a piece, at whose multiples keys are cut. */
+int32_t kv8_variant_piece_units(const kv8_variant *variant, const kv8_attention_spec *spec);
 /* Dynamic shared memory of a block. */
 size_t kv8_variant_shared_bytes(const kv8_variant *variant, const kv8_attention_spec *spec);
 /* Row tiles of a decode kernel that any run within the bounds has: a tile is of one request. */

@@ -71,7 +71,8 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
     TAKES(spec.max_total_q = 129, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
-    TAKES(spec.max_total_q = 512; spec.batch_invariant = 1, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_total_q = 512;
+          spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
     TAKES(spec.max_total_q = 513, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_total_q = 504; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
     TAKES(spec.max_total_q = 512; spec.has_mask = 1, "kv8_prefill_f16_any_d64__sm80");
@@ -103,8 +104,11 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.v_dtype = KV8_E5M2, "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.v_dtype = KV8_INT8; spec.page_size = 7, "kv8_prefill_f16_e4m3_int8_d64__sm90");
     TAKES(spec.v_head_dim = 128, "kv8_prefill_f16_any_d128__sm80");
-    TAKES(spec.batch_invariant = 1, "kv8_prefill_f16_e4m3_d64__sm90");
-    TAKES(spec.has_mask = 1; spec.batch_invariant = 1, "kv8_prefill_f16_any_d64__sm80");
+    TAKES(spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.batch_invariant = spec.max_batch = spec.max_total_q = 1,
+          "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.has_mask = 1; spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.v_head_dim = 128; spec.batch_invariant = 1, "kv8_prefill_f16_any_d128__sm80");
     TAKES(spec.max_total_q = 1024, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_total_q = 1024; spec.k_dtype = KV8_BF16, "kv8_prefill_bf16_bf16_e4m3_d64__sm90");
     TAKES(spec.max_total_q = 1024; spec.has_mask = 1, "kv8_prefill_f16_any_d64__sm80");

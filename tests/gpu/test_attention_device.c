@@ -22,7 +22,6 @@ static attention_case fitted(const attention_case *c) {
         f.k_dtype == KV8_E4M3 && c->page_size % 16 == 0 ? dims[n / 5 % 6] : dims[n / 5 % 2];
     f.v_head_dim = 0;
     f.layout = n % 2 ? LAYOUT_NHD : LAYOUT_HND;
-    f.batch_invariant = false;
     f.score_shift = 0;
     /* Row scales are copied in words of two. */
     if (f.k_dtype == KV8_INT8 && !f.ragged && f.page_size * f.num_kv_heads % 2 != 0) f.page_size++;
@@ -48,7 +47,6 @@ static attention_case paged(const attention_case *c) {
     if (f.group_size > 100) f.group_size = 100; /* a case has 1024 query heads at most */
     f.layout = LAYOUT_NHD;
     f.page_size = sizes[n / 3 % 4];
-    f.batch_invariant = false;
     f.score_shift = 0;
     fill_batch(&f);
     return f;

@@ -27,10 +27,11 @@ typedef struct kv8_divisor {
 
 /* What decode kernels read beside the common part. */
 typedef struct kv8_decode_tail {
-    /* Workspace of a launch: partial results of split streams and their arrival counters. */
-    float *partials;     /* [2 * grid][fragments of the heads of a block][128] */
-    float *partial_sums; /* [2 * grid][fragments][4][4]: maxima and sums of two rows */
-    uint32_t *arrivals;  /* [2 * grid + streams][warps]; 0 before and after every launch */
+    /* Workspace of a launch: partial results of split streams and their arrival counters, which
+     * are 0 before and after every launch. Slots: max_slots + 2 * grid. */
+    float *partials;     /* [slots][fragments of the heads of a block][128] */
+    float *partial_sums; /* [slots][fragments][4][4]: maxima and sums of two rows */
+    uint32_t *arrivals;  /* [2 * grid + streams][warps]; of pieces [2 * max_slots][warps] */
     /* by_heads: heads_per_block over the heads of a warp. */
     kv8_divisor by_min_units, by_heads, by_head_blocks, by_slices;
     int32_t
@@ -39,6 +40,9 @@ typedef struct kv8_decode_tail {
     int32_t num_slices, head_blocks;
     int32_t min_units;   /* granules below which no block is put to work */
     int32_t split_units; /* granules whose time a block spends between two splits; below 16 */
+    /* batch_invariant: keys are cut to pieces at multiples of so many granules, and so many slots
+     * are for results of several blocks. Else 0. */
+    int32_t piece_units, max_slots;
 } kv8_decode_tail;
 
 struct kv8_prefill_queue;
@@ -125,7 +129,7 @@ enum {
 #define KV8_SAME_LAYOUT(condition) _Static_assert(condition, "layout of the kernels' argument")
 #endif
 KV8_SAME_LAYOUT(sizeof(kv8_kernel_pages) == 64 && sizeof(kv8_divisor) == 8);
-KV8_SAME_LAYOUT(sizeof(kv8_decode_tail) == 80 && sizeof(kv8_prefill_tail) == 88);
+KV8_SAME_LAYOUT(sizeof(kv8_decode_tail) == 88 && sizeof(kv8_prefill_tail) == 88);
 KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, by_group) == 64 && offsetof(kv8_kernel_args, q) == 144);
 KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, k) == 168 && offsetof(kv8_kernel_args, o) == 352);
 KV8_SAME_LAYOUT(offsetof(kv8_kernel_args, decode) == 504);

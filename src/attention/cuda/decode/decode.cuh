@@ -75,6 +75,15 @@ __device__ inline KeyRange request_keys(const kv8_kernel_args &a, const Request 
     return {min(first.begin, last.begin), last.end};
 }
 
+// Under batch_invariant a split is a piece: keys are cut at multiples of piece_units, wherever a
+// stream begins; GROUP pieces from a multiple of GROUP on are a group.
+constexpr int GROUP = 8;
+struct Piece {
+    int index, first, last;  // this one, the first and the last of the stream, from key 0 on
+    int run;                 // pieces that a block computes one after another: 1; GROUP; 0, all
+    int slot;                // partial results of piece (run 1) or group i lie at slot + i
+};
+
 // A block's part of one stream.
 struct Split {
     Request request;
@@ -88,6 +97,7 @@ struct Split {
     // The stream's splits: how many, the block of the first, where its and this one's partial
     // results lie. Those of the n-th, n > 0, lie at 2 * (first_block + n).
     int num_splits, first_block, first_slot, slot;
+    Piece piece;  // of a run under batch_invariant, which has this in place of the line above
 };
 
 // The page table of a split, or of the first pages of very many, comes to where loads find it soon.

@@ -43,20 +43,11 @@ struct BulkBlock {
     Split splits[C::SPLITS];  // a ring too
     RowEnd ends[2][C::KV_HEADS * C::ROWS];
     Partition partition;
+    Pieces pieces;
     bool any_empty;
     uint32_t fed[C::SPLITS];  // granules of all splits before
     // A granule is here, may be overwritten; a split is known, is done.
     uint64_t full[C::STAGES], empty[C::STAGES], known[C::SPLITS], done[C::SPLITS];
-};
-
-// The granules of a split that some row may see.
-struct Granules {
-    int begin, count;
-
-    __device__ explicit Granules(const Split &p) {
-        begin = max(p.granule_begin, p.any.begin / TOKENS);
-        count = max(min(p.granule_end, (p.any.end + TOKENS - 1) / TOKENS) - begin, 0);
-    }
 };
 
 // State of the n-th use of a ring: the stage, and the parity of its barriers.
@@ -76,7 +67,7 @@ template <class C>
 class BulkLoader {
    public:
     __device__ BulkLoader(const kv8_kernel_args &args, Split &split_in)
-        : a(args), split(split_in), granules(split_in) {}
+        : a(args), split(split_in), count(split_in.granule_end - split_in.granule_begin) {}
 
     // All of them, each when its stage is free. Returns how many.
     __device__ int run(uint32_t ring, uint32_t full, uint32_t empty,
@@ -84,7 +75,7 @@ class BulkLoader {
         const uint64_t policy = leave_first_policy();
         PageSlot now, next = look_up(0);
 #pragma unroll 1
-        for (int i = 0; i < granules.count; i++) {
+        for (int i = 0; i < count; i++) {
             if (i % 32 == 0) {
                 now = next, next = look_up(i + 32);
                 if (__builtin_expect(a.num_pages != KV8_ANY_PAGES, 0)) find_gaps(now.page);
@@ -96,7 +87,7 @@ class BulkLoader {
                 copy(page, slot, ring + to.index * C::STAGE_BYTES, full + to.index * 8, policy);
             to.advance(1);
         }
-        return granules.count;
+        return count;
     }
 
    private:
@@ -105,12 +96,12 @@ class BulkLoader {
     };
     const kv8_kernel_args &a;
     Split &split;
-    const Granules granules;
+    const int count;
 
     // Where 32 granules lie, one per lane. A page that no row of the tile may see is never read.
     __device__ PageSlot look_up(int first) const {
-        const int i = first + threadIdx.x % 32, token = (granules.begin + i) * TOKENS;
-        if (i >= granules.count) return {UNSEEN, 0};
+        const int i = first + threadIdx.x % 32, token = (split.granule_begin + i) * TOKENS;
+        if (i >= count || token + TOKENS <= split.any.begin) return {UNSEEN, 0};
         if (a.mask_bits != nullptr && !mask_shows(a, split, token, TOKENS)) return {UNSEEN, 0};
         const int index = divide(token, a.by_page);
         return {__ldg(split.pages + index), token - index * a.page_size};
@@ -141,7 +132,7 @@ class BulkLoader {
 template <class C>
 __device__ void guess_first(const kv8_kernel_args &a, int *starts, BulkBlock<C> &block,
                             CachedLengths<C::MOST_CACHED> &cached) {
-    if (fits_registers<C>(a)) {
+    if (is_laid_early<C>(a)) {
         load_cached(a, cached);
         partition_cached<C>(a, starts, block, block.guess, cached);
     } else if (threadIdx.x % 32 == 0) {
@@ -153,7 +144,7 @@ template <class C>
 __device__ void partition_first(const kv8_kernel_args &a, int *starts, BulkBlock<C> &block,
                                 const CachedLengths<C::MOST_CACHED> &cached) {
     wait_for_previous();
-    if (!fits_registers<C>(a) || !unchanged(a, cached)) {
+    if (!is_laid_early<C>(a) || !unchanged(a, cached)) {
         partition_loaded<C>(a, starts, block, block.splits[0]);
         return;
     }
@@ -204,13 +195,12 @@ __device__ __forceinline__ void compute_splits(const kv8_kernel_args &a, BulkBlo
         WarpAttention<C> attention(a, split, head);
         attention.load_queries();
         if (slice == 0) copy_row_ends(a, split, head, ends + head * C::ROWS);
-        const Granules granules(split);
         attention.convert_queries();
         State<C> state[1];
         state[0].clear();
         RingState<C::STAGES> from(block.fed[at.index] + slice);
-        int key = (granules.begin + slice) * TOKENS;
-        const int end = (granules.begin + granules.count) * TOKENS;
+        int key = (split.granule_begin + slice) * TOKENS;
+        const int end = split.granule_end * TOKENS;
 #pragma unroll 1
         for (; key < end; key += C::SLICES * TOKENS) {
             barrier_wait(full + from.index * 8, from.parity);
@@ -223,7 +213,10 @@ __device__ __forceinline__ void compute_splits(const kv8_kernel_args &a, BulkBlo
         named_barrier_sync(1, C::WARPS * 32);  // the results of the split before are joined
         store_result<C>(results + warp * C::RING_BYTES, state[0]);
         named_barrier_sync(1, C::WARPS * 32);
-        combine_splits<C>(a, split, results, ends);
+        if (a.decode.piece_units > 0)
+            combine_pieces<C>(a, split, results, ends);
+        else
+            combine_splits<C>(a, split, results, ends);
         __syncwarp();
         if (is_first_lane) barrier_arrive(smem_address(block.done + at.index));
     }

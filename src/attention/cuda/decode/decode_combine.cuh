@@ -140,6 +140,16 @@ __device__ Partial combine_slices(const uint8_t *first, int step, const uint8_t 
     return part;
 }
 
+// An item's part of the warps' results.
+template <class C>
+__device__ Partial combine_item(const kv8_kernel_args &a, const uint8_t *rings, const Item<C> &item,
+                                int f) {
+    const uint8_t *const first =
+        rings + item.head / C::HEADS * C::RING_BYTES + item.head % C::HEADS * C::RESULT_BYTES;
+    return combine_slices<C>(first, a.decode.heads_per_block / C::HEADS * C::RING_BYTES,
+                             rings + C::WARPS * C::RING_BYTES, item.row, f % C::FRAGMENTS);
+}
+
 // Partial results, by slot and fragment: a float4 a lane; then of the two rows of each lane c their
 // maxima and sums.
 template <class C>
@@ -249,7 +259,6 @@ __device__ inline bool arrive_last(uint32_t *counters, int expected) {
 template <class C>
 __device__ void combine_splits(const kv8_kernel_args &a, const Split &p, const uint8_t *rings,
                                const RowEnd *ends) {
-    constexpr int GROUP = 8;
     const int fragments = a.decode.heads_per_block * C::FRAGMENTS, warp = threadIdx.x / 32;
     if (warp >= fragments) return;
     // Counters of groups, by the slot of their first split; then those of streams.
@@ -261,13 +270,8 @@ __device__ void combine_splits(const kv8_kernel_args &a, const Split &p, const u
         for (int f = warp; f < fragments; f += C::WARPS) {
             if (C::NT > 1 && f % C::NT * 8 >= p.num_rows) continue;  // no such rows
             const Item<C> item(f * 32 + threadIdx.x % 32);
-            const Partial part =
-                step > 0 ? combine_partials<C>(a, p, f, first, step, count)
-                         : combine_slices<C>(rings + item.head / C::HEADS * C::RING_BYTES +
-                                                 item.head % C::HEADS * C::RESULT_BYTES,
-                                             a.decode.heads_per_block / C::HEADS * C::RING_BYTES,
-                                             rings + C::WARPS * C::RING_BYTES, item.row,
-                                             f % C::FRAGMENTS);
+            const Partial part = step > 0 ? combine_partials<C>(a, p, f, first, step, count)
+                                          : combine_item<C>(a, rings, item, f);
             if (is_top)
                 finish_item(a, p, item,
                             {row_end_or_default(a, ends[item.slot_row]),

@@ -2,8 +2,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "decode/decode_combine.cuh"
-#include "decode/decode_partition.cuh"
+#include "decode/decode_pieces.cuh"
 
 namespace kv8 {
 
@@ -27,6 +26,7 @@ struct Block {
     Split splits[2];  // the one at work and the next
     RowEnd ends[C::WARPS * C::HEADS * C::ROWS];
     Partition partition;
+    Pieces pieces;
     bool any_empty;
 
     __device__ Split *other(const Split *split) { return splits + (split == splits); }
@@ -36,6 +36,10 @@ struct Block {
 template <class C, class BLOCK, class LENGTHS>
 __device__ void take_split(const kv8_kernel_args &a, const int *starts, Partition partition,
                            BLOCK &block, Split &into, LENGTHS &&lengths_of) {
+    if (a.decode.piece_units > 0) {
+        next_piece<C>(a, starts, block.pieces, into);
+        return;
+    }
     next_split<C>(a, starts, partition, into, lengths_of);
     __syncwarp();  // all lanes have read what changes now
     if (threadIdx.x % 32 == 0) block.partition.unit = partition.unit;
@@ -47,7 +51,8 @@ __device__ void take_split(const kv8_kernel_args &a, const int *starts, Partitio
 template <class C, class BLOCK, class OWN, class LENGTHS>
 __device__ void partition_work(const kv8_kernel_args &a, int *starts, BLOCK &block, Split &into,
                                OWN &&own_lengths, LENGTHS &&lengths_of) {
-    const Totals sum = sum_units<C>(a, starts, own_lengths);
+    const Totals sum =
+        sum_units<C>(a, starts, own_lengths, [&](KeyRange keys) { return units_of(a, keys); });
     const Partition partition = cut_partition(a, sum);
     if (threadIdx.x % 32 == 0) block.any_empty = sum.any_empty, block.partition = partition;
     take_split<C>(a, starts, partition, block, into, lengths_of);
@@ -55,6 +60,11 @@ __device__ void partition_work(const kv8_kernel_args &a, int *starts, BLOCK &blo
 // From what lies in memory, and from what is cached of it.
 template <class C, class BLOCK>
 __device__ void partition_loaded(const kv8_kernel_args &a, int *starts, BLOCK &block, Split &into) {
+    if (a.decode.piece_units > 0) {
+        block.any_empty = cut_pieces<C>(a, starts, block.pieces);
+        next_piece<C>(a, starts, block.pieces, into);
+        return;
+    }
     partition_work<C>(
         a, starts, block, into, [&](int b, int) { return load_lengths(a, b); },
         [&](int b) { return load_lengths(a, b); });
@@ -72,7 +82,7 @@ __device__ void partition_cached(const kv8_kernel_args &a, int *starts, BLOCK &b
 // them.
 template <class C>
 __device__ void partition_first(const kv8_kernel_args &a, int *starts, Block<C> &block) {
-    if (!fits_registers<C>(a)) {
+    if (!is_laid_early<C>(a)) {
         wait_for_previous();
         partition_loaded<C>(a, starts, block, block.splits[0]);
         return;
@@ -121,7 +131,10 @@ __device__ __forceinline__ void decode_body(const kv8_kernel_args &a) {
                                   [&](int b) { return load_lengths(a, b); });
             });
         __syncthreads();
-        combine_splits<C>(a, split, rings, block.ends);
+        if (a.decode.piece_units > 0)
+            combine_pieces<C>(a, split, rings, block.ends);
+        else
+            combine_splits<C>(a, split, rings, block.ends);
         __syncthreads();  // shared memory is free again
     }
     if (block.any_empty) finish_empty(a, starts);

@@ -282,7 +282,7 @@ class WarpAttention {
         for (int nt = 0; nt < C::NT; nt++)
             top = fmaxf(top, fmaxf(fmaxf(w[nt][0], w[nt][1]), fmaxf(w[nt][2], w[nt][3])));
         if (__any_sync(~0u, top > LAZY_LIMIT)) {
-            raise_max(v_rows, s, state);
+            raise_max(v_rows, s, w, state);
             weights(v_rows, s, state, x, w);
         }
 #pragma unroll
@@ -323,9 +323,10 @@ class WarpAttention {
                 w[nt][i] = C::FV == INT8 ? x[nt][i] * v_rows.of[i / 2] : x[nt][i];
             }
     }
-    // A new reference, by which the largest weight becomes 2^LAZY_TARGET.
+    // A new reference for each row whose own weights ask for it, whatever the others' do: the
+    // largest becomes 2^LAZY_TARGET.
     __device__ static void raise_max(const RowScales &v_rows, const float (&s)[C::NT][4],
-                                     State<C> &state) {
+                                     const float (&w)[C::NT][4], State<C> &state) {
         keep_here();
         // log2 of the factor that joins p on its way to V; int8 alone.
         float more[2] = {0, 0};
@@ -341,7 +342,10 @@ class WarpAttention {
 #pragma unroll
                 for (int lanes = 4; lanes < 32; lanes *= 2)
                     m = fmaxf(m, __shfl_xor_sync(~0u, m, lanes));
-                m = fmaxf(state.max[nt][col], m - LAZY_TARGET);
+                const float own = fmaxf(w[nt][col], w[nt][2 + col]);
+                const uint32_t over = __ballot_sync(~0u, own > LAZY_LIMIT);
+                const bool raises = (over & 0x11111111u << threadIdx.x % 4) != 0;
+                m = raises ? fmaxf(state.max[nt][col], m - LAZY_TARGET) : state.max[nt][col];
                 const float keep = exp2_fast(state.max[nt][col] - m);
                 state.max[nt][col] = m;
                 state.sum[nt][col] *= keep;
@@ -376,7 +380,7 @@ class WarpAttention {
         return __any_sync(~0u, found);
     }
     // A probability of 0 does not hide a NaN: each query token's rows take only values they may
-    // see.
+    // see, to the same sums as by add_values().
     __device__ void add_one_by_one(int key, uint32_t tile,
                                    const uint32_t (&p)[C::HEADS][C::P_PARTS][C::NT][2],
                                    State<C> (&state)[C::HEADS]) const {
@@ -406,7 +410,9 @@ class WarpAttention {
                                               v[3] & keep[1]};
 #pragma unroll
                     for (int nt = 0; nt < C::NT; nt++) {
-                        float sum[4] = {0, 0, 0, 0};
+                        float sum[4];
+#pragma unroll
+                        for (int i = 0; i < 4; i++) sum[i] = state[h].o[d][nt][i];
 #pragma unroll
                         for (int part = 0; part < C::P_PARTS; part++)
                             mma<C::FV == BF16>(sum, seen, p[h][part][nt]);
@@ -414,7 +420,7 @@ class WarpAttention {
                         for (int i = 0; i < 4; i++)
                             if (divide(split.row_begin + nt * 8 + 2 * c + i % 2, a.by_group) ==
                                 q_token)
-                                state[h].o[d][nt][i] += sum[i];
+                                state[h].o[d][nt][i] = sum[i];
                     }
                 });
         }

@@ -43,7 +43,8 @@ struct Totals {
 };
 
 // A stream shorter than what lies between two counts as that long: those of a window are even.
-__device__ inline int units_of(const kv8_kernel_args &a, int granules) {
+__device__ inline int units_of(const kv8_kernel_args &a, KeyRange keys) {
+    const int granules = granules_of(keys);
     return granules > 0 ? max(granules, a.decode.split_units) + a.decode.split_units : 0;
 }
 
@@ -60,9 +61,10 @@ struct CachedLengths {
         return own;
     }
 };
+// Whether the line is laid before the kernel ahead in the stream has ended.
 template <class C>
-__device__ bool fits_registers(const kv8_kernel_args &a) {
-    return a.batch <= 32 * C::MOST_CACHED;
+__device__ bool is_laid_early(const kv8_kernel_args &a) {
+    return a.batch <= 32 * C::MOST_CACHED && a.decode.piece_units == 0;
 }
 __device__ inline int lengths_per_lane(const kv8_kernel_args &a) {
     return (a.batch + 31) / 32;
@@ -97,9 +99,10 @@ __device__ Lengths cached_lengths(const kv8_kernel_args &a, const CachedLengths<
 }
 
 // The first unit of each request in the line, and totals. A lane takes consecutive requests;
-// lengths_of(b, n) are those of request b, the lane's n-th.
-template <class C, class LENGTHS>
-__device__ Totals sum_units(const kv8_kernel_args &a, int *starts, LENGTHS &&lengths_of) {
+// lengths_of(b, n) are those of request b, the lane's n-th; units_of(keys) are a stream's.
+template <class C, class LENGTHS, class UNITS>
+__device__ Totals sum_units(const kv8_kernel_args &a, int *starts, LENGTHS &&lengths_of,
+                            UNITS &&units_of) {
     const int lane = threadIdx.x % 32, each = lengths_per_lane(a);
     const int first = min(lane * each, a.batch), last = min(first + each, a.batch);
     Totals sum = {0, 0, 0, false};
@@ -107,7 +110,7 @@ __device__ Totals sum_units(const kv8_kernel_args &a, int *starts, LENGTHS &&len
     for (int b = first; b < last; b++) {
         const Request r = make_request(a, b, lengths_of(b, b - first));
         const int streams = row_tiles<C>(a, r.qo_len) * a.decode.head_blocks;
-        const int length = units_of(a, granules_of(request_keys(a, r)));
+        const int length = units_of(request_keys(a, r));
         starts[b] = length * streams;
         sum.units += length * streams, sum.streams += streams;
         sum.longest = max(sum.longest, length);
@@ -177,8 +180,30 @@ __device__ inline int find_request(const kv8_kernel_args &a, const int *starts, 
     return max(first + found - 1, 0);
 }
 
+// The request's index-th stream, without the keys of the split, to shared memory. Returns the keys
+// that some row sees. What is known is written at once: this runs beside the main loop, which has
+// the registers.
+template <class C>
+__device__ KeyRange open_stream(const kv8_kernel_args &a, const Request &r, int index,
+                                Split &into) {
+    const int tile = divide(index, a.decode.by_head_blocks);
+    const int heads = index - tile * a.decode.head_blocks, row_begin = tile * C::ROWS;
+    const int num_rows = min(C::ROWS, r.qo_len * a.group_size - row_begin);
+    const KeyRange top = visible_keys(a, r, divide(row_begin, a.by_group));
+    const KeyRange low = visible_keys(a, r, divide(row_begin + num_rows - 1, a.by_group));
+    const KeyRange any = {min(top.begin, low.begin), low.end};
+    if (threadIdx.x % 32 != 0) return any;
+    into.row_begin = row_begin, into.num_rows = num_rows;
+    into.head_begin = heads * a.decode.heads_per_block;
+    into.any = any, into.all = {low.begin, top.end}, into.has_gaps = false;
+    if (a.mask_bits != nullptr) into.all = {0, 0};
+    // Tiles of all requests before this one: at most (qo_begin * group_size) / ROWS + request.
+    into.stream =
+        (r.qo_begin * a.group_size / C::ROWS + r.index + tile) * a.decode.head_blocks + heads;
+    return any;
+}
+
 // The block's next split to shared memory, by all lanes of a warp; lengths_of(b) are a request's.
-// What is known is written at once: this runs beside the main loop, which has the registers.
 template <class C, class LENGTHS>
 __device__ void next_split(const kv8_kernel_args &a, const int *starts, Partition &partition,
                            Split &into, LENGTHS &&lengths_of) {
@@ -196,22 +221,9 @@ __device__ void next_split(const kv8_kernel_args &a, const int *starts, Partitio
     if (writes) into.request = r, into.pages = request_pages(a, b, lengths);
     const KeyRange keys = request_keys(a, r);
     const int granules = granules_of(keys), begin = keys.begin / TOKENS;
-    const int head_blocks = a.decode.head_blocks, stream_units = units_of(a, granules);
+    const int stream_units = units_of(a, keys);
     const int index = quotient(unit - starts[b], stream_units);
-    const int tile = divide(index, a.decode.by_head_blocks), heads = index - tile * head_blocks;
-    const int row_begin = tile * C::ROWS;
-    const int num_rows = min(C::ROWS, r.qo_len * a.group_size - row_begin);
-    const KeyRange top = visible_keys(a, r, divide(row_begin, a.by_group));
-    const KeyRange low = visible_keys(a, r, divide(row_begin + num_rows - 1, a.by_group));
-    if (writes) {
-        into.row_begin = row_begin, into.num_rows = num_rows;
-        into.head_begin = heads * a.decode.heads_per_block;
-        into.any = {min(top.begin, low.begin), low.end};
-        into.all = {low.begin, top.end}, into.has_gaps = false;
-        if (a.mask_bits != nullptr) into.all = {0, 0};
-        // Tiles of all requests before this one: at most (qo_begin * group_size) / ROWS + request.
-        into.stream = (r.qo_begin * a.group_size / C::ROWS + b + tile) * head_blocks + heads;
-    }
+    const KeyRange any = open_stream<C>(a, r, index, into);
     const int units = is_even ? partition.even_units : stream_units;
     const int stream_begin = is_even ? nth * units : starts[b] + index * units;
     const int stream_end = stream_begin + units, more = units - granules;
@@ -224,8 +236,10 @@ __device__ void next_split(const kv8_kernel_args &a, const int *starts, Partitio
     // A range's first split may be the end of a stream, its last the beginning of another.
     const int first_slot = 2 * first_block + (partition.begin(first_block) < stream_begin);
     if (writes) {
-        into.granule_begin = granule(partition.unit - stream_begin);
-        into.granule_end = granule(end - stream_begin);
+        const int from = max(granule(partition.unit - stream_begin), any.begin / TOKENS);
+        into.granule_begin = from;
+        into.granule_end =
+            max(min(granule(end - stream_begin), (any.end + TOKENS - 1) / TOKENS), from);
         into.num_splits = partition.owner(stream_end - 1) - first_block + 1;
         into.first_block = first_block, into.first_slot = first_slot;
         into.slot = block == first_block ? first_slot : 2 * block;
