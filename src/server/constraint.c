@@ -15,13 +15,15 @@
 
 enum { MAX_MASKS = 512 };
 
-/* What all plain characters lead to from a state: another state, or one of these. */
+/* What all plain characters lead to from a state, another state, and how many it takes; or these.
+ */
 enum { UNKNOWN = -1, MIXED = -2 };
 
 /* What is kept of a state of the grammar. */
 typedef struct known {
     uint32_t *mask; /* NULL = not computed */
     int plain;      /* where plain characters lead; 0 = none may come */
+    int run;        /* how many of them in a row */
 } known;
 
 struct constraint {
@@ -42,7 +44,8 @@ static known *keep(constraint *c, int state) {
         const int num = state * 2 > 64 ? state * 2 : 64;
         known *const states = realloc(c->states, (size_t)num * sizeof *states);
         if (states == NULL) return NULL;
-        for (int i = c->num_known; i < num; i++) states[i] = (known){.plain = UNKNOWN};
+        for (int i = c->num_known; i < num; i++)
+            states[i] = (known){.plain = UNKNOWN, .run = UNKNOWN};
         c->states = states;
         c->num_known = num;
     }
@@ -51,58 +54,33 @@ static known *keep(constraint *c, int state) {
 
 /* --- runs of plain characters --- */
 
-/* Characters by their lead byte: all of a kind have second bytes lo to hi, then `tail` more. */
-typedef struct lead_kind {
-    unsigned char from, to, lo, hi;
-    int tail;
-} lead_kind;
-
-/* Where bytes from..to lead, if all lead to one state; else MIXED. */
-static int lead_of(grammar *g, int state, int from, int to) {
-    const uint16_t *const row = grammar_row(g, state);
-    if (row == NULL) return 0;
-    for (int byte = from + 1; byte <= to; byte++) {
-        if (row[byte] != row[from] && byte != '"' && byte != '\\') return MIXED;
-    }
-    return row[from];
-}
-
-/* Where all characters of a kind lead. */
-static int lead_of_kind(grammar *g, int state, const lead_kind *kind) {
-    int to = lead_of(g, state, kind->from, kind->to);
-    if (to > 0) to = lead_of(g, to, kind->lo, kind->hi);
-    for (int i = 0; i < kind->tail && to > 0; i++) to = lead_of(g, to, 0x80, 0xbf);
-    return to;
-}
-
-static int find_plain(grammar *g, int state) {
-    static const lead_kind kinds[] = {{0xc2, 0xdf, 0x80, 0xbf, 0}, {0xe0, 0xe0, 0xa0, 0xbf, 1},
-                                      {0xe1, 0xec, 0x80, 0xbf, 1}, {0xed, 0xed, 0x80, 0x9f, 1},
-                                      {0xee, 0xef, 0x80, 0xbf, 1}, {0xf0, 0xf0, 0x90, 0xbf, 2},
-                                      {0xf1, 0xf3, 0x80, 0xbf, 2}, {0xf4, 0xf4, 0x80, 0x8f, 2}};
-    const int to = lead_of(g, state, 0x20, 0x7e);
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0] && to >= 0; i++) {
-        if (lead_of_kind(g, state, &kinds[i]) != to) return MIXED;
-    }
-    return to;
-}
-
 static int plain_of(constraint *c, int state) {
     known *const it = keep(c, state);
     if (it == NULL) return MIXED;
-    if (it->plain == UNKNOWN) it->plain = find_plain(c->grammar, state);
+    if (it->plain == UNKNOWN) {
+        const int to = grammar_after_plain(c->grammar, state);
+        it->plain = to < 0 ? MIXED : to;
+    }
     return it->plain;
 }
 
-/* Plain characters that a state takes in a row, all of them or none; -1 = it takes some of them. */
+/* Plain characters that a state takes in a row, all of them or none, MAX_RUN at most; MIXED = it
+ * takes some of them. */
 static int run_of(constraint *c, int state) {
-    for (int run = 0; run < MAX_RUN; run++) {
-        const int to = plain_of(c, state);
-        if (to == state) return MAX_RUN;
-        if (to <= 0) return to == 0 ? run : -1;
-        state = to;
+    int run = 0;
+    for (int at = state; run < MAX_RUN; run++) {
+        const int rest = at < c->num_known ? c->states[at].run : UNKNOWN;
+        const int to = rest == UNKNOWN ? plain_of(c, at) : 0;
+        if (rest == MIXED || to == MIXED) run = MIXED;
+        if (rest >= 0 && run >= 0) run += rest;
+        if (to == at) run = MAX_RUN;
+        if (to <= 0 || to == at) break;
+        at = to;
     }
-    return MAX_RUN;
+    if (run > MAX_RUN) run = MAX_RUN;
+    known *const it = keep(c, state);
+    if (it != NULL) it->run = run;
+    return run;
 }
 
 /* --- masks --- */
@@ -110,6 +88,7 @@ static int run_of(constraint *c, int state) {
 /* Where a walk stands: the children of a node that are still to see. */
 typedef struct frame {
     const uint16_t *row; /* of the state behind the node */
+    int state;
     int32_t child, end;
     int length; /* characters begun before the children */
 } frame;
@@ -122,22 +101,34 @@ static void set_subtree(const token_trie *trie, const trie_node *node, int lengt
 }
 
 /* The frame of a node, at a state. No children: all of its subtree is known. */
-static frame enter(constraint *c, int state, const token_trie *trie, const trie_node *node,
-                   int length, uint32_t *words) {
+static frame enter(constraint *c, int state, const token_trie *trie, int32_t node_idx, int length,
+                   uint32_t *words) {
+    const vocabulary *const v = c->vocabulary;
+    const trie_node *const node = &trie->nodes[node_idx];
+    const unsigned char byte = trie->bytes[node_idx];
+    if (trie == &v->plain && node->depth == 1 && byte < 0x80 && run_of(c, state) == MAX_RUN) {
+        const uint32_t *const all = v->begins + (size_t)byte * v->num_words;
+        for (size_t i = 0; i < v->num_words; i++) words[i] |= all[i];
+        return (frame){0};
+    }
     for (int32_t i = node->first; i < node->own; i++) mask_set(words, trie->ids[i]);
     if (node->num_children == 0) return (frame){0};
     const int run = node->plain ? run_of(c, state) : -1;
     if (run > 0) set_subtree(trie, node, length, run, words);
     const uint16_t *const row = run >= 0 ? NULL : grammar_row(c->grammar, state);
     const int32_t num = row == NULL ? 0 : node->num_children;
-    return (frame){.row = row, .child = node->child, .end = node->child + num, .length = length};
+    return (frame){.row = row,
+                   .state = state,
+                   .child = node->child,
+                   .end = node->child + num,
+                   .length = length};
 }
 
 /* Sets the bits of those tokens that the state goes on with. */
 static void walk(constraint *c, int state, const token_trie *trie, uint32_t *words) {
     frame frames[MAX_TOKEN_BYTES + 1];
     int depth = 0;
-    frames[0] = enter(c, state, trie, &trie->nodes[0], 0, words);
+    frames[0] = enter(c, state, trie, 0, 0, words);
     while (depth >= 0) {
         frame *const f = &frames[depth];
         while (f->child < f->end && f->row[trie->bytes[f->child]] == 0) f->child++;
@@ -145,18 +136,20 @@ static void walk(constraint *c, int state, const token_trie *trie, uint32_t *wor
             depth--;
             continue;
         }
-        const unsigned char byte = trie->bytes[f->child];
+        const int32_t child = f->child++;
+        const unsigned char byte = trie->bytes[child];
         const int length = f->length + ((byte & 0xc0) != 0x80);
-        frames[++depth] = enter(c, f->row[byte], trie, &trie->nodes[f->child++], length, words);
+        int to = f->row[byte];
+        if (to == GRAMMAR_UNKNOWN) to = grammar_step(c->grammar, f->state, byte);
+        if (to != 0) frames[++depth] = enter(c, to, trie, child, length, words);
     }
 }
 
 static bool is_free_text(grammar *g, int state) {
-    const uint16_t *const row = grammar_row(g, state);
-    for (int byte = 0; byte < 256 && row != NULL; byte++) {
-        if (row[byte] != state) return false;
+    for (int byte = 0; byte < 256; byte++) {
+        if (grammar_step(g, state, byte) != state) return false;
     }
-    return row != NULL;
+    return true;
 }
 
 /* Plain tokens as long as the run is, and the others by what is behind their plain characters. */

@@ -18,13 +18,29 @@ enum {
     NUM_RECENT = 256
 };
 
-typedef enum node_kind { NODE_END, NODE_RANGE, NODE_EITHER, NODE_CALL } node_kind;
+typedef enum node_kind { NODE_END, NODE_RANGE, NODE_PLAIN, NODE_EITHER, NODE_CALL } node_kind;
 
 typedef struct node {
     node_kind kind;
     int lo, hi;      /* RANGE */
-    int next, other; /* EITHER: both; CALL: other is the rule */
+    int next, other; /* EITHER: both; CALL: other is the rule; PLAIN: of its ranges of lead bytes,
+                      * NUM_LEADS side by side */
 } node;
+
+/* Characters of several bytes by their lead byte: a second byte lo to hi, then `tail` more. */
+static const struct lead {
+    unsigned char from, to, lo, hi;
+    int tail;
+} leads[] = {{0xc2, 0xdf, 0x80, 0xbf, 0}, {0xe0, 0xe0, 0xa0, 0xbf, 1}, {0xe1, 0xec, 0x80, 0xbf, 1},
+             {0xed, 0xed, 0x80, 0x9f, 1}, {0xee, 0xef, 0x80, 0xbf, 1}, {0xf0, 0xf0, 0x90, 0xbf, 2},
+             {0xf1, 0xf3, 0x80, 0xbf, 2}, {0xf4, 0xf4, 0x80, 0x8f, 2}};
+enum { NUM_LEADS = sizeof leads / sizeof leads[0] };
+
+/* Plain characters of one byte. */
+static const struct ascii {
+    unsigned char from, to;
+} ascii[] = {{' ', '!'}, {'#', '['}, {']', '~'}};
+enum { NUM_ASCII = sizeof ascii / sizeof ascii[0] };
 
 typedef struct stack {
     int node, tail, depth;
@@ -101,6 +117,16 @@ int grammar_text(grammar *g, const char *text, size_t length, int next) {
     for (size_t i = length; i-- > 0;)
         next = grammar_range(g, (unsigned char)text[i], (unsigned char)text[i], next);
     return next;
+}
+
+int grammar_plain(grammar *g, int next) {
+    int tails[3] = {next}, seconds[NUM_LEADS];
+    for (int i = 1; i < 3; i++) tails[i] = grammar_range(g, 0x80, 0xbf, tails[i - 1]);
+    for (int i = 0; i < NUM_LEADS; i++)
+        seconds[i] = grammar_range(g, leads[i].lo, leads[i].hi, tails[leads[i].tail]);
+    const int first = grammar_range(g, leads[0].from, leads[0].to, seconds[0]);
+    for (int i = 1; i < NUM_LEADS; i++) grammar_range(g, leads[i].from, leads[i].to, seconds[i]);
+    return add_node(g, &(node){.kind = NODE_PLAIN, .next = next, .other = first});
 }
 
 int grammar_either(grammar *g, int one, int other) {
@@ -185,7 +211,7 @@ static void follow(grammar *g) {
 
 static bool waits(const grammar *g, const place *at) {
     const node_kind kind = g->nodes[at->node].kind;
-    return kind == NODE_RANGE || (kind == NODE_END && at->stack == 0);
+    return kind == NODE_RANGE || kind == NODE_PLAIN || (kind == NODE_END && at->stack == 0);
 }
 
 static bool comes_before(const place *x, const place *y) {
@@ -278,6 +304,23 @@ static int intern_recent(grammar *g) {
     return r->to;
 }
 
+static bool takes(const node *range, int symbol) {
+    return symbol >= range->lo && symbol <= range->hi;
+}
+
+static bool is_ascii_plain(int symbol) {
+    return symbol >= ' ' && symbol <= '~' && symbol != '"' && symbol != '\\';
+}
+
+/* Where a plain character that begins with this byte leads. */
+static void find_plain(grammar *g, const node *plain, int symbol, int on) {
+    if (is_ascii_plain(symbol)) find(g, plain->next, on);
+    for (int i = 0; i < NUM_LEADS && symbol >= leads[0].from; i++) {
+        const node *const lead = &g->nodes[plain->other + i];
+        if (takes(lead, symbol)) find(g, lead->next, on);
+    }
+}
+
 /* Where a symbol leads from a state. */
 static int find_next(grammar *g, int from, int symbol) {
     const state *const s = &g->states[from];
@@ -285,38 +328,83 @@ static int find_next(grammar *g, int from, int symbol) {
     for (size_t i = s->first; i < s->first + s->num; i++) {
         const place here = g->places[i];
         const node *const at = &g->nodes[here.node];
-        if (at->kind == NODE_RANGE && symbol >= at->lo && symbol <= at->hi)
-            find(g, at->next, here.stack);
+        if (at->kind == NODE_RANGE && takes(at, symbol)) find(g, at->next, here.stack);
+        if (at->kind == NODE_PLAIN) find_plain(g, at, symbol, here.stack);
     }
     return g->num_found == 0 ? 0 : intern_recent(g);
 }
 
-/* Symbols at which a range of a state begins, or has ended. */
-static void mark_cuts(const grammar *g, const state *s, bool cuts[GRAMMAR_NUM_SYMBOLS + 1]) {
-    for (size_t i = s->first; i < s->first + s->num; i++) {
-        const node *const at = &g->nodes[g->places[i].node];
-        if (at->kind != NODE_RANGE) continue;
-        cuts[at->lo] = true;
-        cuts[at->hi + 1] = true;
-    }
+/* Calls `with` for the symbols from..to that a place waits for. */
+static void each_range(const grammar *g, const node *at,
+                       void (*with)(void *cookie, int from, int to), void *cookie) {
+    if (at->kind == NODE_RANGE) with(cookie, at->lo, at->hi);
+    if (at->kind != NODE_PLAIN) return;
+    for (int i = 0; i < NUM_ASCII; i++) with(cookie, ascii[i].from, ascii[i].to);
+    for (int i = 0; i < NUM_LEADS; i++)
+        with(cookie, g->nodes[at->other + i].lo, g->nodes[at->other + i].hi);
+}
+
+static void mark_unknown(void *cookie, int from, int to) {
+    uint16_t *const row = cookie;
+    memset(row + from, 0xff, (size_t)(to + 1 - from) * sizeof *row); /* GRAMMAR_UNKNOWN */
 }
 
 const uint16_t *grammar_row(grammar *g, int from) {
-    if (from == 0 || g->states[from].row != NULL) return g->states[from].row;
-    bool cuts[GRAMMAR_NUM_SYMBOLS + 1] = {false};
-    uint16_t *const row = malloc(GRAMMAR_NUM_SYMBOLS * sizeof *row);
-    if (row == NULL) return NULL;
-    mark_cuts(g, &g->states[from], cuts);
-    for (int symbol = 0, to = 0; symbol < GRAMMAR_NUM_SYMBOLS; symbol++) {
-        if (cuts[symbol]) to = find_next(g, from, symbol);
-        row[symbol] = (uint16_t)to;
+    state *const s = &g->states[from];
+    if (from == 0 || s->row != NULL) return s->row;
+    s->row = calloc(GRAMMAR_NUM_SYMBOLS, sizeof *s->row);
+    for (size_t i = s->first; i < s->first + s->num && s->row != NULL; i++)
+        each_range(g, &g->nodes[g->places[i].node], mark_unknown, s->row);
+    return s->row;
+}
+
+/* Symbols about one that every place of a state waits for as it does for that one. */
+typedef struct alike {
+    int symbol, from, to;
+} alike;
+
+static void narrow(void *cookie, int from, int to) {
+    alike *const a = cookie;
+    if (a->symbol < from) {
+        if (a->to >= from) a->to = from - 1;
+    } else if (a->symbol > to) {
+        if (a->from <= to) a->from = to + 1;
+    } else {
+        if (a->from < from) a->from = from;
+        if (a->to > to) a->to = to;
     }
-    return g->states[from].row = row;
 }
 
 int grammar_step(grammar *g, int from, int symbol) {
-    const uint16_t *const row = grammar_row(g, from);
-    return row == NULL ? 0 : row[symbol];
+    const uint16_t *const known = grammar_row(g, from);
+    if (known == NULL || known[symbol] != GRAMMAR_UNKNOWN) return known == NULL ? 0 : known[symbol];
+    const int to = find_next(g, from, symbol); /* may move the states */
+    const state *const s = &g->states[from];
+    alike a = {symbol, 0, GRAMMAR_NUM_SYMBOLS - 1};
+    for (size_t i = s->first; i < s->first + s->num; i++)
+        each_range(g, &g->nodes[g->places[i].node], narrow, &a);
+    for (int i = a.from; i <= a.to; i++) s->row[i] = (uint16_t)to;
+    return to;
+}
+
+/* Some plain character begins with a byte that the range takes. */
+static bool meets_plain(const node *range) {
+    for (int byte = range->lo; byte <= range->hi && byte <= leads[NUM_LEADS - 1].to; byte++) {
+        if (is_ascii_plain(byte) || byte >= leads[0].from) return true;
+    }
+    return false;
+}
+
+int grammar_after_plain(grammar *g, int from) {
+    const state *const s = &g->states[from];
+    g->num_found = 0;
+    for (size_t i = s->first; i < s->first + s->num; i++) {
+        const place here = g->places[i];
+        const node *const at = &g->nodes[here.node];
+        if (at->kind == NODE_RANGE && meets_plain(at)) return -1;
+        if (at->kind == NODE_PLAIN) find(g, at->next, here.stack);
+    }
+    return g->num_found == 0 ? 0 : intern_recent(g);
 }
 
 bool grammar_may_end(const grammar *g, int at) {

@@ -38,6 +38,8 @@ int grammar_end(grammar *g);
 /* One symbol of lo..hi. */
 int grammar_range(grammar *g, int lo, int hi, int next);
 int grammar_text(grammar *g, const char *text, size_t length, int next);
+/* One plain character: of a string of JSON, as it is: whole, no quote, no backslash, no control. */
+int grammar_plain(grammar *g, int next);
 /* One of two. */
 int grammar_either(grammar *g, int one, int other);
 /* A node to loop to: grammar_either() of what is set later. */
@@ -52,10 +54,13 @@ int grammar_call(grammar *g, int rule, int next);
 
 /* States are numbers; 0 is the one from which nothing follows. */
 int grammar_begin(grammar *g, int entry);
-/* Where each symbol leads, [GRAMMAR_NUM_SYMBOLS]; NULL = nowhere. It stays while the grammar does.
- */
+/* Where each symbol leads, [GRAMMAR_NUM_SYMBOLS], or that grammar_step() has yet to find that out;
+ * NULL = nowhere. It stays while the grammar does. */
+enum { GRAMMAR_UNKNOWN = 0xffff };
 const uint16_t *grammar_row(grammar *g, int state);
 int grammar_step(grammar *g, int state, int symbol);
+/* Where plain characters lead, all to one state; 0 = none may come, -1 = some, or to several. */
+int grammar_after_plain(grammar *g, int state);
 bool grammar_may_end(const grammar *g, int state);
 /* Half of the states that there may be are known; beyond the last, answers end in state 0. */
 bool grammar_is_half_full(const grammar *g);

@@ -85,12 +85,6 @@ static int number(compiler *c, bool may_be_negative, int next) {
     return whole_number(c, may_be_negative, fraction);
 }
 
-/* Continuation bytes of UTF-8. */
-static int tail(compiler *c, int num, int next) {
-    for (int i = 0; i < num; i++) next = grammar_range(c->g, 0x80, 0xbf, next);
-    return next;
-}
-
 static int hex(compiler *c, int num, int next) {
     for (int i = 0; i < num; i++)
         next = grammar_either(c->g, grammar_range(c->g, '0', '9', next),
@@ -116,26 +110,12 @@ static int unit(compiler *c, int next) {
 
 /* One character of a string: a plain one or an escape, and no half of a surrogate pair. */
 static int character(compiler *c, int next) {
-    static const struct {
-        int lead_lo, lead_hi, second_lo, second_hi, tail;
-    } utf8[] = {{0xe0, 0xe0, 0xa0, 0xbf, 1}, {0xe1, 0xec, 0x80, 0xbf, 1},
-                {0xed, 0xed, 0x80, 0x9f, 1}, {0xee, 0xef, 0x80, 0xbf, 1},
-                {0xf0, 0xf0, 0x90, 0xbf, 2}, {0xf1, 0xf3, 0x80, 0xbf, 2},
-                {0xf4, 0xf4, 0x80, 0x8f, 2}};
     grammar *const g = c->g;
-    int all = grammar_either(g, grammar_range(g, ' ', '!', next), grammar_range(g, '#', '[', next));
-    all = grammar_either(g, all, grammar_range(g, ']', 0x7e, next));
-    all = grammar_either(g, all, grammar_range(g, 0xc2, 0xdf, tail(c, 1, next)));
-    for (size_t i = 0; i < sizeof utf8 / sizeof utf8[0]; i++)
-        all = grammar_either(g, all,
-                             grammar_range(g, utf8[i].lead_lo, utf8[i].lead_hi,
-                                           grammar_range(g, utf8[i].second_lo, utf8[i].second_hi,
-                                                         tail(c, utf8[i].tail, next))));
     static const char letters[] = "\"\\/bfnrt";
     int escape = text(c, "u", unit(c, next));
     for (const char *letter = letters; *letter != '\0'; letter++)
         escape = grammar_either(g, escape, grammar_range(g, *letter, *letter, next));
-    return grammar_either(g, all, grammar_range(g, '\\', '\\', escape));
+    return grammar_either(g, grammar_plain(g, next), grammar_range(g, '\\', '\\', escape));
 }
 
 static int any_string(compiler *c, int next) {

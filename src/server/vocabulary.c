@@ -155,6 +155,7 @@ static pieces collect(vocabulary *v, int32_t vocab_size, size_t *num_plain) {
         p.items[(*num_plain)++] = it;
         for (int32_t run = rest.run; run <= MAX_RUN; run++)
             mask_set(v->short_ones + (size_t)run * v->num_words, id);
+        if (it.bytes[0] < 0x80) mask_set(v->begins + it.bytes[0] * v->num_words, id);
     }
     return p;
 }
@@ -180,7 +181,8 @@ static bool build(vocabulary *v, int32_t vocab_size) {
     size_t num_plain;
     v->all = calloc(v->num_words, sizeof *v->all);
     v->short_ones = calloc((MAX_RUN + 1) * v->num_words, sizeof *v->short_ones);
-    if (v->all == NULL || v->short_ones == NULL) return false;
+    v->begins = calloc(128 * v->num_words, sizeof *v->begins);
+    if (v->all == NULL || v->short_ones == NULL || v->begins == NULL) return false;
     const pieces p = collect(v, vocab_size, &num_plain);
     const pieces others = {.items = p.items + num_plain, .num = p.num - num_plain};
     const bool good = p.items != NULL &&
@@ -226,5 +228,6 @@ void vocabulary_destroy(vocabulary *v) {
     for (int run = 0; run <= MAX_RUN; run++) trie_free(&v->behind[run]);
     free(v->all);
     free(v->short_ones);
+    free(v->begins);
     free(v);
 }

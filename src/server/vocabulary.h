@@ -36,6 +36,7 @@ typedef struct vocabulary {
     size_t num_words;         /* of a mask */
     uint32_t *all;            /* the mask of every token with text */
     uint32_t *short_ones;     /* [MAX_RUN + 1] masks: plain tokens of so many characters at most */
+    uint32_t *begins;         /* [128] masks: plain tokens by their first byte */
     token_trie plain, others; /* by all of their bytes */
     token_trie behind[MAX_RUN + 1]; /* the others again, by what follows so many plain characters */
     int32_t control[NUM_CONTROL], eos[8];
