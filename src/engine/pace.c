@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "pace.h"
 
-static const double PACE_SHARE = 0.7;
+static const double PACE_SHARE = 0.6;
 enum {
     PACE_CROWD = 32,
     PACE_AGE = 64,

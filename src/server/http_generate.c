@@ -17,7 +17,7 @@ static void suspend(void *cookie) {
 }
 
 static void wake(void *cookie) {
-    MHD_resume_connection(cookie);
+    watch_wake(cookie);
 }
 
 /* Without a stop string to look for, a whole answer needs no look at every token. */
@@ -144,7 +144,7 @@ void handle_generate(exchange *x, json_t *body) {
                          .model = named != NULL ? named : s->model.name};
     snprintf(x->answer.id, sizeof x->answer.id, "%s%.80s", kind->id_prefix, x->request_id);
     watch_add(x);
-    if (!generation_submit(x->generation, wake, x->connection, s->options.max_waiting_ns))
+    if (!generation_submit(x->generation, wake, x, s->options.max_waiting_ns))
         reply_error(x, &x->generation->error);
 }
 

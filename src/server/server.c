@@ -104,7 +104,7 @@ server *server_start(const server_options *options, char *error, size_t error_si
     s->options = *options;
     if (s->options.max_body_bytes == 0) s->options.max_body_bytes = DEFAULT_BODY_BYTES;
     s->started = (int64_t)time(NULL);
-    s->watch_fd = s->stop_fd = -1;
+    s->watch_fd = s->stop_fd = s->wake_fd = -1;
     metrics_init(&s->metrics);
     const bool watches = watch_begin(s);
     if (!watches) snprintf(error, error_size, "no file descriptors left: %s", strerror(errno));

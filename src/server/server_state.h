@@ -27,11 +27,14 @@ struct server {
     struct MHD_Daemon *daemon;
     int listen_fd;
     int stop_fd;  /* eventfd: stop was asked for, or the last answer is sent */
-    int watch_fd; /* epoll set: sockets of suspended connections, and stop_fd */
+    int wake_fd;  /* rings when there is somebody in `awake` */
+    int watch_fd; /* epoll set: sockets of suspended connections, stop_fd and wake_fd */
 
     pthread_mutex_t lock; /* of the list */
     exchange *first;      /* requests with a generation */
     uint64_t last_watch_id;
+    pthread_mutex_t wake_lock; /* of the list */
+    exchange *awake;           /* suspended, with something to tell */
 };
 
 /* A path and a method. */
@@ -67,6 +70,7 @@ struct exchange {
     size_t out_at;
     uint64_t watch_id;
     exchange *next, *previous; /* in server.first */
+    exchange *next_awake;      /* in server.awake */
 };
 
 /* --- http_reply.c --- */
@@ -107,11 +111,13 @@ void handle_calibration(exchange *x, json_t *body);
 void handle_calibration_start(exchange *x, json_t *body);
 void handle_calibration_stop(exchange *x, json_t *body);
 
-/* --- watch.c: clients that go while they wait --- */
+/* --- watch.c: clients that go while they wait, and those that have waited --- */
 
 bool watch_begin(server *s);
 void watch_add(exchange *x);
 void watch_remove(exchange *x);
+/* Resumes the suspended connection, soon and on another thread. */
+void watch_wake(exchange *x);
 /* Waits until stop was asked for; then until no generation is left. */
 void watch_run(server *s);
 void watch_end(server *s);

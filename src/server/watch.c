@@ -1,6 +1,9 @@
-/* watch.c - clients that go while they wait. libmicrohttpd does not look at a suspended connection,
- * so the sockets of those lie in an epoll set of ours, which the program's main thread waits on:
- * for the other side to close, and for the server's end.
+/* watch.c - clients that go while they wait, and those that have waited. libmicrohttpd does not look
+ * at a suspended connection, so the sockets of those lie in an epoll set of ours, which the
+ * program's main thread waits on: for the other side to close, and for the server's end.
+ *
+ * The same thread resumes connections. A step tells events to many at once, and each resumption is
+ * a call of the system: the thread that steps makes one for all of them.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* EPOLLRDHUP */
@@ -11,13 +14,21 @@
 
 #include "server_state.h"
 
+/* Beside the exchanges' ids, which count from 1. */
+static const uint64_t STOP = 0, WAKE = UINT64_MAX;
+
+static bool watch_bell(server *s, int *fd, uint64_t name) {
+    struct epoll_event rings = {.events = EPOLLIN, .data.u64 = name};
+    *fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return *fd >= 0 && epoll_ctl(s->watch_fd, EPOLL_CTL_ADD, *fd, &rings) == 0;
+}
+
 bool watch_begin(server *s) {
     pthread_mutex_init(&s->lock, NULL);
-    s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&s->wake_lock, NULL);
     s->watch_fd = epoll_create1(EPOLL_CLOEXEC);
-    struct epoll_event stop = {.events = EPOLLIN}; /* data 0; exchanges count from 1 */
-    return s->stop_fd >= 0 && s->watch_fd >= 0 &&
-           epoll_ctl(s->watch_fd, EPOLL_CTL_ADD, s->stop_fd, &stop) == 0;
+    return s->watch_fd >= 0 && watch_bell(s, &s->stop_fd, STOP) &&
+           watch_bell(s, &s->wake_fd, WAKE);
 }
 
 static int socket_of(const exchange *x) {
@@ -39,10 +50,37 @@ void watch_add(exchange *x) {
     pthread_mutex_unlock(&s->lock);
 }
 
-static void ring(server *s) {
+static void ring(int fd) {
     const uint64_t one = 1;
-    const ssize_t written = write(s->stop_fd, &one, sizeof one);
+    const ssize_t written = write(fd, &one, sizeof one);
     (void)written; /* full: it rings already */
+}
+
+static bool has_rung(int fd) {
+    uint64_t count;
+    return read(fd, &count, sizeof count) == (ssize_t)sizeof count;
+}
+
+void watch_wake(exchange *x) {
+    server *const s = x->server;
+    pthread_mutex_lock(&s->wake_lock);
+    const bool is_first = s->awake == NULL;
+    x->next_awake = s->awake;
+    s->awake = x;
+    pthread_mutex_unlock(&s->wake_lock);
+    if (is_first) ring(s->wake_fd);
+}
+
+static void resume_all(server *s) {
+    pthread_mutex_lock(&s->wake_lock);
+    exchange *x = s->awake;
+    s->awake = NULL;
+    pthread_mutex_unlock(&s->wake_lock);
+    while (x != NULL) { /* once resumed, it may end */
+        exchange *const next = x->next_awake;
+        MHD_resume_connection(x->connection);
+        x = next;
+    }
 }
 
 void watch_remove(exchange *x) {
@@ -55,7 +93,7 @@ void watch_remove(exchange *x) {
     else
         s->first = x->next;
     if (x->next != NULL) x->next->previous = x->previous;
-    if (s->first == NULL && atomic_load(&s->phase) == SERVER_DRAINING) ring(s);
+    if (s->first == NULL && atomic_load(&s->phase) == SERVER_DRAINING) ring(s->stop_fd);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -71,16 +109,16 @@ static void hang_up(server *s, uint64_t watch_id) {
 static bool wait_once(server *s) {
     struct epoll_event events[64];
     const int num = epoll_wait(s->watch_fd, events, 64, -1);
-    bool rang = false;
+    bool stops = false;
     for (int i = 0; i < num; i++) {
-        if (events[i].data.u64 != 0)
+        if (events[i].data.u64 == STOP)
+            stops = has_rung(s->stop_fd);
+        else if (events[i].data.u64 != WAKE)
             hang_up(s, events[i].data.u64);
-        else
-            rang = true;
+        else if (has_rung(s->wake_fd))
+            resume_all(s);
     }
-    uint64_t count;
-    if (rang) rang = read(s->stop_fd, &count, sizeof count) == (ssize_t)sizeof count;
-    return rang;
+    return stops;
 }
 
 static bool is_idle(server *s) {
@@ -101,9 +139,11 @@ void watch_run(server *s) {
 void watch_end(server *s) {
     if (s->watch_fd >= 0) close(s->watch_fd);
     if (s->stop_fd >= 0) close(s->stop_fd);
+    if (s->wake_fd >= 0) close(s->wake_fd);
     pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->wake_lock);
 }
 
 void server_request_stop(server *s) {
-    ring(s);
+    ring(s->stop_fd);
 }
