@@ -7,11 +7,15 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "json_grammar.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "character_grammar.h"
+#include "pattern_grammar.h"
 #include "range_grammar.h"
+#include "schema_merge.h"
 
 enum { MAX_LENGTH = 1024, MAX_BLANKS = 16, MAX_NESTING = 64 };
 
@@ -21,6 +25,7 @@ typedef struct compiler {
     const char *param;
     api_error *error;
     json_t *references;     /* rule by "#/..." */
+    json_t *made;           /* merged schemas */
     int any, string, space; /* rules; -1 = not made yet */
     int nesting;
 } compiler;
@@ -85,44 +90,12 @@ static int number(compiler *c, bool may_be_negative, int next) {
     return whole_number(c, may_be_negative, fraction);
 }
 
-static int hex(compiler *c, int num, int next) {
-    for (int i = 0; i < num; i++)
-        next = grammar_either(c->g, grammar_range(c->g, '0', '9', next),
-                              grammar_either(c->g, grammar_range(c->g, 'a', 'f', next),
-                                             grammar_range(c->g, 'A', 'F', next)));
-    return next;
-}
-
-/* Four digits of a character: no D800 to DFFF. */
-static int unit(compiler *c, int next) {
-    grammar *const g = c->g;
-    const int three = hex(c, 3, next);
-    const int after_d = grammar_range(g, '0', '7', hex(c, 2, next));
-    int all = grammar_either(g, text(c, "d", after_d), text(c, "D", after_d));
-    all = grammar_either(g, all, grammar_range(g, '0', '9', three));
-    all = grammar_either(
-        g, all,
-        grammar_either(g, grammar_range(g, 'a', 'c', three), grammar_range(g, 'A', 'C', three)));
-    return grammar_either(
-        g, all,
-        grammar_either(g, grammar_range(g, 'e', 'f', three), grammar_range(g, 'E', 'F', three)));
-}
-
-/* One character of a string: a plain one or an escape, and no half of a surrogate pair. */
-static int character(compiler *c, int next) {
-    grammar *const g = c->g;
-    static const char letters[] = "\"\\/bfnrt";
-    int escape = text(c, "u", unit(c, next));
-    for (const char *letter = letters; *letter != '\0'; letter++)
-        escape = grammar_either(g, escape, grammar_range(g, *letter, *letter, next));
-    return grammar_either(g, grammar_plain(g, next), grammar_range(g, '\\', '\\', escape));
-}
-
 static int any_string(compiler *c, int next) {
     if (c->string < 0) {
         c->string = grammar_add_rule(c->g);
         const int loop = grammar_open(c->g);
-        grammar_close(c->g, loop, character(c, loop), text(c, "\"", grammar_end(c->g)));
+        grammar_close(c->g, loop, character_grammar_all(c->g, loop),
+                      text(c, "\"", grammar_end(c->g)));
         grammar_set_rule(c->g, c->string, text(c, "\"", loop));
     }
     return grammar_call(c->g, c->string, next);
@@ -186,14 +159,25 @@ static bool read_limit(compiler *c, const json_t *schema, const char *keyword, i
     return true;
 }
 
-static int add_string(compiler *c, const json_t *schema, int next) {
-    int min = 0, max = -1;
-    if (!read_limit(c, schema, "minLength", &min) || !read_limit(c, schema, "maxLength", &max))
+/* A string of a pattern, or of a format that says which; its lengths must be within the limits. */
+static int add_pattern(compiler *c, const char *keyword, const char *pattern, int min, int max,
+                       int next) {
+    pattern_facts facts;
+    const int entry = pattern_grammar_add(c->g, pattern, text(c, "\"", next), &facts);
+    if (entry < 0) {
+        api_fail(c->error, 400, "unsupported_schema", c->param, "%s: \"%s\": %s is not supported",
+                 c->param, keyword, facts.refused);
         return -1;
-    if (min == 0 && max < 0) return any_string(c, next);
-    if (max >= 0 && max < min) return refuse(c, "maxLength");
+    }
+    if (facts.min < min) return refuse(c, "minLength beside a shorter pattern");
+    if (max >= 0 && (facts.max < 0 || facts.max > max))
+        return refuse(c, "maxLength beside a longer pattern");
+    return text(c, "\"", entry);
+}
+
+static int add_length(compiler *c, int min, int max, int next) {
     const int rule = grammar_add_rule(c->g); /* one character */
-    grammar_set_rule(c->g, rule, character(c, grammar_end(c->g)));
+    grammar_set_rule(c->g, rule, character_grammar_all(c->g, grammar_end(c->g)));
     const int close = text(c, "\"", next);
     int more = close;
     if (max < 0) {
@@ -205,6 +189,22 @@ static int add_string(compiler *c, const json_t *schema, int next) {
         if (i > min) more = maybe(c, more, close);
     }
     return text(c, "\"", more);
+}
+
+static int add_string(compiler *c, const json_t *schema, int next) {
+    int min = 0, max = -1;
+    const json_t *const pattern = json_object_get(schema, "pattern");
+    const char *const format = json_string_value(json_object_get(schema, "format"));
+    const char *const of_format = format == NULL ? NULL : pattern_of_format(format);
+    if (!read_limit(c, schema, "minLength", &min) || !read_limit(c, schema, "maxLength", &max))
+        return -1;
+    if (max >= 0 && max < min) return refuse(c, "maxLength");
+    if (pattern != NULL && !json_is_string(pattern)) return refuse(c, "pattern");
+    if (pattern != NULL && of_format != NULL) return refuse(c, "pattern with format");
+    if (pattern != NULL)
+        return add_pattern(c, "pattern", json_string_value(pattern), min, max, next);
+    if (of_format != NULL) return add_pattern(c, "format", of_format, min, max, next);
+    return min == 0 && max < 0 ? any_string(c, next) : add_length(c, min, max, next);
 }
 
 static bool names_range(const json_t *schema) {
@@ -226,11 +226,12 @@ static bool read_range(compiler *c, const json_t *schema, int64_t *lo, int64_t *
                 {"exclusiveMaximum", -1, false}};
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         const json_t *const given = json_object_get(schema, ends[i].keyword);
-        const int64_t value = json_integer_value(given);
+        const double value = json_number_value(given);
         if (given == NULL) continue;
-        if (!json_is_integer(given) || value < -RANGE_LIMIT || value > RANGE_LIMIT)
+        if (!json_is_number(given) || !(fabs(value) <= (double)RANGE_LIMIT))
             return refuse(c, ends[i].keyword) >= 0;
-        const int64_t inside = value + ends[i].inside;
+        const bool rounds_up = ends[i].is_lower == (ends[i].inside == 0);
+        const int64_t inside = (int64_t)(rounds_up ? ceil(value) : floor(value)) + ends[i].inside;
         if (ends[i].is_lower && inside > *lo) *lo = inside;
         if (!ends[i].is_lower && inside < *hi) *hi = inside;
     }
@@ -243,15 +244,31 @@ static int add_integer(compiler *c, const json_t *schema, int next) {
     return read_range(c, schema, &lo, &hi) ? range_grammar_add(c->g, lo, hi, next) : -1;
 }
 
-/* Of ranges, those from 0 on. */
+/* One end of a range of numbers: the nearer of two keywords. */
+static bool read_end(compiler *c, const json_t *schema, const char *inclusive,
+                     const char *exclusive, double sign, range_end *out) {
+    const char *const keywords[] = {inclusive, exclusive};
+    for (int i = 0; i < 2; i++) {
+        const json_t *const given = json_object_get(schema, keywords[i]);
+        if (given == NULL) continue;
+        range_end end = {.given = true, .value = json_number_value(given), .outside = i == 1};
+        if (!json_is_number(given) || !range_grammar_write(&end))
+            return refuse(c, keywords[i]) >= 0;
+        const double nearer = sign * (end.value - out->value);
+        if (!out->given || nearer > 0 || (nearer == 0 && end.outside)) *out = end;
+    }
+    return true;
+}
+
 static int add_number(compiler *c, const json_t *schema, int next) {
-    int64_t lo = -RANGE_LIMIT, hi = RANGE_LIMIT;
-    if (!names_range(schema)) return number(c, true, next);
-    if (!read_range(c, schema, &lo, &hi)) return -1;
-    const bool from_zero = json_is_integer(json_object_get(schema, "minimum")) && lo == 0;
-    if (!from_zero || hi != RANGE_LIMIT || json_object_get(schema, "exclusiveMinimum") != NULL)
-        return refuse(c, "a range of numbers that are not whole");
-    return number(c, false, next);
+    range_end lo = {0}, hi = {0};
+    if (!read_end(c, schema, "minimum", "exclusiveMinimum", 1, &lo) ||
+        !read_end(c, schema, "maximum", "exclusiveMaximum", -1, &hi))
+        return -1;
+    if (!lo.given && !hi.given) return number(c, true, next);
+    if (lo.given && lo.value == 0 && !lo.outside && !hi.given) return number(c, false, next);
+    const int entry = range_grammar_add_decimals(c->g, &lo, &hi, next);
+    return entry < 0 ? refuse(c, "maximum") : entry;
 }
 
 static int value_rule(compiler *c, const json_t *schema) {
@@ -402,27 +419,10 @@ static int add_alternatives(compiler *c, const json_t *schemas, bool are_types,
     return all < 0 ? refuse(c, are_types ? "type" : "anyOf") : all;
 }
 
-/* "#", or "#/$defs/name" and the like. */
-static const json_t *look_up(const compiler *c, const char *reference) {
-    const json_t *at = c->root;
-    if (reference[0] != '#') return NULL;
-    const char *from = reference + 1;
-    while (*from == '/' && at != NULL) {
-        char name[128];
-        const size_t length = strcspn(++from, "/");
-        if (length >= sizeof name) return NULL;
-        memcpy(name, from, length);
-        name[length] = '\0';
-        at = json_object_get(at, name);
-        from += length;
-    }
-    return *from == '\0' ? at : NULL;
-}
-
 static int add_reference(compiler *c, const char *reference, int next) {
     const json_t *const known = json_object_get(c->references, reference);
     if (known != NULL) return grammar_call(c->g, (int)json_integer_value(known), next);
-    const json_t *const schema = look_up(c, reference);
+    const json_t *const schema = schema_look_up(c->root, reference);
     if (schema == NULL) return refuse(c, reference);
     const int rule = grammar_add_rule(c->g);
     if (json_object_set_new(c->references, reference, json_integer(rule)) != 0)
@@ -435,20 +435,10 @@ static int add_reference(compiler *c, const char *reference, int next) {
 
 /* Keywords that say something about values which the grammar would not hold. */
 static const char *unsupported(const json_t *schema) {
-    static const char *const keywords[] = {"pattern",
-                                           "multipleOf",
-                                           "uniqueItems",
-                                           "contains",
-                                           "prefixItems",
-                                           "patternProperties",
-                                           "propertyNames",
-                                           "minProperties",
-                                           "maxProperties",
-                                           "not",
-                                           "if",
-                                           "allOf",
-                                           "dependentRequired",
-                                           "dependentSchemas"};
+    static const char *const keywords[] = {
+        "multipleOf",        "uniqueItems",     "contains",      "prefixItems", "patternProperties",
+        "propertyNames",     "minProperties",   "maxProperties", "not",         "if",
+        "dependentRequired", "dependentSchemas"};
     for (size_t i = 0; i < sizeof keywords / sizeof keywords[0]; i++) {
         if (json_object_get(schema, keywords[i]) != NULL) return keywords[i];
     }
@@ -493,7 +483,7 @@ static const json_t *follow(const compiler *c, const json_t *schema) {
     for (int i = 0; i < MAX_NESTING; i++) {
         const json_t *const reference = json_object_get(schema, "$ref");
         if (!json_is_string(reference)) break;
-        schema = look_up(c, json_string_value(reference));
+        schema = schema_look_up(c->root, json_string_value(reference));
     }
     return schema;
 }
@@ -509,30 +499,38 @@ static bool are_disjoint(const compiler *c, const json_t *schemas) {
     return true;
 }
 
+/* "allOf", and "$ref", "anyOf" and "oneOf" beside other keywords, as one schema without them. */
+static int add_merged(compiler *c, const json_t *schema, int next) {
+    char refused[64];
+    json_t *const merged = schema_merge(c->root, schema, refused);
+    if (merged == NULL) return refuse(c, refused);
+    if (json_array_append_new(c->made, merged) != 0) return api_fail_memory(c->error) ? 0 : -1;
+    return add_value(c, merged, next);
+}
+
 static int add_schema(compiler *c, const json_t *schema, int next) {
     const char *const keyword = unsupported(schema);
     if (keyword != NULL) return refuse(c, keyword);
+    if (schema_needs_merge(schema)) return add_merged(c, schema, next);
     const json_t *const reference = json_object_get(schema, "$ref");
     const json_t *const constant = json_object_get(schema, "const");
     const json_t *const values = json_object_get(schema, "enum");
     const json_t *const one_of = json_object_get(schema, "oneOf");
-    const json_t *const any_of = json_object_get(schema, "anyOf");
-    const json_t *const variants = one_of != NULL ? one_of : any_of;
+    const json_t *const variants = one_of != NULL ? one_of : json_object_get(schema, "anyOf");
     const json_t *const type = json_object_get(schema, "type");
     const bool names_values = values != NULL || constant != NULL;
-    if ((reference != NULL || variants != NULL) &&
-        (type != NULL || names_values || (reference != NULL && variants != NULL) ||
-         json_object_get(schema, "properties") != NULL))
-        return refuse(c, reference != NULL ? "$ref with other keywords" : "anyOf with others");
-    if (one_of != NULL && (any_of != NULL || !are_disjoint(c, one_of)))
+    const bool is_text = json_object_get(schema, "pattern") != NULL;
+    if (one_of != NULL && !are_disjoint(c, one_of))
         return refuse(c, "oneOf of what one value may be twice");
     if (names_range(schema) && (type == NULL || names_values)) return refuse(c, "minimum, maximum");
+    if (is_text && names_values) return refuse(c, "pattern with enum or const");
     if (json_is_string(reference)) return add_reference(c, json_string_value(reference), next);
     if (variants != NULL) return add_alternatives(c, variants, false, schema, next);
     if (names_values) return add_literals(c, schema, next);
     if (json_is_array(type)) return add_alternatives(c, type, true, schema, next);
     if (json_is_string(type)) return add_type(c, schema, json_string_value(type), next);
     if (json_object_get(schema, "properties") != NULL) return add_object(c, schema, next);
+    if (is_text) return add_string(c, schema, next);
     return grammar_call(c->g, any_value(c), next);
 }
 
@@ -553,11 +551,13 @@ int json_grammar_add(grammar *g, const json_t *schema, const char *param, int ne
                   .param = param,
                   .error = error,
                   .references = json_object(),
+                  .made = json_array(),
                   .any = -1,
                   .string = -1,
                   .space = -1};
     const int entry = add_value(&c, schema, next);
     json_decref(c.references);
+    json_decref(c.made);
     if (entry >= 0 && grammar_is_broken(g)) {
         api_fail(error, 400, "unsupported_schema", param, "%s is too large", param);
         return -1;

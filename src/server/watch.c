@@ -1,5 +1,5 @@
-/* watch.c - clients that go while they wait, and those that have waited. libmicrohttpd does not look
- * at a suspended connection, so the sockets of those lie in an epoll set of ours, which the
+/* watch.c - clients that go while they wait, and those that have waited. libmicrohttpd does not
+ * look at a suspended connection, so the sockets of those lie in an epoll set of ours, which the
  * program's main thread waits on: for the other side to close, and for the server's end.
  *
  * The same thread resumes connections. A step tells events to many at once, and each resumption is
@@ -27,8 +27,7 @@ bool watch_begin(server *s) {
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->wake_lock, NULL);
     s->watch_fd = epoll_create1(EPOLL_CLOEXEC);
-    return s->watch_fd >= 0 && watch_bell(s, &s->stop_fd, STOP) &&
-           watch_bell(s, &s->wake_fd, WAKE);
+    return s->watch_fd >= 0 && watch_bell(s, &s->stop_fd, STOP) && watch_bell(s, &s->wake_fd, WAKE);
 }
 
 static int socket_of(const exchange *x) {
