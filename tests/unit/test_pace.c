@@ -79,7 +79,7 @@ static void readers_count_by_their_number(void **state) {
     kv8_pace_learn(&pace, 4, 0, 1e6);
     kv8_pace_learn(&pace, 4, 16, 1e6 + 16 * 1e3);
     const int32_t one = kv8_pace_tokens(&pace, 4, 1, 1 << 20);
-    assert_in_range(one, 8 * 600, 8 * 700);
+    assert_in_range(one, 8 * 560, 8 * 640);
     assert_in_range(kv8_pace_tokens(&pace, 4, 4, 1 << 20), 4 * one, 4 * one + 64);
     assert_int_equal(kv8_pace_tokens(&pace, 4, 40, 100), 100);
     assert_int_equal(kv8_pace_tokens(&pace, 4, 1, 10), 10);
@@ -87,7 +87,7 @@ static void readers_count_by_their_number(void **state) {
      */
     for (int32_t crowd = 32; crowd <= 128; crowd *= 2) kv8_pace_learn(&pace, crowd, 0, 1e6);
     const int32_t crowded = kv8_pace_tokens(&pace, 32, 1, 1 << 20);
-    assert_in_range(crowded, 600, 700);
+    assert_in_range(crowded, 560, 640);
     assert_int_equal(kv8_pace_tokens(&pace, 128, 1, 1 << 20), crowded);
     kv8_pace_learn(&pace, 32, 16, 1e9);
     assert_int_equal(kv8_pace_tokens(&pace, 32, 1, 2048), 8);
