@@ -381,6 +381,12 @@ static int convert(const calibrate_args *args, const plan *p, const cli_model *m
     return status;
 }
 
+/* A window at once is a GPU's prefill at its speed. */
+static int32_t step_on_device(const calibrate_args *args) {
+    enum { LONGEST = 8192 };
+    return args->window_len < LONGEST ? args->window_len : LONGEST;
+}
+
 int cmd_calibrate(int argc, char **argv) {
     calibrate_args args = {.format = "kv8",
                            .dtype = "e4m3",
@@ -401,10 +407,14 @@ int cmd_calibrate(int argc, char **argv) {
     cli_catch_interrupt();
     ranks all;
     cli_model model = {0};
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    if (args.device != NULL && strcmp(args.device, "cpu") != 0)
+        options.max_step_tokens = step_on_device(&args);
     status = ranks_begin(&all);
     if (status == CLI_OK) {
         status = cli_model_open(&model, &(cli_opening){.directory = args.model,
                                                        .device = args.device,
+                                                       .options = &options,
                                                        .threads = args.threads,
                                                        .with_tokenizer = args.text != NULL});
         status = ranks_agree(&all, status);

@@ -13,7 +13,7 @@ typedef struct model_args {
     const char *model, *kv, *depth, *batch, *device, *path, *plot;
     int32_t num_prompt, num_gen, chunk, repetitions, threads;
     int32_t batches[MAX_BATCHES], num_batches, max_batch;
-    bool profile, json;
+    bool observe, profile, json;
 } model_args;
 
 /* Of --profile: shares of the GPU's time, and what the host costs. */
@@ -41,7 +41,8 @@ typedef struct bench_session {
     cli_model model;
     kv8_cache *cache;
     kv8_engine *engine;
-    int32_t *token_ids; /* of the request being made */
+    kv8_observer *observer; /* of --observe */
+    int32_t *token_ids;     /* of the request being made */
     uint64_t random;
     double read_gb_s; /* of the GPU's memory, measured before the tests; 0 on the host */
 } bench_session;

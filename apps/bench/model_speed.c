@@ -213,6 +213,8 @@ static int parse(model_args *args, int argc, char **argv) {
          &args->device},
         {"path", "NAME", "steps of one token on a GPU: graph or eager (graph)", CLI_TEXT,
          &args->path},
+        {"observe", NULL, "an observer counts K and V, as calibration has it", CLI_FLAG,
+         &args->observe},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"profile", NULL, "of a GPU: where its time goes, by kind of work", CLI_FLAG,
          &args->profile},
@@ -258,6 +260,18 @@ static kv8_status measure_ceiling(bench_session *s) {
     return status;
 }
 
+/* --observe: counts from here on. */
+static kv8_status observe(bench_session *s, const model_args *args) {
+    kv8_observer_options options = KV8_OBSERVER_OPTIONS_INIT;
+    if (!args->observe) return KV8_OK;
+    kv8_model_observer_options(s->model.model, &options);
+    options.num_qo_heads = 0;
+    kv8_status status = kv8_observer_create(&s->observer, &options);
+    if (status == KV8_OK) status = kv8_model_set_observer(s->model.model, s->observer);
+    if (status == KV8_OK) kv8_observer_start(s->observer);
+    return status;
+}
+
 static int run(bench_session *s, const model_args *args, const kv8_kv_setting *settings,
                int32_t num_settings, const int32_t *depths, int32_t num_depths, cli_output *plot) {
     static test_row rows[(1 + MAX_BATCHES) * MAX_SETTINGS * MAX_DEPTHS];
@@ -268,6 +282,7 @@ static int run(bench_session *s, const model_args *args, const kv8_kv_setting *s
     cli_progress progress;
     cli_progress_begin(&progress);
     kv8_status status = measure_ceiling(s);
+    if (status == KV8_OK) status = observe(s, args);
     const uint64_t total = (uint64_t)num_settings * (uint64_t)num_depths;
     for (uint64_t i = 0; status == KV8_OK && i < total && cli_interrupted() == 0; i++) {
         const kv8_kv_setting *const setting = &settings[i / (uint64_t)num_depths];
@@ -334,5 +349,6 @@ int bench_model(int argc, char **argv) {
     cli_output_abort(&plot);
     free(session.token_ids);
     cli_model_close(&session.model);
+    kv8_observer_destroy(session.observer);
     return status;
 }
