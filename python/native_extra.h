@@ -1,5 +1,6 @@
 /* native_extra.h - what the extension holds beside libkv8: tensors handed to other libraries by
- * DLPack, and a run that repeats in one call. Part of the source that build_native.py writes, after Python.h and the headers of kv8.
+ * DLPack, tensors seen through DLPack's C calls, and a run that repeats in one call. Part of the
+ * source that build_native.py writes, after Python.h and the headers of kv8.
  *
  * A capsule owns a DLManagedTensor, and that one a reference to the Python object whose memory it
  * shows; a consumer that renames the capsule takes the tensor over and calls its deleter. Both may
@@ -76,4 +77,88 @@ static kv8_status kv8_py_attend_again(const kv8_attention_device_plan *plan, kv8
         if (status != KV8_OK) return status;
     }
     return kv8_attention_device_run(plan, stream, args, workspace);
+}
+
+/* DLPack's C calls of a tensor library, as version 1.3 of dlpack.h lays them out: the one that shows
+ * a tensor where it lies. */
+typedef struct kv8_py_dl_calls {
+    uint32_t major, minor;
+    void *older;
+    void *allocate, *export_tensor, *import_tensor;
+    int (*show)(void *object, kv8_py_dl_tensor *out);
+    void *current_stream;
+} kv8_py_dl_calls;
+
+/* The calls behind the capsule at this address; NULL where they are of another version. */
+static const kv8_py_dl_calls *kv8_py_dl_calls_of(uintptr_t capsule) {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    const kv8_py_dl_calls *const calls =
+        (const kv8_py_dl_calls *)PyCapsule_GetPointer((PyObject *)capsule, "dlpack_exchange_api");
+    if (!calls) PyErr_Clear();
+    PyGILState_Release(state);
+    return calls && calls->major == 1 ? calls : NULL;
+}
+
+/* Where a signature is written: words, how many there are and may be. */
+typedef struct kv8_py_signature {
+    const kv8_py_dl_calls *calls;
+    PyTypeObject *type;
+    int64_t *words;
+    int32_t num, room;
+} kv8_py_signature;
+
+static int kv8_py_sign_tensor(kv8_py_signature *s, PyObject *x, int with_address) {
+    kv8_py_dl_tensor t;
+    if (s->calls->show(x, &t) != 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (t.device.device_type != 2 /* CUDA */ || s->num + 2 + 2 * t.ndim > s->room) return 0;
+    int64_t *const out = s->words + s->num;
+    out[0] = t.ndim | (int64_t)t.dtype.code << 8 | (int64_t)t.dtype.bits << 16 |
+             (int64_t)t.dtype.lanes << 24 | (int64_t)t.device.device_id << 40;
+    out[1] = with_address ? (int64_t)((uintptr_t)t.data + t.byte_offset) : 0;
+    for (int32_t i = 0; i < t.ndim; i++) {
+        out[2 + i] = t.shape[i];
+        out[2 + t.ndim + i] = t.strides[i];
+    }
+    s->num += 2 + 2 * t.ndim;
+    return 1;
+}
+
+/* Items of a tuple, the first `num_rewritten` without their address; 0 where one is of another kind. */
+static int kv8_py_sign_items(kv8_py_signature *s, PyObject *items, Py_ssize_t num_rewritten) {
+    const Py_ssize_t size = PyTuple_Size(items);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *const x = PyTuple_GetItem(items, i);
+        if (s->num + 2 > s->room) return 0;
+        if (x == Py_None) {
+            s->words[s->num++] = -1;
+        } else if (PyType_IsSubtype(Py_TYPE(x), s->type)) {
+            if (!kv8_py_sign_tensor(s, x, i >= num_rewritten)) return 0;
+        } else if (PyFloat_CheckExact(x)) {
+            const double value = PyFloat_AsDouble(x);
+            s->words[s->num++] = -2;
+            memcpy(&s->words[s->num++], &value, sizeof value);
+        } else if (PyTuple_CheckExact(x)) {
+            s->words[s->num++] = -3 - PyTuple_Size(x);
+            if (!kv8_py_sign_items(s, x, 0)) return 0;
+        } else {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* What two calls have in common whose arguments are the same: of each tensor dtype, device, shape and
+ * strides, and from argument `num_rewritten` on the address; numbers as they are. `arguments` is the
+ * address of a tuple of tensors of `type` on GPUs, floats, None, and tuples of these. Returns the
+ * number of words, or 0 where there is anything else in it, or no room. */
+static int32_t kv8_py_sign(const kv8_py_dl_calls *calls, uintptr_t type, uintptr_t arguments,
+                           int32_t num_rewritten, int64_t *out, int32_t room) {
+    kv8_py_signature s = {calls, (PyTypeObject *)type, out, 0, room};
+    const PyGILState_STATE state = PyGILState_Ensure();
+    const int known = kv8_py_sign_items(&s, (PyObject *)arguments, num_rewritten);
+    PyGILState_Release(state);
+    return known ? s.num : 0;
 }

@@ -32,7 +32,8 @@ from ._core import (
 )
 from ._operands import pack_mask
 from .attend import attend, last_kernel
-from .attention import AttentionBatch, AttentionPlan
+from .attention import AttentionPlan
+from .attention_batch import AttentionBatch
 from .cache import Cache, CacheCounters, CacheLayer, CacheStats, Sequence
 from .calibrate import Fit, ObservedHead, Observer, ScaleData, ScaleFile
 from .device import Device, Stream, device_count, images_note

@@ -120,6 +120,9 @@ def enum(prefix: str, name: str, what: str, members: tuple[str, ...]) -> int:
     return int(getattr(lib, prefix + name.upper()))
 
 
+_process = os.getpid()  # asked once: some systems take a microsecond
+
+
 class Held:
     """A pointer of the library while it is used: `with held as pointer`."""
 
@@ -129,13 +132,13 @@ class Held:
         self.pointer = pointer
         self.what = what
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._pid = _process
 
     def __enter__(self) -> Any:
         pointer = self.pointer
         if pointer is None:
             raise ClosedError(f"the {self.what} is closed")
-        if self._pid != os.getpid():
+        if self._pid != _process:
             raise BusyError(f"the {self.what} was made by process {self._pid}, this is another")
         if not self._lock.acquire(False):
             raise BusyError(
@@ -212,7 +215,7 @@ def pointer_of(handle: Optional[Handle]) -> Any:
     held = handle._held
     if held.pointer is None:
         raise ClosedError(f"the {held.what} is closed")
-    if held._pid != os.getpid():
+    if held._pid != _process:
         raise BusyError(f"the {held.what} was made by process {held._pid}, this is another")
     return held.pointer
 
@@ -231,8 +234,8 @@ def default_threads() -> Threads:
 
 
 def _after_fork() -> None:
-    global _default_threads, _default_lock
-    _default_threads, _default_lock = None, threading.Lock()
+    global _default_threads, _default_lock, _process
+    _default_threads, _default_lock, _process = None, threading.Lock(), os.getpid()
 
 
 os.register_at_fork(after_in_child=_after_fork)

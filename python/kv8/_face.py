@@ -25,8 +25,11 @@ def refuse(**arguments: tuple[Any, Any]) -> None:
 
 
 def refuse_gradients(*tensors: Any) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
     for x in tensors:
-        if is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled():
+        if isinstance(x, torch.Tensor) and x.requires_grad:
             raise UnsupportedError(
                 "gradients: kv8 has no backward pass; call it under torch.no_grad()"
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from typing import Any, Optional
 
 import numpy as np
@@ -155,6 +156,13 @@ def call_key(rewritten: tuple[Any, ...], read: tuple[Any, ...], plain: tuple[Any
     """What two calls on a GPU have in common when they fill the same arguments: of the tensors that lie
     elsewhere each time (`rewritten`) shape, strides and dtype, of those that are read the address too,
     and all of `plain`, hashable values. None for a call that reads arrays of the host."""
+    signer = _signer
+    if signer is None:
+        signer = _find_signer()
+    if signer:
+        words = signer(rewritten + read, len(rewritten))
+        if words is not None:
+            return plain, words
     parts: list[Any] = [plain]
     add, tensor = parts.append, sys.modules["torch"].Tensor
     for x in rewritten:
@@ -184,6 +192,35 @@ def call_key(rewritten: tuple[Any, ...], read: tuple[Any, ...], plain: tuple[Any
                 return None
             add(inner)
     return tuple(parts)
+
+
+_signer: Any = None
+
+
+def _find_signer() -> Any:
+    """call_key's shorter way: torch shows tensors to C. False with a torch that has no such calls."""
+    global _signer
+    tensor = sys.modules["torch"].Tensor
+    capsule = getattr(tensor, "__dlpack_c_exchange_api__", None)
+    calls = ffi.NULL if capsule is None else lib.kv8_py_dl_calls_of(id(capsule))
+    if calls == ffi.NULL:
+        _signer = False
+        return False
+    of_thread, of_type, room = threading.local(), id(tensor), 1024
+    sign, unpack = lib.kv8_py_sign, ffi.unpack
+
+    def signer(arguments: tuple[Any, ...], num_rewritten: int) -> Any:
+        try:
+            words, as_bytes = of_thread.words
+        except AttributeError:
+            words = ffi.new("int64_t[]", room)
+            as_bytes = ffi.cast("char *", words)
+            of_thread.words = words, as_bytes
+        num = sign(calls, of_type, id(arguments), num_rewritten, words, room)
+        return unpack(as_bytes, num * 8) if num else None
+
+    _signer = signer
+    return signer
 
 
 def _foreign_view(x: Any, name: str) -> View:

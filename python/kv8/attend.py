@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from typing import Any, Optional
 
 import numpy as np
 
 from ._core import InvalidError
-from ._launch import MAX_REPEATS, Repeat, Workspace
+from ._launch import MAX_REPEATS, Workspace
 from ._operands import _aligned, _one_page
 from ._tensor import (
     CPU,
@@ -26,7 +27,8 @@ from ._tensor import (
     round_up_pow2,
     view,
 )
-from .attention import AttentionPlan, Keys, Mask
+from .attention import AttentionPlan
+from .attention_batch import Keys, Mask
 from .device import torch_stream
 from .pages import Paged, PageTable
 
@@ -110,27 +112,15 @@ def attend(
     key = None
     if is_torch(q) and q.is_cuda:
         stream = torch_stream(q.get_device())
+        read = k, v, qo_indptr, *pages.arrays.values(), sinks, k_scale, v_scale, q_scale, o_scale
+        plain: Any = (stream, layout, causal, window_left, window_right, sm_scale, soft_cap)
+        plain += k_dtype, v_dtype, q_dtype, o_dtype, return_lse, lse_base2, batch_invariant
         key = call_key(
-            (q, out, lse),
-            (k, v, qo_indptr, *pages.arrays.values(), sinks, k_scale, v_scale, q_scale, o_scale)
-            + (qo_lens, mask, key_begin, key_end),
-            (
-                stream,
-                layout,
-                causal,
-                window_left,
-                window_right,
-                sm_scale,
-                soft_cap,
-                k_dtype,
-                v_dtype,
-            )
-            + (q_dtype, o_dtype, return_lse, lse_base2, batch_invariant, math, max_kv_len),
+            (q, out, lse), (*read, qo_lens, mask, key_begin, key_end), (*plain, math, max_kv_len)
         )
-        repeat = None if key is None else _repeats().get(key)
-        if repeat is not None:
-            space = _space_of(repeat.plan, stream)
-            return repeat.run(q, out, lse, return_lse, stream, space, prepare=True)
+        found = again(key, q, out, lse, return_lse, stream)
+        if found is not None:
+            return found
     seen = view(q, "q", 3, None if q_dtype is None else dtype_name(q_dtype))
     keys = k if isinstance(k, Paged) else _as_pages(k, "k", k_dtype, layout, pages)
     values = v if isinstance(v, Paged) else _as_pages(v, "v", v_dtype or k_dtype, layout, pages)
@@ -195,36 +185,56 @@ def attend(
         logger.debug("%s", batch.describe())
         key = None  # every call says what it is
     _scratch.batch = batch if logger.isEnabledFor(logging.DEBUG) else None
-    repeat = None if key is None else batch.repeat()
-    if repeat is not None:
-        kept = _repeats()
-        while len(kept) >= MAX_REPEATS:
-            kept.pop(next(iter(kept)))
-        kept[key] = repeat
+    _scratch.repeat = None if key is None else batch.repeat(q)
+    remember(key)
     return result
 
 
-def _repeats() -> dict[Any, Repeat]:
-    """Of this thread, as their args are written to by every call."""
+def again(key: Any, q: Any, out: Any, lse: Any, return_lse: bool, stream: Any) -> Any:
+    """What a call gives whose key an earlier one had; None where none had."""
+    repeat = None if key is None else _of_thread("repeats").get(key)
+    if repeat is None:
+        return None
+    _scratch.repeat = repeat
+    space = _space_of(repeat.plan, stream)
+    return repeat.run(q, out, lse, return_lse, stream, space, prepare=True)
+
+
+def remember(key: Any) -> None:
+    """The args of this thread's latest attend() on a GPU serve calls of this key too."""
+    repeat = _scratch.repeat
+    if repeat is None:
+        return
+    kept = _of_thread("repeats")
+    while len(kept) >= MAX_REPEATS:
+        kept.pop(next(iter(kept)))
+    kept[key] = repeat
+
+
+def _of_thread(name: str) -> dict[Any, Any]:
+    """Of this thread, as args and workspaces are written to by every call."""
     try:
-        kept: dict[Any, Repeat] = _scratch.repeats
-        if _scratch.pid == os.getpid():
-            return kept
+        return getattr(_scratch, name)  # type: ignore[no-any-return]
     except AttributeError:
-        pass
-    _scratch.repeats, _scratch.spaces, _scratch.pid = {}, {}, os.getpid()
-    return _repeats()
+        setattr(_scratch, name, {})
+        return getattr(_scratch, name)  # type: ignore[no-any-return]
+
+
+def _after_fork() -> None:
+    """Nothing of a GPU is used in a child."""
+    global _scratch
+    _scratch = threading.local()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _space_of(plan: AttentionPlan, stream: Any) -> Workspace:
     """The workspace of this thread's calls of a plan on a stream; a new one in the memory of a graph
     that is captured."""
-    import torch
-
-    if torch.cuda.is_current_stream_capturing():
+    if sys.modules["torch"].cuda.is_current_stream_capturing():
         return Workspace(plan)
-    _repeats()
-    spaces = _scratch.spaces
+    spaces = _of_thread("spaces")
     space: Optional[Workspace] = spaces.get((plan, stream))
     if space is None:
         while len(spaces) >= _MAX_SPACES:

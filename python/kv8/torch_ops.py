@@ -15,8 +15,11 @@ from typing import Optional
 import torch
 
 from ._face import refuse_gradients
+from ._tensor import call_key
 from .append import store as _store
+from .attend import again, remember
 from .attend import attend as _attend
+from .device import torch_stream
 from .pages import Paged, PageTable
 
 _library = torch.library.Library("kv8", "DEF")  # operators live as long as it
@@ -25,7 +28,7 @@ _library.define(
     " Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, Tensor? key_begin=None,"
     " Tensor? key_end=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? sinks=None,"
     " float? sm_scale=None, float soft_cap=0.0, bool causal=True, SymInt window_left=-1,"
-    " SymInt window_right=-1, ScalarType? o_dtype=None) -> (Tensor, Tensor)"
+    " SymInt window_right=-1, *, ScalarType? o_dtype=None) -> (Tensor, Tensor)"
 )
 _library.define(
     "store(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor(c!)? k_row_scale,"
@@ -58,12 +61,22 @@ def _attend_rows(
     causal=True,
     window_left=-1,
     window_right=-1,
+    *,
     o_dtype=None,
 ):
     """o [rows, heads, v_dim] and lse [rows, heads] of q [rows, heads, dim] over pages k and v [page,
     slot, kv_head, dim], those of int8 with their f16 row scales [page, slot, kv_head]."""
     refuse_gradients(q, k, v)
-    o, lse = _attend(
+    key = None
+    if q.is_cuda:
+        stream = torch_stream(q.get_device())
+        tensors = block_table, seq_lens, cu_seqlens_q, key_begin, key_end, k_scale, v_scale, sinks
+        plain = stream, sm_scale, soft_cap, causal, window_left, window_right, o_dtype
+        key = call_key((q,), (k, v, k_row_scale, v_row_scale, *tensors), plain)
+        found = again(key, q, None, None, True, stream)
+        if found is not None:
+            return found
+    found = _attend(
         q,
         _pages(k, k_row_scale),
         _pages(v, v_row_scale),
@@ -82,31 +95,13 @@ def _attend_rows(
         o_dtype=o_dtype,
         return_lse=True,
     )
-    return o, lse
+    if key is not None:
+        remember(key)
+    return found
 
 
 @torch.library.register_fake("kv8::attend", lib=_library)
-def _(
-    q,
-    k,
-    v,
-    k_row_scale,
-    v_row_scale,
-    block_table,
-    seq_lens,
-    cu_seqlens_q,
-    key_begin=None,
-    key_end=None,
-    k_scale=None,
-    v_scale=None,
-    sinks=None,
-    sm_scale=None,
-    soft_cap=0.0,
-    causal=True,
-    window_left=-1,
-    window_right=-1,
-    o_dtype=None,
-):
+def _(q, k, v, *_, o_dtype=None):
     o_dtype = o_dtype or (torch.float32 if q.dtype == torch.float8_e4m3fn else q.dtype)
     o = q.new_empty((q.shape[0], q.shape[1], v.shape[3]), dtype=o_dtype)
     return o, q.new_empty((q.shape[0], q.shape[1]), dtype=torch.float32)
@@ -123,9 +118,13 @@ def _store_rows(
 
 
 @torch.library.register_fake("kv8::store", lib=_library)
-def _(k, v, k_pages, v_pages, k_row_scale, v_row_scale, slot_mapping, k_scale=None, v_scale=None):
+def _(*_):
     return None
 
+
+# What computes asks for no gradients itself, so autograd need not look at the arguments first.
+for _name in ("attend", "store"):
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 attend = torch.ops.kv8.attend.default
 store = torch.ops.kv8.store.default

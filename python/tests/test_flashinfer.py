@@ -228,3 +228,20 @@ def test_latent_attention(rng, library, joined):
     with pytest.raises(kv8.InvalidError, match="before plan"):
         fi.BatchMLAPagedAttentionWrapper().run(of(library, q[..., :512].copy()),
                                                of(library, q[..., 512:].copy()), ckv, kpe)
+
+
+def test_constructors_take_the_peers_arguments_and_refuse_by_name(library):
+    workspace = of(library, np.zeros(1, np.uint8))
+    for make in (fi.BatchDecodeWithPagedKVCacheWrapper, fi.BatchPrefillWithPagedKVCacheWrapper,
+                 fi.BatchPrefillWithRaggedKVCacheWrapper, fi.BatchAttentionWithAttentionSinkWrapper):
+        make(workspace, "HND", False)
+        with pytest.raises(NotImplementedError, match="use_cuda_graph"):
+            make(workspace, use_cuda_graph=True)
+    with pytest.raises(NotImplementedError, match="use_cuda_graph"):
+        fi.BatchMLAPagedAttentionWrapper(workspace, True)
+    with pytest.raises(NotImplementedError, match="custom_mask_buf"):
+        fi.BatchPrefillWithPagedKVCacheWrapper(workspace, custom_mask_buf=workspace)
+    with pytest.raises(NotImplementedError, match="pos_encoding_mode"):
+        fi.BatchAttentionWithAttentionSinkWrapper(workspace, pos_encoding_mode="ROPE_LLAMA")
+    with pytest.raises(NotImplementedError, match="kv_cache_sf"):
+        fi.BatchDecodeWithPagedKVCacheWrapper(workspace).run(workspace, workspace, kv_cache_sf=workspace)

@@ -168,6 +168,49 @@ def test_repeated_calls_see_new_values_and_new_arguments(rng):
             close(back(o_wrapper)[b: b + 1], wanted, ROW)
 
 
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_plan_before_a_replay_is_seen_by_it(rng, warm, rows):
+    """FlashInfer's wrappers in a graph: index arrays in the buffers that the constructor got."""
+    lens = [[300, 70], [5, 511], [16, 17]]
+    (k, v), table, (k_rows, v_rows) = pool(rng, [512, 512], 16, 8, 64, "e4m3")
+    q = random(rng, (2 * rows, 64, 64), "bf16")
+    q_gpu = of("torch", q, "cuda")
+    space = torch.empty(1, dtype=torch.uint8, device="cuda")
+    buffers = [torch.zeros(n, dtype=torch.int32, device="cuda") for n in (3, 64, 2)]
+    if rows == 1:
+        wrapper = fi.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(space, *buffers)
+    else:
+        indptr = torch.zeros(3, dtype=torch.int32, device="cuda")
+        wrapper = fi.BatchPrefillWithPagedKVCacheWrapper(space, "NHD", True, indptr, *buffers)
+
+    def plan(seen):
+        counts = [-(-n // 16) for n in seen]
+        pages = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32)
+        indices = torch.cat([table[b, :c] for b, c in enumerate(counts)])
+        last = torch.tensor([(n - 1) % 16 + 1 for n in seen], dtype=torch.int32)
+        options = {"q_data_type": torch.bfloat16, "kv_data_type": torch.float8_e4m3fn}
+        first = [] if rows == 1 else [torch.tensor([0, rows, 2 * rows], dtype=torch.int32)]
+        wrapper.plan(*first, pages, indices, last, 64, 8, 64, 16, **options,
+                     **({} if rows == 1 else {"causal": True}))
+
+    plan(lens[0])
+    if warm:
+        wrapper.run(q_gpu, (k, v))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = wrapper.run(q_gpu, (k, v))
+    for seen in lens:
+        plan(seen)
+        graph.replay()
+        torch.cuda.synchronize()
+        for b, n in enumerate(seen):
+            at = slice(b * rows, (b + 1) * rows)
+            close(back(o)[at], attention(q[at], k_rows[b][:n], v_rows[b][:n])[0], ROW)
+    with pytest.raises(kv8.InvalidError, match="first plan"):
+        wrapper._plan_again({**wrapper._spec, "num_qo_heads": 32})
+
+
 def test_a_call_costs_little(rng):
     """Planning included, when shapes repeat: host time of a decode launch beside the C calls'."""
     (k, v), table, _ = pool(rng, [64] * 4, 16, 8, 64, "e4m3")

@@ -6,14 +6,14 @@ SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import logging
-from typing import Any, Optional
+import sys
+from typing import Any, Callable, Optional
 
 import numpy as np
 
 from .._core import InvalidError, UnsupportedError
 from .._face import add_sinks, copy_into, refuse, refuse_gradients
-from .._launch import MAX_REPEATS
-from .._tensor import call_key, dtype_name, host_array, is_torch
+from .._tensor import dtype_name, host_array, is_torch
 from ..attention import AttentionPlan
 from ..pages import Paged, PageTable
 
@@ -59,19 +59,49 @@ class _Wrapper:
     """What the wrappers share: a plan and a prepared batch, and runs over it."""
 
     def __init__(
-        self, float_workspace_buffer: Any = None, kv_layout: str = "NHD", **launch: Any
+        self,
+        float_workspace_buffer: Any,
+        kv_layout: str,
+        use_cuda_graph: bool = False,
+        **buffers: Any,
     ) -> None:
-        for name, only in (("jit_args", None), ("jit_kwargs", None)):
-            refuse(**{name: (launch.pop(name, None), only)})
+        """`buffers`: of a wrapper whose runs are captured, where plan() puts its index arrays."""
         self._layout = kv_layout
         self._plan: Optional[AttentionPlan] = None
+        self._spec: Optional[dict[str, Any]] = None
         self._index = _on_gpu(float_workspace_buffer)
-        self._graph = bool(launch.get("use_cuda_graph", False))
+        self._buffers = buffers if use_cuda_graph else {}
+        self._graph = bool(use_cuda_graph)
         self._had_sinks = False
-        self._pages: dict[Any, tuple[Paged, Paged]] = {}
         self.use_sinks = False
         if self._graph and self._index is None:
             raise UnsupportedError("use_cuda_graph is True on the CPU; supported: False")
+        for name, buffer in self._buffers.items():
+            if not is_torch(buffer) or str(buffer.dtype) != "torch.int32" or buffer.ndim != 1:
+                raise InvalidError(f"the buffer of {name} must be an int32 tensor of one axis")
+
+    def _into_buffers(self, qo_indptr: Any, table: PageTable) -> tuple[Any, PageTable]:
+        """The index arrays where a captured graph reads them."""
+        arrays = {**table.arrays, "qo_indptr": qo_indptr}
+        for name, buffer in self._buffers.items():
+            count, room = len(arrays[name]), len(buffer)
+            if count > room or (count < room and name != "page_indices"):
+                raise InvalidError(f"{name} has {count} entries, its buffer {room}")
+            buffer[:count].copy_(sys.modules["torch"].as_tensor(arrays[name]))
+            arrays[name] = buffer
+        qo_indptr = arrays.pop("qo_indptr")
+        return qo_indptr, PageTable(table.kind, table.batch, **arrays)
+
+    def _plan_again(self, spec: dict[str, Any]) -> None:
+        """plan() of a wrapper whose runs may lie in a graph: the plan stays, other lengths come."""
+        assert self._spec is not None
+        for name, value in spec.items():
+            first = self._spec[name]
+            if value > first if name in ("max_total_q", "max_kv_len") else value != first:
+                raise InvalidError(
+                    f"use_cuda_graph: {name} is {value}, the first plan() had {first}"
+                )
+        self._batch.refresh()
 
     def _begin(
         self,
@@ -99,9 +129,14 @@ class _Wrapper:
         host_lens = host_array(kv_lens, "kv_lens", np.int32)
         self._total = int(host_qo[-1]) if host_qo.size else 0
         bound = int(host_lens.max()) if host_lens.size else 0
+        if self._graph:
+            qo_indptr, table = self._into_buffers(qo_indptr, table)
         if self._graph and table.kind == "csr":  # lengths may grow up to what the pages hold
             bound = max(bound, int(table.arrays["page_indices"].shape[0]) * page_size)
-        self._plan = AttentionPlan(
+        self._soft_cap = float(soft_cap or 0.0)
+        self._sm_scale = sm_scale
+        self._head_dim = dims[0]
+        spec: dict[str, Any] = dict(
             num_qo_heads=heads[0],
             num_kv_heads=heads[1],
             head_dim=dims[0],
@@ -118,23 +153,15 @@ class _Wrapper:
             max_kv_len=max(bound, 1),
             device=self._index,
         )
+        if self._graph and self._spec is not None:
+            self._plan_again(spec)
+            return
+        self._spec = spec
+        self._plan = AttentionPlan(**spec)
         self._batch = self._plan.prepare(qo_indptr, table, mask=mask)
-        self._soft_cap = float(soft_cap or 0.0)
-        self._sm_scale = sm_scale
-        self._head_dim = dims[0]
 
     def _split(self, cache: Any) -> tuple[Paged, Paged]:
-        """K and V of a cache: of those on a GPU found again, one for each layer."""
-        key = call_key((), (cache,), ()) if self._index is not None else None
-        if key is None:
-            return _split_kv(cache, self._layout)
-        found = self._pages.get(key)
-        if found is None:
-            found = _split_kv(cache, self._layout)
-            while len(self._pages) >= MAX_REPEATS:
-                self._pages.pop(next(iter(self._pages)))
-            self._pages[key] = found[0].borrowed(), found[1].borrowed()
-        return found
+        return _split_kv(cache, self._layout)
 
     def _check_sinks(self, sinks: Any) -> None:
         """The refusals of FlashInfer's sink kernels that are about numbers."""
@@ -152,8 +179,8 @@ class _Wrapper:
     def _run(
         self,
         q: Any,
-        k: Any,
-        v: Any,
+        source: tuple[Any, ...],
+        split: Optional[Callable[..., Any]],
         q_scale: Any,
         k_scale: Any,
         v_scale: Any,
@@ -163,27 +190,18 @@ class _Wrapper:
         sinks: Any,
         sm_scale: Optional[float] = None,
     ) -> Any:
+        """K and V are split(*source)."""
         if self._plan is None:
             raise InvalidError("run() before plan()")
-        refuse_gradients(q, getattr(k, "owner", None))
+        refuse_gradients(q, *source)
         self._check_sinks(sinks)
         scale = sm_scale if sm_scale is not None else self._sm_scale
         if q_scale is not None and self._plan.q_dtype != "e4m3":
             scale = (scale or self._head_dim**-0.5) * float(q_scale)
             q_scale = None
-        found = self._batch.run(
-            q,
-            k,
-            v,
-            q_scale=q_scale,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            sinks=sinks,
-            sm_scale=scale,
-            soft_cap=self._soft_cap,
-            out=out,
-            return_lse=return_lse,
-            lse_base2=True,
+        operands = q_scale, k_scale, v_scale, sinks, None
+        found = self._batch._run(
+            source, split, q, operands, scale, self._soft_cap, out, return_lse, None, True
         )
         self._had_sinks = sinks is not None
         if logger.isEnabledFor(logging.DEBUG):
@@ -208,6 +226,11 @@ class _Wrapper:
         """Nothing, as there."""
 
 
+def _refuse_buffers(**buffers: Any) -> None:
+    """What the peers' constructors take and kv8 has no use for it: masks that a graph reads, JIT."""
+    refuse(**{name: (value, None) for name, value in buffers.items()})
+
+
 def _refuse_modes(
     pos_encoding_mode: str = "NONE",
     use_fp16_qk_reduction: bool = False,
@@ -224,8 +247,9 @@ def _refuse_modes(
     max_sequence_kv: Any = None,
     backend: str = "auto",
     use_tensor_cores: bool = False,
+    global_override_indptr_cpu: Any = None,
 ) -> None:
-    """Refuses what kv8 does not compute; the last six only advise a launch."""
+    """Refuses what kv8 does not compute; the last seven only advise a launch."""
     refuse(
         pos_encoding_mode=(pos_encoding_mode, "NONE"),
         use_fp16_qk_reduction=(use_fp16_qk_reduction, False),

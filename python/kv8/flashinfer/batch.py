@@ -11,7 +11,7 @@ import numpy as np
 
 from .._face import refuse
 from ..pages import PageTable
-from ._wrapper import _mask, _refuse_modes, _Wrapper
+from ._wrapper import _mask, _refuse_buffers, _refuse_modes, _Wrapper
 
 
 def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> Any:
@@ -38,14 +38,15 @@ class _PagedWrapper(_Wrapper):
         window_left: Optional[int] = None,
         sinks: Any = None,
         sm_scale: Optional[float] = None,
+        **kernels: Any,
     ) -> Any:
-        """q [rows, heads, dim]; o, or (o, lse [rows, heads] to base 2)."""
+        """q [rows, heads, dim]; o, or (o, lse [rows, heads] to base 2). `kernels`: what single kernels
+        take there, refused by name: kv_cache_sf, skip_softmax_threshold_scale_factor, ..."""
+        _refuse_buffers(**kernels)
         if window_left is not None and self._plan is not None:
             refuse(window_left=(window_left, self._plan.spec.window_left))
-        pages = self._split(paged_kv_cache)
-        return self._run(
-            q, *pages, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, sm_scale
-        )
+        operands = q_scale, k_scale, v_scale, out, lse, return_lse, sinks, sm_scale
+        return self._run(q, (paged_kv_cache,), self._split, *operands)
 
     forward = run
 
@@ -56,7 +57,30 @@ class _PagedWrapper(_Wrapper):
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
-    """One row (or q_len_per_req causal rows) a request over pages."""
+    """One row (or q_len_per_req causal rows) a request over pages. With use_cuda_graph the batch is that
+    of the buffers, and a plan() before a replay is seen by it."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Any = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Any = None,
+        paged_kv_indices_buffer: Any = None,
+        paged_kv_last_page_len_buffer: Any = None,
+        backend: str = "auto",
+        jit_args: Any = None,
+    ) -> None:
+        _refuse_buffers(jit_args=jit_args)
+        super().__init__(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            page_indptr=paged_kv_indptr_buffer,
+            page_indices=paged_kv_indices_buffer,
+            last_page_len=paged_kv_last_page_len_buffer,
+        )
 
     def plan(
         self,
@@ -111,8 +135,24 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
     """The same under a graph: index buffers keep their addresses."""
 
-    def __init__(self, workspace_buffer: Any, *buffers: Any, **options: Any) -> None:
-        super().__init__(workspace_buffer, use_cuda_graph=True, **options)
+    def __init__(
+        self,
+        workspace_buffer: Any,
+        indptr_buffer: Any,
+        indices_buffer: Any,
+        last_page_len_buffer: Any,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+    ) -> None:
+        super().__init__(
+            workspace_buffer,
+            kv_layout,
+            True,
+            use_tensor_cores,
+            indptr_buffer,
+            indices_buffer,
+            last_page_len_buffer,
+        )
 
 
 def fast_decode_plan(
@@ -123,7 +163,39 @@ def fast_decode_plan(
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
-    """Ragged rows over pages."""
+    """Ragged rows over pages. With use_cuda_graph the batch is that of the buffers, the first plan()
+    has the most rows, and a plan() before a replay is seen by it."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Any = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Any = None,
+        paged_kv_indptr_buf: Any = None,
+        paged_kv_indices_buf: Any = None,
+        paged_kv_last_page_len_buf: Any = None,
+        custom_mask_buf: Any = None,
+        mask_indptr_buf: Any = None,
+        backend: str = "auto",
+        jit_args: Any = None,
+        jit_kwargs: Any = None,
+    ) -> None:
+        _refuse_buffers(
+            custom_mask_buf=custom_mask_buf,
+            mask_indptr_buf=mask_indptr_buf,
+            jit_args=jit_args,
+            jit_kwargs=jit_kwargs,
+        )
+        super().__init__(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            qo_indptr=qo_indptr_buf,
+            page_indptr=paged_kv_indptr_buf,
+            page_indices=paged_kv_indices_buf,
+            last_page_len=paged_kv_last_page_len_buf,
+        )
 
     def plan(
         self,
@@ -177,6 +249,33 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
 
 class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
     """Ragged rows over ragged K and V."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Any = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Any = None,
+        kv_indptr_buf: Any = None,
+        custom_mask_buf: Any = None,
+        mask_indptr_buf: Any = None,
+        backend: str = "auto",
+        jit_args: Any = None,
+        jit_kwargs: Any = None,
+    ) -> None:
+        _refuse_buffers(
+            custom_mask_buf=custom_mask_buf,
+            mask_indptr_buf=mask_indptr_buf,
+            jit_args=jit_args,
+            jit_kwargs=jit_kwargs,
+        )
+        super().__init__(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            qo_indptr=qo_indptr_buf,
+            kv_indptr=kv_indptr_buf,
+        )
 
     def plan(
         self,
@@ -238,7 +337,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         sm_scale: Optional[float] = None,
     ) -> Any:
         """q [rows, heads, dim], k and v [keys, kv_heads, dim]."""
-        return self._run(q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, sm_scale)
+        operands = q_scale, k_scale, v_scale, out, lse, return_lse, sinks, sm_scale
+        return self._run(q, (k, v), None, *operands)
 
     forward = run
 
@@ -253,13 +353,35 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         self,
         float_workspace_buffer: Any = None,
         kv_layout: str = "NHD",
-        *,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Any = None,
+        paged_kv_indptr_buf: Any = None,
+        paged_kv_indices_buf: Any = None,
+        paged_kv_last_page_len_buf: Any = None,
+        custom_mask_buf: Any = None,
+        mask_indptr_buf: Any = None,
+        backend: str = "auto",
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
         q_data_type: Any = "bfloat16",
         kv_data_type: Any = None,
+        head_dim_qk: int = 128,
+        head_dim_vo: int = 128,
         window_left: int = -1,
-        **launch: Any,
     ) -> None:
-        super().__init__(float_workspace_buffer, kv_layout, **launch)
+        """head_dim_qk and head_dim_vo are plan()'s here."""
+        _refuse_modes(pos_encoding_mode, use_fp16_qk_reduction)
+        super().__init__(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            qo_indptr_buf,
+            paged_kv_indptr_buf,
+            paged_kv_indices_buf,
+            paged_kv_last_page_len_buf,
+            custom_mask_buf,
+            mask_indptr_buf,
+        )
         self._defaults = {"q_data_type": q_data_type, "kv_data_type": kv_data_type}
         self._defaults["window_left"] = window_left
 

@@ -24,12 +24,26 @@ class MultiLevelCascadeAttentionWrapper:
         num_levels: int,
         float_workspace_buffer: Any = None,
         kv_layout: str = "NHD",
-        **launch: Any,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf_arr: Any = None,
+        paged_kv_indptr_buf_arr: Any = None,
+        paged_kv_indices_buf_arr: Any = None,
+        paged_kv_last_page_len_buf_arr: Any = None,
     ) -> None:
-        self._levels = [
-            BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout, **launch)
-            for _ in range(num_levels)
-        ]
+        buffers = (
+            qo_indptr_buf_arr,
+            paged_kv_indptr_buf_arr,
+            paged_kv_indices_buf_arr,
+            paged_kv_last_page_len_buf_arr,
+        )
+        self._levels = []
+        for i in range(num_levels):
+            own: Any = [None if arr is None else arr[i] for arr in buffers]
+            self._levels.append(
+                BatchPrefillWithPagedKVCacheWrapper(
+                    float_workspace_buffer, kv_layout, use_cuda_graph, *own
+                )
+            )
 
     def plan(
         self,
@@ -72,12 +86,8 @@ class MultiLevelCascadeAttentionWrapper:
 class _SharedPrefix:
     """K and V that all requests share, beside pages of their own."""
 
-    def __init__(
-        self, float_workspace_buffer: Any = None, kv_layout: str = "NHD", **launch: Any
-    ) -> None:
-        self._level = BatchPrefillWithPagedKVCacheWrapper(
-            float_workspace_buffer, kv_layout, **launch
-        )
+    def __init__(self, float_workspace_buffer: Any = None, kv_layout: str = "NHD") -> None:
+        self._level = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._layout = kv_layout
 
     def forward(self, q: Any, k_shared: Any, v_shared: Any, unique_kv_cache: Any) -> Any:

@@ -13,7 +13,7 @@ from .._core import UnsupportedError
 from .._face import refuse
 from .._tensor import is_torch
 from ..pages import Paged, PageTable
-from ._wrapper import _Wrapper
+from ._wrapper import _refuse_buffers, _Wrapper
 
 
 class BatchAttention(_Wrapper):
@@ -71,13 +71,14 @@ class BatchAttention(_Wrapper):
         v_scale: Any = None,
         logits_soft_cap: float = 0.0,
         profiler_buffer: Any = None,
+        kv_cache_sf: Any = None,
         sinks: Any = None,
     ) -> Any:
-        refuse(profiler_buffer=(profiler_buffer, None))
+        _refuse_buffers(profiler_buffer=profiler_buffer, kv_cache_sf=kv_cache_sf)
         if logits_soft_cap:
             self._soft_cap = float(logits_soft_cap)
-        pages = self._split(kv_cache)
-        return self._run(q, *pages, None, k_scale, v_scale, out, lse, True, sinks)
+        operands = None, k_scale, v_scale, out, lse, True, sinks
+        return self._run(q, (kv_cache,), self._split, *operands)
 
 
 def _last_page_len(lens: Any, page_size: int) -> Any:
@@ -86,6 +87,19 @@ def _last_page_len(lens: Any, page_size: int) -> Any:
 
 class BatchMLAPagedAttentionWrapper(_Wrapper):
     """Multi-head latent attention: keys are [ckv, kpe], values ckv, one KV head."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Any = None,
+        use_cuda_graph: bool = False,
+        qo_indptr: Any = None,
+        kv_indptr: Any = None,
+        kv_indices: Any = None,
+        kv_len_arr: Any = None,
+        backend: str = "auto",
+    ) -> None:
+        refuse(use_cuda_graph=(use_cuda_graph, False))
+        super().__init__(float_workspace_buffer, "NHD")
 
     def plan(
         self,
@@ -130,14 +144,19 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
         lse: Any = None,
         return_lse: bool = False,
         profiler_buffer: Any = None,
+        **kernels: Any,
     ) -> Any:
         """q_nope [rows, heads, ckv], q_pe [rows, heads, kpe]; caches [pages, page, ckv], [.., kpe].
         Caches that are views of one [.., ckv + kpe] are read in place, others are put together."""
-        refuse(profiler_buffer=(profiler_buffer, None))
+        _refuse_buffers(profiler_buffer=profiler_buffer, **kernels)
         q = _concat(q_nope, q_pe)
         k = _joined(ckv_cache, kpe_cache)
-        keys, values = Paged(k[:, :, None]), Paged(ckv_cache[:, :, None])
-        return self._run(q, keys, values, None, None, None, out, lse, return_lse, None)
+        operands = None, None, None, out, lse, return_lse, None
+        return self._run(q, (k, ckv_cache), _pages_of_one_head, *operands)
+
+
+def _pages_of_one_head(k: Any, v: Any) -> tuple[Paged, Paged]:
+    return Paged(k[:, :, None]), Paged(v[:, :, None])
 
 
 def _concat(a: Any, b: Any) -> Any:
