@@ -13,7 +13,7 @@
 
 #include <kv8/attention.h>
 
-enum { KV8_MAX_HEAD_DIM = 576 };
+enum { KV8_MAX_HEAD_DIM = KV8_MAX_ROW_VALUES };
 
 /* A caller's args and the structs they point to, as copies of today's size: args.k, v and pages
  * point here, or are NULL as the caller's. It must not move. */

@@ -20,10 +20,10 @@ kv8_status kv8_append_read_spec(kv8_append_spec *spec, const kv8_append_spec *gi
     if (spec->num_kv_heads < 1 || spec->page_size < 1)
         return kv8_fail(KV8_ERR_INVALID, "append: num_kv_heads is %d, page_size %d, must be >= 1",
                         spec->num_kv_heads, spec->page_size);
-    if (spec->k_head_dim < 1 || spec->k_head_dim > KV8_MAX_HEAD_DIM || spec->v_head_dim < 0 ||
-        spec->v_head_dim > KV8_MAX_HEAD_DIM)
+    if (spec->k_head_dim < 1 || spec->k_head_dim > KV8_MAX_ROW_VALUES || spec->v_head_dim < 0 ||
+        spec->v_head_dim > KV8_MAX_ROW_VALUES)
         return kv8_fail(KV8_ERR_INVALID, "append: k_head_dim is %d, v_head_dim %d, must be 1 to %d",
-                        spec->k_head_dim, spec->v_head_dim, (int)KV8_MAX_HEAD_DIM);
+                        spec->k_head_dim, spec->v_head_dim, (int)KV8_MAX_ROW_VALUES);
     if (spec->v_head_dim == 0) spec->v_head_dim = spec->k_head_dim;
     return KV8_OK;
 }

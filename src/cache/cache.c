@@ -46,8 +46,8 @@ static kv8_status read_layer(const kv8_cache_options *o, int32_t i, kv8_cache_la
 static kv8_status check_options(const kv8_cache_options *o) {
     KV8_TRY(check_range("num_layers", o->num_layers, 1, INT32_MAX));
     KV8_TRY(check_range("num_kv_heads", o->num_kv_heads, 1, INT32_MAX));
-    KV8_TRY(check_range("k_head_dim", o->k_head_dim, 1, KV8_MAX_HEAD_DIM));
-    KV8_TRY(check_range("v_head_dim", o->v_head_dim, 0, KV8_MAX_HEAD_DIM));
+    KV8_TRY(check_range("k_head_dim", o->k_head_dim, 1, KV8_MAX_ROW_VALUES));
+    KV8_TRY(check_range("v_head_dim", o->v_head_dim, 0, KV8_MAX_ROW_VALUES));
     KV8_TRY(check_range("page_size", o->page_size, 1, INT32_MAX));
     KV8_TRY(check_range("layout", o->layout, KV8_LAYOUT_NHD, KV8_LAYOUT_HND));
     /* One below the largest int32: the free list has an anchor beside the pages. */

@@ -21,7 +21,7 @@
 #include "pages_impl.h"
 #include "store.h"
 
-enum { KV8_MAX_HEAD_DIM = KV8_MAX_ROW_VALUES, KV8_K = 0, KV8_V = 1 };
+enum { KV8_K = 0, KV8_V = 1 };
 
 /* K or V of one layer. */
 typedef struct kv8_plane {

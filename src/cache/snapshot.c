@@ -223,8 +223,8 @@ static kv8_status check_file(snapshot *file) {
                         file->name, header->version, (int)VERSION);
     if (header->flags > FLAG_TOKEN_IDS || header->zero != 0 || header->num_layers < 1 ||
         header->num_kv_heads < 1 || header->k_head_dim < 1 ||
-        header->k_head_dim > KV8_MAX_HEAD_DIM || header->v_head_dim < 1 ||
-        header->v_head_dim > KV8_MAX_HEAD_DIM || header->length < 0)
+        header->k_head_dim > KV8_MAX_ROW_VALUES || header->v_head_dim < 1 ||
+        header->v_head_dim > KV8_MAX_ROW_VALUES || header->length < 0)
         return corrupt(file, "the header holds impossible values");
     size_t size = 0;
     KV8_TRY(measure(file, &size));

@@ -57,10 +57,6 @@ void kv8_topk_softmax(const float *values, size_t n, size_t k, int32_t *idx_out,
 /* y += a * x, n elements. */
 void kv8_axpy(kv8_isa isa, float a, const float *x, size_t n, float *y);
 
-/* ln sum exp(x_i), in f64 over f32 terms shifted by the maximum; *max_idx_out (may be NULL) is the
- * first index of the maximum. */
-double kv8_log_sum_exp(const float *x, size_t n, size_t *max_idx_out);
-
 /* The room's work on a GPU. */
 #include "device_experts.h"
 #include "device_ops.h"

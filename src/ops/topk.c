@@ -1,5 +1,5 @@
-/* topk.c - choosing among few scores: top-k with its softmax, log-sum-exp. Portable code only: the
- * routers and logits it sees are a ten-thousandth of the work around them.
+/* topk.c - choosing among few scores: top-k with its softmax. Portable code only: the routers it
+ * sees are a ten-thousandth of the work around them.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <assert.h>
@@ -35,18 +35,4 @@ void kv8_topk_softmax(const float *values, size_t n, size_t k, int32_t *idx_out,
         idx_out[at] = (int32_t)i;
     }
     softmax_descending(weight_out, k);
-}
-
-double kv8_log_sum_exp(const float *x, size_t n, size_t *max_idx_out) {
-    float max = -INFINITY;
-    size_t max_idx = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (!(x[i] > max)) continue;
-        max = x[i];
-        max_idx = i;
-    }
-    if (max_idx_out != NULL) *max_idx_out = max_idx;
-    double sum = 0; /* a NaN among the values reaches the result */
-    for (size_t i = 0; i < n; i++) sum += x[i] == max ? 1.0 : (double)expf(x[i] - max);
-    return (double)max + log(sum);
 }

@@ -110,6 +110,13 @@ static inline int32_t argmax_of(const float *logits, int32_t n) {
     return best;
 }
 
+/* ln sum exp of a row. */
+static inline double log_sum_exp_of(const float *logits, int32_t n) {
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += exp((double)logits[i]);
+    return log(sum);
+}
+
 /* A tensor of golden.safetensors; num_out counts its elements. */
 static inline const void *golden(const kv8_safetensors *file, const char *name,
                                  kv8_tensor_type type, int32_t *num_out) {
