@@ -143,7 +143,13 @@ void handle_generate(exchange *x, json_t *body) {
                          .created = (int64_t)time(NULL),
                          .model = named != NULL ? named : s->model.name};
     snprintf(x->answer.id, sizeof x->answer.id, "%s%.80s", kind->id_prefix, x->request_id);
-    watch_add(x);
+    if (!watch_add(x)) {
+        generation_release(x->generation);
+        x->generation = NULL;
+        api_fail(&error, 503, "shutting_down", NULL, "the server is shutting down");
+        reply_error(x, &error);
+        return;
+    }
     if (!generation_submit(x->generation, wake, x, s->options.max_waiting_ns))
         reply_error(x, &x->generation->error);
 }

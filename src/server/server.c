@@ -153,8 +153,11 @@ bool server_open(server *s, const server_model *model) {
     return true;
 }
 
+/* The threads of HTTP end here: behind it nobody asks the service for figures, and it may end. */
 void server_run(server *s) {
     watch_run(s);
+    MHD_stop_daemon(s->daemon);
+    s->daemon = NULL;
 }
 
 void server_stop(server *s) {

@@ -114,7 +114,8 @@ void handle_calibration_stop(exchange *x, json_t *body);
 /* --- watch.c: clients that go while they wait, and those that have waited --- */
 
 bool watch_begin(server *s);
-void watch_add(exchange *x);
+/* false: the server ends. */
+bool watch_add(exchange *x);
 void watch_remove(exchange *x);
 /* Resumes the suspended connection, soon and on another thread. */
 void watch_wake(exchange *x);

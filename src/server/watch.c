@@ -36,9 +36,13 @@ static int socket_of(const exchange *x) {
     return info == NULL ? -1 : info->connect_fd;
 }
 
-void watch_add(exchange *x) {
+bool watch_add(exchange *x) {
     server *const s = x->server;
     pthread_mutex_lock(&s->lock);
+    if (atomic_load(&s->phase) == SERVER_DRAINING) {
+        pthread_mutex_unlock(&s->lock);
+        return false;
+    }
     x->watch_id = ++s->last_watch_id;
     x->next = s->first;
     if (s->first != NULL) s->first->previous = x;
@@ -47,6 +51,7 @@ void watch_add(exchange *x) {
     struct epoll_event gone = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.u64 = x->watch_id};
     (void)epoll_ctl(s->watch_fd, EPOLL_CTL_ADD, socket_of(x), &gone);
     pthread_mutex_unlock(&s->lock);
+    return true;
 }
 
 static void ring(int fd) {
@@ -129,7 +134,10 @@ static bool is_idle(server *s) {
 
 void watch_run(server *s) {
     while (!wait_once(s)) continue;
+    pthread_mutex_lock(
+        &s->lock); /* whoever is in the list by now is waited for, nobody else enters */
     atomic_store(&s->phase, SERVER_DRAINING);
+    pthread_mutex_unlock(&s->lock);
     const int fd = MHD_quiesce_daemon(s->daemon);
     if (fd >= 0) close(fd);
     while (!is_idle(s)) wait_once(s);

@@ -123,5 +123,8 @@ def read_http(connection):
     lines = head.decode().split("\r\n")
     headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines[1:])}
     while len(body) < int(headers.get("content-length", 0)):
-        body += connection.recv(65536)
+        more = connection.recv(65536)
+        if not more:
+            raise ConnectionError("the answer's body ends early")
+        body += more
     return lines[0], headers, body

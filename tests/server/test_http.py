@@ -366,6 +366,34 @@ class Ends(unittest.TestCase):
         self.assertEqual(lines[-1]["completion_tokens"], 400)
         self.assertEqual(lines[-1]["finish"], "length")
 
+    def test_figures_while_it_ends(self):
+        """Connections that ask for figures until the server closes them."""
+        for _ in range(4):
+            server = Server("--log", "none")
+            began = threading.Barrier(5)
+
+            def ask(connection, path):
+                count = 0
+                try:
+                    while True:
+                        connection.sendall(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path)
+                        if not read_http(connection)[0]:
+                            break
+                        count += 1
+                        if count == 5:
+                            began.wait()
+                except OSError:
+                    pass
+
+            threads = [threading.Thread(target=ask, args=(server.connect(), path))
+                       for path in (b"/stats", b"/metrics", b"/stats", b"/health")]
+            for thread in threads:
+                thread.start()
+            began.wait()
+            self.assertEqual(server.stop(), 0)
+            for thread in threads:
+                thread.join()
+
     def test_second_signal(self):
         server = Server()
         body = json.dumps(dict(LONG, stream=True)).encode()
