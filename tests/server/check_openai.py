@@ -4,10 +4,13 @@ catch. Run by scripts/check_clients.
 SPDX-License-Identifier: Apache-2.0
 """
 import asyncio
+import enum
 import json
+import typing
 import unittest
 
 import openai
+import pydantic
 
 from serving import Server
 
@@ -17,6 +20,24 @@ LOOK_UP = [{"role": "developer", "content": "pear = 4410\napple = 1517\nplum = 2
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "parameters": {
         "type": "object", "properties": {"location": {"type": "string"}}}}}
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    GREEN = "green"
+
+
+class Place(pydantic.BaseModel):
+    code: typing.Annotated[str, pydantic.Field(pattern="^[A-Z]{2}-\\d{1,3}$")]
+    share: typing.Annotated[float, pydantic.Field(ge=0, lt=1)]
+
+
+class Thing(pydantic.BaseModel):
+    colour: Colour
+    kind: typing.Literal["a", "b"]
+    place: Place | None
+    numbers: typing.Annotated[list[typing.Annotated[int, pydantic.Field(ge=1, le=99)]],
+                              pydantic.Field(max_length=3)]
 
 
 class OpenAI(unittest.TestCase):
@@ -131,6 +152,57 @@ class OpenAI(unittest.TestCase):
                                                 max_tokens=32).choices[0].text
                  for prompt in prompts]
         self.assertEqual(together, alone)
+
+    def test_parse(self):
+        """Answers as objects of a pydantic model, whole and streamed; arguments of a strict function."""
+        for seed in range(2):
+            options = {"model": "tiny-gpt-oss", "messages": LOOK_UP, "seed": seed, "temperature": 0.3,
+                       "max_tokens": 600}
+            answer = self.client.chat.completions.parse(response_format=Thing, **options)
+            self.assertIsInstance(answer.choices[0].message.parsed, Thing)
+            with self.client.chat.completions.stream(response_format=Thing, **options) as stream:
+                for _ in stream:
+                    pass
+                final = stream.get_final_completion()
+            self.assertEqual(final.choices[0].message.parsed, answer.choices[0].message.parsed)
+            called = self.client.chat.completions.parse(
+                tools=[openai.pydantic_function_tool(Thing)], tool_choice="required", **options)
+            call = called.choices[0].message.tool_calls[0].function
+            self.assertIsInstance(call.parsed_arguments, Thing)
+
+    def test_sampling_fields(self):
+        """Each is taken and does what it says where that can be told from outside."""
+        plain = self.chat(max_tokens=12).choices[0].message.content or ""
+        drawn = [self.client.chat.completions.create(
+            model="tiny-gpt-oss", messages=MESSAGES, seed=5, temperature=1.5, top_p=0.9, n=2,
+            presence_penalty=0.5, frequency_penalty=0.5, max_completion_tokens=12)
+            for _ in range(2)]
+        self.assertEqual([c.message.content for c in drawn[0].choices],
+                         [c.message.content for c in drawn[1].choices])
+        stopped = self.client.completions.create(model="tiny-gpt-oss", prompt="x = 1\ny =", max_tokens=40,
+                                                 temperature=0, stop=["\n", "="])
+        self.assertNotIn("=", stopped.choices[0].text)
+        forced = self.client.completions.create(model="tiny-gpt-oss", prompt="x", max_tokens=3,
+                                                temperature=0, logit_bias={"65": 100})
+        again = self.client.completions.create(model="tiny-gpt-oss", prompt="x", max_tokens=3,
+                                               temperature=0, extra_body={"logit_bias": {"65": 100}})
+        self.assertEqual(forced.choices[0].text, again.choices[0].text)
+        self.assertEqual(len(set(forced.choices[0].text)), 1)
+        self.assertIsInstance(plain, str)
+        chunks = list(self.chat(max_tokens=5, stream=True, extra_body={
+            "ignore_eos": True, "stream_options": {"include_usage": True,
+                                                   "continuous_usage_stats": True}}))
+        self.assertTrue(all(chunk.usage is not None for chunk in chunks))
+
+    def test_raw_and_async(self):
+        raw = self.client.chat.completions.with_raw_response.create(
+            model="tiny-gpt-oss", messages=MESSAGES, max_tokens=2,
+            extra_headers={"X-Request-Id": "mine"})
+        self.assertEqual(raw.headers["x-request-id"], "mine")
+        self.assertEqual(raw.parse().object, "chat.completion")
+        slow = self.client.with_options(timeout=0.001)
+        with self.assertRaises(openai.APITimeoutError):
+            slow.chat.completions.create(model="tiny-gpt-oss", messages=MESSAGES, max_tokens=400)
 
     def test_extra_fields(self):
         answer = self.chat(max_tokens=4, extra_body={

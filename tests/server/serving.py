@@ -69,6 +69,13 @@ class Server:
             raise AssertionError(f"{path}: {status} {answer}")
         return answer
 
+    def ask_for(self, path):
+        """The JSON of a page."""
+        status, _, data = self.request("GET", path)
+        if status != 200:
+            raise AssertionError(f"{path}: {status} {data}")
+        return json.loads(data)
+
     def events(self, path, **body):
         """The JSON of every event of a stream, which must end with [DONE]."""
         status, headers, data = self.request("POST", path, dict(body, stream=True))

@@ -207,6 +207,31 @@ class Completions(ServerTest):
                         stream=None, stream_options=None, name=None, n=None, user="me",
                         something_new={"a": 1})
 
+    def test_bench_serve(self):
+        """The requests of `vllm bench serve`, openai and openai-chat, read as it reads them."""
+        model = self.server.ask_for("/v1/models")["data"][0]
+        self.assertIn("root", model)
+        common = {"model": model["root"], "repetition_penalty": 1.0, "stream": True,
+                  "stream_options": {"include_usage": True}, "ignore_eos": True}
+        text = held_text(400)
+        for path, body in (
+                (PATH, dict(common, prompt=text, max_tokens=12, logprobs=None)),
+                ("/v1/chat/completions", dict(common, max_completion_tokens=12, messages=[
+                    {"role": "user", "content": [{"type": "text", "text": text}]}]))):
+            status, _, data = self.server.request("POST", path, body, {
+                "Content-Type": "application/json", "Authorization": "Bearer ",
+                "x-request-id": "benchmark-serving-0"})
+            self.assertEqual(status, 200, data)
+            pieces = [piece.removeprefix("data: ") for piece in data.decode().split("\n\n") if piece]
+            self.assertEqual(pieces.pop(), "[DONE]")
+            chunks = [json.loads(piece) for piece in pieces]
+            usages = [chunk["usage"] for chunk in chunks if not chunk["choices"]]
+            self.assertEqual([usage["completion_tokens"] for usage in usages], [12])
+            timed = [chunk for chunk in chunks if chunk["choices"]]
+            self.assertLessEqual(len(timed), 14)
+            self.assertTrue(all("text" in c["choices"][0] or "delta" in c["choices"][0]
+                                for c in timed))
+
     def test_refusals(self):
         good = {"prompt": "x", "max_tokens": 1}
         for field, value in (
