@@ -68,7 +68,8 @@ KV8_API KV8_NODISCARD kv8_status kv8_kv_setting_cache_create(kv8_cache **out,
  *   frequency   of generated ids: l_i - f * times generated
  *   presence    of generated ids: l_i - p
  *   temperature  T = 0: the id of the largest l, the lowest on ties, and nothing below applies.
- *                Else every id has the weight floor(2^36 * exp((l_i - largest l) / T))
+ *                Else every id has the weight floor(2^36 * exp((l_i - largest l) * f)), f being
+ *                1 / T, at most the largest float
  *   top_k  the k largest stay, by l, then by lower id
  *   top_p  in that order, an id stays while less than floor(top_p * sum) of weight is before it;
  *          the first always stays

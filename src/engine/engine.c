@@ -31,6 +31,9 @@ static kv8_status take_array(const kv8_engine *engine, int64_t count, size_t siz
     X(shares, e->max_running)                         \
     X(share_of, e->max_rows)                          \
     X(bad_ids, e->max_rows)                           \
+    X(bad_logits, e->max_rows)                        \
+    X(draws, e->max_rows)                             \
+    X(drawn, e->max_rows)                             \
     X(logprobs, e->max_rows)                          \
     X(tops, (int64_t)e->max_rows *KV8_MAX_LOGPROBS)   \
     X(chosen, e->max_running)                         \
@@ -71,7 +74,11 @@ static kv8_status take_arrays(kv8_engine *e) {
     for (; e->num_samplers < kv8_threads_count(e->threads); e->num_samplers++)
         KV8_TRY(
             kv8_sampler_create(&e->samplers[e->num_samplers], e->info.vocab_size, e->allocator));
-    return KV8_OK;
+    const kv8_model_options *const model = kv8_model_get_options(e->model);
+    if (model->device == NULL) return KV8_OK;
+    const int32_t rows = (int32_t)kv8_min_i64(e->max_rows, kv8_model_held_logits(e->model));
+    return kv8_device_sampler_create(&e->device_sampler, model->device, model->stream,
+                                     e->info.vocab_size, rows, e->allocator);
 }
 
 /* `value`, or `fallback` for 0; from 1 to limit. */
@@ -159,6 +166,7 @@ void kv8_engine_destroy(kv8_engine *e) {
     kv8_scheduler_destroy(e->scheduler);
     for (int32_t i = 0; i < e->num_requests; i++) kv8_running_destroy(e->requests[i], a);
     for (int32_t i = 0; i < e->num_samplers; i++) kv8_sampler_destroy(e->samplers[i]);
+    kv8_device_sampler_destroy(e->device_sampler);
 #define X(member, count) kv8_release(a, e->member, (size_t)(count), sizeof *e->member);
     EACH_ARRAY(X)
 #undef X

@@ -8,7 +8,7 @@
 #include "cache_impl.h"
 #include "model_impl.h"
 #include "request.h"
-#include "sampler.h"
+#include "sampler_device.h"
 #include "scheduler.h"
 
 enum { KV8_MAX_LOGPROBS = 32, KV8_ENGINE_MESSAGE = 160 };
@@ -47,6 +47,7 @@ struct kv8_engine {
     int32_t num_shares;
     int32_t *share_of; /* [max_rows] */
     int32_t *bad_ids;  /* [max_rows] first id whose logit is not finite; -1 = none */
+    float *bad_logits; /* [max_rows] of that id */
     float *logprobs;   /* [max_rows] */
     kv8_logprob *tops; /* [max_rows, KV8_MAX_LOGPROBS], those of a share side by side */
     int32_t *chosen;   /* [max_running] as kv8_scheduler_commit takes it */
@@ -55,6 +56,13 @@ struct kv8_engine {
     kv8_sampler **samplers; /* [num_samplers]: one for each thread */
     uint32_t *masks;        /* [num_samplers, mask_words] */
     int32_t num_samplers, mask_words;
+
+    /* In their place where a GPU computes and nobody wants to see logits. */
+    kv8_device_sampler *device_sampler; /* NULL: the host computes */
+    bool draws_on_device;               /* this step's */
+    kv8_draw *draws;                    /* [max_rows] a row each */
+    kv8_drawn *drawn;                   /* [max_rows] */
+
     kv8_engine_stats stats; /* what only counts */
 };
 

@@ -117,19 +117,26 @@ static void count_history(kv8_sampler *sampler, const kv8_history *history) {
     }
 }
 
+/* -inf where infinities cancel. */
 static float penalised(float l, const kv8_sampling *s, int32_t count) {
     if (s->repetition_penalty != 0)
         l = l > 0 ? l / s->repetition_penalty : l * s->repetition_penalty;
-    if (count == SEEN) return l;
-    l -= s->frequency_penalty * (float)count;
-    return l - s->presence_penalty;
+    if (count != SEEN) {
+        l -= s->frequency_penalty * (float)count;
+        l -= s->presence_penalty;
+    }
+    return isnan(l) ? -INFINITY : l;
+}
+
+bool kv8_sampling_penalises(const kv8_sampling *s) {
+    return (s->repetition_penalty != 0 && s->repetition_penalty != 1) ||
+           s->frequency_penalty != 0 || s->presence_penalty != 0;
 }
 
 /* The logits that the rest works on: the model's own where nothing changes them. */
 static const float *adjust(kv8_sampler *sampler, const kv8_sampling *s, const kv8_history *history,
                            const uint32_t *mask, const float *logits) {
-    const bool penalties = (s->repetition_penalty != 0 && s->repetition_penalty != 1) ||
-                           s->frequency_penalty != 0 || s->presence_penalty != 0;
+    const bool penalties = kv8_sampling_penalises(s);
     if (!penalties && s->num_bias == 0 && mask == NULL) return logits;
     float *const own = sampler->logits;
     memcpy(own, logits, (size_t)sampler->vocab_size * sizeof *own);
@@ -155,11 +162,11 @@ static int32_t argmax(const float *logits, int32_t n) {
 }
 
 /* Weights of all ids; their sum. */
-static uint64_t weigh(kv8_sampler *sampler, const float *logits, float high, float temperature) {
+static uint64_t weigh(kv8_sampler *sampler, const float *logits, float high, float factor) {
     const float one = (float)(1ull << WEIGHT_BITS);
     uint64_t sum = 0;
     for (int32_t i = 0; i < sampler->vocab_size; i++) {
-        const float x = (logits[i] - high) / temperature;
+        const float x = (logits[i] - high) * factor;
         sampler->weights[i] = x >= negligible ? (uint64_t)(v_exp(x) * one) : 0;
         sum += sampler->weights[i];
     }
@@ -226,28 +233,44 @@ static int32_t pick(const kv8_sampler *sampler, uint64_t target) {
     return i;
 }
 
+float kv8_sampling_factor(const kv8_sampling *s) {
+    return s->temperature == 0 ? 0 : fminf(1 / s->temperature, FLT_MAX);
+}
+uint64_t kv8_sampling_top_p(const kv8_sampling *s) {
+    if (s->top_p == 0 || s->top_p == 1) return 0;
+    const uint64_t part = (uint64_t)ldexp((double)s->top_p, 64);
+    return part > 0 ? part : 1;
+}
+uint64_t kv8_sampling_least(const kv8_sampling *s) {
+    return (uint64_t)(s->min_p * (float)(1ull << WEIGHT_BITS));
+}
+uint64_t kv8_sampling_random(const kv8_sampling *s, int32_t position) {
+    uint32_t words[4] = {(uint32_t)position, 0, (uint32_t)s->stream, (uint32_t)(s->stream >> 32)};
+    kv8_philox4x32(words, s->seed);
+    return words[0] | (uint64_t)words[1] << 32;
+}
+
 int32_t kv8_sampler_draw(kv8_sampler *sampler, const kv8_sampling *sampling,
                          const kv8_history *history, const uint32_t *mask, const float *logits) {
     const float *const adjusted = adjust(sampler, sampling, history, mask, logits);
     const int32_t best = argmax(adjusted, sampler->vocab_size);
     const float high = adjusted[best];
-    if (sampling->temperature == 0 || !isfinite(high)) return best;
-    uint64_t sum = weigh(sampler, adjusted, high, sampling->temperature);
+    const float factor = kv8_sampling_factor(sampling);
+    if (factor == 0 || !isfinite(high)) return best;
+    uint64_t sum = weigh(sampler, adjusted, high, factor);
     if (sampling->top_k > 0) cut(sampler, adjusted, false, (uint64_t)sampling->top_k);
-    if (sampling->top_p > 0 && sampling->top_p < 1) {
+    const uint64_t top_p = kv8_sampling_top_p(sampling);
+    if (top_p != 0) {
         sum = sum_weights(sampler);
-        const uint64_t part = multiply_high(sum, (uint64_t)ldexp((double)sampling->top_p, 64));
+        const uint64_t part = multiply_high(sum, top_p);
         cut(sampler, adjusted, true, part > 0 ? part : 1);
     }
-    const uint64_t least = (uint64_t)(sampling->min_p * (float)(1ull << WEIGHT_BITS));
+    const uint64_t least = kv8_sampling_least(sampling);
     for (int32_t i = 0; i < sampler->vocab_size; i++) {
         if (sampler->weights[i] < least) sampler->weights[i] = 0;
     }
     sum = sum_weights(sampler);
-    uint32_t words[4] = {(uint32_t)history->num_tokens, 0, (uint32_t)sampling->stream,
-                         (uint32_t)(sampling->stream >> 32)};
-    kv8_philox4x32(words, sampling->seed);
-    return pick(sampler, multiply_high(sum, words[0] | (uint64_t)words[1] << 32));
+    return pick(sampler, multiply_high(sum, kv8_sampling_random(sampling, history->num_tokens)));
 }
 
 /* --- logprobs --- */
@@ -260,11 +283,15 @@ static void insert_top(kv8_logprob *top, int32_t num, int32_t n, int32_t id, flo
     top[at] = (kv8_logprob){id, logit};
 }
 
+float kv8_sampler_lse(float high, uint64_t sum) {
+    return high + (float)log(ldexp((double)sum, -WEIGHT_BITS));
+}
+
 float kv8_sampler_logprobs(kv8_sampler *sampler, const float *logits, int32_t token, int32_t n,
                            kv8_logprob *top_out) {
     const float high = logits[argmax(logits, sampler->vocab_size)];
     const uint64_t sum = weigh(sampler, logits, high, 1.0f);
-    const float lse = high + (float)log(ldexp((double)sum, -WEIGHT_BITS));
+    const float lse = kv8_sampler_lse(high, sum);
     for (int32_t i = 0; n > 0 && i < sampler->vocab_size; i++)
         insert_top(top_out, i < n ? i : n, n, i, logits[i]);
     for (int32_t i = 0; i < n; i++) top_out[i].logprob -= lse;

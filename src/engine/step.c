@@ -45,9 +45,42 @@ static void gather_row(kv8_engine *e, const kv8_scheduled_row *row) {
     }
 }
 
-static kv8_status compute(kv8_engine *e, const kv8_schedule *schedule) {
+/* The GPU that computes draws too, where nobody else wants to see the logits. */
+static bool can_draw_on_device(const kv8_engine *e) {
+    if (e->device_sampler == NULL || e->num_rows == 0 ||
+        e->num_rows > kv8_model_held_logits(e->model))
+        return false;
+    for (int32_t i = 0; i < e->num_shares; i++) {
+        const kv8_request *const spec = &e->shares[i].running->spec;
+        if (spec->visit != NULL || spec->prompt_logprobs > 0) return false;
+    }
+    return true;
+}
+
+/* One for each row of logits; of a share that chooses nothing they are looked at alone. */
+static void list_draws(kv8_engine *e) {
+    static const kv8_sampling greedy = KV8_SAMPLING_INIT;
+    for (int32_t row = 0; row < e->num_rows; row++) {
+        const kv8_share *const s = &e->shares[e->share_of[row]];
+        const kv8_running *const r = s->running;
+        e->draws[row] = (kv8_draw){.logits_row = row,
+                                   .sampling = s->row->samples ? &r->sampling : &greedy,
+                                   .history = {r->token_ids, r->num_prompt, r->num_tokens},
+                                   .mask = -1,
+                                   .num_logprobs = s->row->samples ? r->spec.num_logprobs : 0};
+    }
+}
+
+static void gather(kv8_engine *e, const kv8_schedule *schedule) {
     e->num_shares = e->num_rows = 0;
     for (int32_t i = 0; i < schedule->num_rows; i++) gather_row(e, &schedule->rows[i]);
+    e->draws_on_device = can_draw_on_device(e);
+    if (!e->draws_on_device) return;
+    list_draws(e);
+    e->draws_on_device = kv8_device_sampler_takes(e->device_sampler, e->draws, e->num_rows);
+}
+
+static kv8_status compute(kv8_engine *e) {
     const kv8_step step = {.struct_size = sizeof(kv8_step),
                            .num_seqs = e->num_shares,
                            .seqs = e->seqs,
@@ -55,7 +88,7 @@ static kv8_status compute(kv8_engine *e, const kv8_schedule *schedule) {
                            .token_ids = e->token_ids,
                            .num_logit_rows = e->num_rows,
                            .logit_rows = e->logit_rows,
-                           .logits_out = e->logits};
+                           .logits_out = e->draws_on_device ? NULL : e->logits};
     return kv8_model_step_extended(e->model, e->cache, &step);
 }
 
@@ -83,6 +116,7 @@ static void judge_row(void *cookie, size_t row, int32_t thread_idx) {
     int32_t id = any ? 0 : -1;
     while (any && isfinite(logits[id])) id++;
     e->bad_ids[row] = id;
+    e->bad_logits[row] = id < 0 ? 0 : logits[id];
 }
 
 /* Fails the share when one of its rows is no numbers. */
@@ -91,7 +125,7 @@ static void judge_share(kv8_engine *e, int32_t idx) {
     for (int32_t i = 0; i < s->row->num_logits; i++) {
         const int32_t row = s->first_logits + i, id = e->bad_ids[row];
         if (id < 0) continue;
-        const float logit = logits_of(e, row)[id];
+        const float logit = e->bad_logits[row];
         snprintf(s->message, sizeof s->message,
                  "the logits after token %d (row %d of a step of %d) are not finite: %s at id %d",
                  seen_from(s) + i, e->logit_rows[row], e->indptr[e->num_shares],
@@ -110,17 +144,32 @@ static void forbid(uint32_t *mask, const int32_t *ids, int32_t num) {
     for (int32_t i = 0; i < num; i++) mask[ids[i] / 32] &= ~(1u << (ids[i] % 32));
 }
 
-/* The ids that may follow: of the request's mask, and none that would end it before min_tokens.
- * NULL = all. */
-static const uint32_t *mask_of(const kv8_engine *e, const kv8_running *r, int32_t thread_idx) {
-    const bool too_short = r->num_tokens - r->num_prompt < r->spec.min_tokens;
-    if (r->spec.mask == NULL && !too_short) return NULL;
-    uint32_t *const mask = e->masks + (size_t)thread_idx * (size_t)e->mask_words;
+static bool is_too_short(const kv8_running *r) {
+    return r->num_tokens - r->num_prompt < r->spec.min_tokens;
+}
+static bool has_mask(const kv8_running *r) {
+    return r->spec.mask != NULL || is_too_short(r);
+}
+
+/* The ids that may follow: of the request's mask, and none that would end it before min_tokens. */
+static void fill_mask(const kv8_engine *e, const kv8_running *r, uint32_t *mask) {
+    const bool too_short = is_too_short(r);
     memset(mask, r->spec.mask == NULL ? 0xff : 0, (size_t)e->mask_words * sizeof *mask);
     if (r->spec.mask != NULL) r->spec.mask(r->spec.mask_cookie, mask);
     if (too_short) forbid(mask, r->spec.stop_ids, r->spec.num_stop_ids);
     if (too_short && !r->spec.ignore_eos) forbid(mask, e->info.eos, e->info.num_eos);
-    return mask;
+}
+
+/* mask NULL: every id may come. */
+static void take_token(kv8_engine *e, int32_t share_idx, int32_t token, const uint32_t *mask) {
+    kv8_share *const s = &e->shares[share_idx];
+    if (mask == NULL || (mask[token / 32] >> (token % 32) & 1) != 0) {
+        e->events[share_idx].token = token;
+        return;
+    }
+    snprintf(s->message, sizeof s->message, "after %d tokens no id may follow",
+             s->running->num_tokens);
+    fail_share(e, share_idx);
 }
 
 static void draw_token(void *cookie, size_t share_idx, int32_t thread_idx) {
@@ -129,15 +178,12 @@ static void draw_token(void *cookie, size_t share_idx, int32_t thread_idx) {
     const kv8_running *const r = s->running;
     if (!s->row->samples || e->events[share_idx].finish == KV8_FINISH_FAILED) return;
     const kv8_history history = {r->token_ids, r->num_prompt, r->num_tokens};
-    const uint32_t *const mask = mask_of(e, r, thread_idx);
+    uint32_t *const words = e->masks + (size_t)thread_idx * (size_t)e->mask_words;
+    const uint32_t *const mask = has_mask(r) ? words : NULL;
+    if (mask != NULL) fill_mask(e, r, words);
     const int32_t token = kv8_sampler_draw(e->samplers[thread_idx], &r->sampling, &history, mask,
                                            logits_of(e, s->first_logits + s->row->num_logits - 1));
-    if (mask == NULL || (mask[token / 32] >> (token % 32) & 1) != 0) {
-        e->events[share_idx].token = token;
-        return;
-    }
-    snprintf(s->message, sizeof s->message, "after %d tokens no id may follow", r->num_tokens);
-    fail_share(e, (int32_t)share_idx);
+    take_token(e, (int32_t)share_idx, token, mask);
 }
 
 /* --- logprobs --- */
@@ -228,14 +274,59 @@ static void tell_expired(kv8_engine *e, const kv8_schedule *schedule) {
 
 /* --- the step --- */
 
-/* Everything between the model and the scheduler; pages of rows that failed are nobody's to find.
- */
-static void choose(kv8_engine *e) {
-    const uint64_t begin = kv8_time_ns();
+static void draw_on_host(kv8_engine *e) {
     kv8_threads_run(e->threads, (size_t)e->num_rows, judge_row, e);
     for (int32_t i = 0; i < e->num_shares; i++) judge_share(e, i);
     kv8_threads_run(e->threads, (size_t)e->num_shares, draw_token, e);
     kv8_threads_run(e->threads, (size_t)e->num_rows, log_row, e);
+}
+
+static void fill_device_mask(void *cookie, size_t row, int32_t thread_idx) {
+    (void)thread_idx;
+    const kv8_engine *const e = cookie;
+    const kv8_draw *const draw = &e->draws[row];
+    if (draw->mask < 0) return;
+    fill_mask(e, e->shares[e->share_of[row]].running,
+              kv8_device_sampler_mask(e->device_sampler, draw->mask));
+}
+
+/* Masks are filled while the GPU computes. */
+static kv8_status draw_on_device(kv8_engine *e) {
+    int32_t num_masks = 0;
+    for (int32_t row = 0; row < e->num_rows; row++) {
+        const kv8_share *const s = &e->shares[e->share_of[row]];
+        if (s->row->samples && has_mask(s->running)) e->draws[row].mask = num_masks++;
+    }
+    if (num_masks > 0) kv8_threads_run(e->threads, (size_t)e->num_rows, fill_device_mask, e);
+    KV8_TRY(kv8_device_sampler_begin(e->device_sampler, kv8_model_device_logits(e->model), e->draws,
+                                     e->num_rows));
+    return kv8_device_sampler_end(e->device_sampler, e->draws, e->num_rows, e->drawn, e->tops,
+                                  KV8_MAX_LOGPROBS);
+}
+
+static void take_drawn(kv8_engine *e) {
+    for (int32_t row = 0; row < e->num_rows; row++) {
+        e->bad_ids[row] = e->drawn[row].bad_id;
+        e->bad_logits[row] = e->drawn[row].bad;
+        e->logprobs[row] = e->drawn[row].logprob;
+    }
+    for (int32_t i = 0; i < e->num_shares; i++) judge_share(e, i);
+    for (int32_t row = 0; row < e->num_rows; row++) {
+        const int32_t idx = e->share_of[row], mask = e->draws[row].mask;
+        if (!e->shares[idx].row->samples || e->events[idx].finish == KV8_FINISH_FAILED) continue;
+        take_token(e, idx, e->drawn[row].token,
+                   mask < 0 ? NULL : kv8_device_sampler_mask(e->device_sampler, mask));
+    }
+}
+
+/* Everything between the model and the scheduler; pages of rows that failed are nobody's to find.
+ */
+static void choose(kv8_engine *e) {
+    const uint64_t begin = kv8_time_ns();
+    if (e->draws_on_device)
+        take_drawn(e);
+    else
+        draw_on_host(e);
     for (int32_t i = 0; i < e->num_shares; i++)
         e->chosen[i] =
             e->events[i].finish == KV8_FINISH_FAILED ? KV8_ROW_FAILED : e->events[i].token;
@@ -245,7 +336,9 @@ static void choose(kv8_engine *e) {
 /* The rows of a schedule through the model; none of them has happened on failure. */
 static kv8_status run_rows(kv8_engine *e, const kv8_schedule *schedule) {
     const uint64_t begin = kv8_time_ns();
-    const kv8_status status = compute(e, schedule);
+    gather(e, schedule);
+    kv8_status status = compute(e);
+    if (status == KV8_OK && e->draws_on_device) status = draw_on_device(e);
     if (status != KV8_OK) {
         kv8_scheduler_abandon(e->scheduler);
         e->num_shares = 0;

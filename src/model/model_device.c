@@ -231,7 +231,16 @@ static kv8_status run_graph(kv8_model *model, const kv8_device_batch *batch, kv8
 
 /* --- the step --- */
 
+int32_t kv8_model_held_logits(const kv8_model *model) {
+    return model->on_device == NULL ? 0 : model->on_device->logit_rows;
+}
+float *kv8_model_device_logits(const kv8_model *model) {
+    return model->on_device->logits;
+}
+
+/* out NULL: they stay. */
 static kv8_status read_logits(const kv8_model *model, int32_t first, int32_t num, float *out) {
+    if (out == NULL) return KV8_OK;
     const size_t vocab = (size_t)model->info.vocab_size;
     return kv8_stream_copy(model->options.stream, out + (size_t)first * vocab,
                            model->on_device->logits, (size_t)num * vocab * sizeof(float));
@@ -277,7 +286,9 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     } else {
         KV8_TRY(run_eager(model, step, &batch));
     }
-    KV8_TRY(kv8_stream_synchronize(model->options.stream));
+    /* Logits that stay are waited for by whoever reads them. */
+    const bool waits = step->logits_out != NULL || step->num_logit_rows == 0 || d->profile != NULL;
+    if (waits) KV8_TRY(kv8_stream_synchronize(model->options.stream));
     return d->profile == NULL ? KV8_OK : kv8_model_profile_add_step(d->profile);
 }
 

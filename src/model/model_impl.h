@@ -15,8 +15,13 @@ enum { KV8_MODEL_MAX_LAYERS = 1024 };
 const kv8_model_options *kv8_model_get_options(const kv8_model *model);
 /* What kv8_model_get_info copies. Borrowed. */
 const kv8_model_info *kv8_model_facts(const kv8_model *model);
+/* Rows of logits that stay in a GPU's memory after a step, 0 on the host; and where they lie. */
+int32_t kv8_model_held_logits(const kv8_model *model);
+float *kv8_model_device_logits(const kv8_model *model);
 /* kv8_model_step over sequences that were extended by the step's tokens. On failure they keep them:
- * whoever extended takes them back. */
+ * whoever extended takes them back. Logits wanted and logits_out NULL: nothing is waited for; at
+ * most kv8_model_held_logits rows, they lie at kv8_model_device_logits when the stream gets there.
+ */
 kv8_status kv8_model_step_extended(kv8_model *model, kv8_cache *cache, const kv8_step *step);
 
 #endif

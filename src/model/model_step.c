@@ -59,12 +59,14 @@ static kv8_status check_lengths(kv8_model *model, const kv8_cache *cache, const 
     return KV8_OK;
 }
 
-static kv8_status check_rows(const kv8_step *step) {
+/* `stay`: logits without a place to go to stay where they are computed. */
+static kv8_status check_rows(const kv8_step *step, bool stay) {
     const int32_t rows = step->indptr[step->num_seqs];
     if (step->num_logit_rows < 0 || step->num_logit_rows > rows)
         return kv8_fail(KV8_ERR_INVALID, "%d rows of logits wanted, must be 0 to %d",
                         step->num_logit_rows, rows);
-    if (step->num_logit_rows > 0 && (step->logit_rows == NULL || step->logits_out == NULL))
+    if (step->num_logit_rows > 0 &&
+        (step->logit_rows == NULL || (step->logits_out == NULL && !stay)))
         return kv8_fail(KV8_ERR_INVALID, "a step's logit_rows or logits_out is NULL");
     for (int32_t i = 0; i < step->num_logit_rows; i++) {
         const int32_t low = i == 0 ? 0 : step->logit_rows[i - 1] + 1;
@@ -91,7 +93,7 @@ static kv8_status extend(kv8_cache *cache, const kv8_step *step, int32_t *done_o
 static kv8_status check(kv8_model *model, const kv8_cache *cache, const kv8_step *step,
                         bool extended) {
     KV8_TRY(check_tokens(model, step));
-    KV8_TRY(check_rows(step));
+    KV8_TRY(check_rows(step, extended && step->num_logit_rows <= kv8_model_held_logits(model)));
     KV8_TRY(model->on_device == NULL ? kv8_model_attention_fit(model, cache)
                                      : kv8_device_attention_fit(model, cache));
     return check_lengths(model, cache, step, extended);

@@ -1,0 +1,242 @@
+/* sampler_device.c - the draw of tokens on a GPU, the host's part: settings in the kernel's terms,
+ * one copy over, one launch, one copy back. What the kernel does is in cuda/sampler.cuh.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "sampler_device.h"
+
+#include <string.h>
+
+#include "device_impl.h"
+#include "sampler_args.h"
+
+enum { MAX_CHANGES = 1 << 18 };
+
+/* What goes over, in host and in device memory. */
+typedef struct inputs {
+    kv8_draw_row *rows;       /* [max_rows] */
+    uint32_t *masks;          /* [max_rows, mask_words] */
+    kv8_draw_change *changes; /* [MAX_CHANGES] */
+} inputs;
+
+struct kv8_device_sampler {
+    const kv8_allocator *allocator;
+    kv8_device *device;
+    kv8_stream *stream;
+    int32_t vocab_size, max_rows, mask_words;
+    kv8_kernel kernel;
+    kv8_launch launch; /* for one row */
+    int32_t warp_ids;
+    int32_t *change_of; /* [vocab_size] idx + 1 among the row's changes; 0 between rows */
+    inputs host, on_device;
+    kv8_drawn_row *drawn, *drawn_on_device; /* [max_rows] */
+};
+
+/* --- life --- */
+
+static size_t mask_bytes(const kv8_device_sampler *s, int32_t num) {
+    return (size_t)num * (size_t)s->mask_words * sizeof(uint32_t);
+}
+
+/* A row to each cluster, which holds it in shared memory; where that is not possible, to each
+ * block. */
+static kv8_status choose_kernel(kv8_device_sampler *s) {
+    static const char name[] = "kv8_draw_cluster_f32__sm90";
+    const kv8_device_info *const info = kv8_device_get_info(s->device);
+    const int64_t warps = KV8_DRAW_BLOCKS * KV8_DRAW_WARPS;
+    const int64_t ids = kv8_ceil_div(kv8_ceil_div(s->vocab_size, warps), 32) * 32;
+    const size_t held = (size_t)ids * KV8_DRAW_WARPS * sizeof(float);
+    s->launch = (kv8_launch){.block = {KV8_DRAW_THREADS}};
+    if (kv8_kernel_exists(s->device, name) &&
+        held + KV8_DRAW_STATIC_BYTES <= info->shared_bytes_per_block) {
+        s->warp_ids = (int32_t)ids;
+        s->launch.grid[0] = s->launch.cluster[0] = KV8_DRAW_BLOCKS;
+        s->launch.dynamic_bytes = held;
+        return kv8_kernel_get(&s->kernel, s->device, name, sizeof(kv8_draw_args), held);
+    }
+    s->warp_ids = (int32_t)(kv8_ceil_div(kv8_ceil_div(s->vocab_size, KV8_DRAW_WARPS), 32) * 32);
+    s->launch.grid[0] = 1;
+    return kv8_kernel_get(&s->kernel, s->device, "kv8_draw_f32__sm80", sizeof(kv8_draw_args), 0);
+}
+
+static kv8_status take_memory(kv8_device_sampler *s) {
+    const size_t rows = (size_t)s->max_rows;
+    const struct {
+        void **host, **device;
+        size_t bytes;
+    } arrays[] = {
+        {(void **)&s->host.rows, (void **)&s->on_device.rows, rows * sizeof *s->host.rows},
+        {(void **)&s->host.masks, (void **)&s->on_device.masks, mask_bytes(s, s->max_rows)},
+        {(void **)&s->host.changes, (void **)&s->on_device.changes,
+         MAX_CHANGES * sizeof *s->host.changes},
+        {(void **)&s->drawn, (void **)&s->drawn_on_device, rows * sizeof *s->drawn},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        KV8_TRY(kv8_device_alloc_host(s->device, arrays[i].bytes, arrays[i].host));
+        KV8_TRY(kv8_device_alloc(s->device, arrays[i].bytes, arrays[i].device));
+    }
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(s->allocator, (size_t)s->vocab_size, sizeof *s->change_of,
+                      "sampler's changes", &memory));
+    s->change_of = memory;
+    return KV8_OK;
+}
+
+kv8_status kv8_device_sampler_create(kv8_device_sampler **out, kv8_device *device,
+                                     kv8_stream *stream, int32_t vocab_size, int32_t max_rows,
+                                     const kv8_allocator *allocator) {
+    *out = NULL;
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(allocator, 1, sizeof(kv8_device_sampler), "sampler on a GPU", &memory));
+    kv8_device_sampler *const s = memory;
+    s->allocator = allocator;
+    s->device = device;
+    s->stream = stream;
+    s->vocab_size = vocab_size;
+    s->max_rows = max_rows;
+    s->mask_words = (vocab_size + 31) / 32;
+    kv8_status status;
+    KV8_TRY_GOTO(choose_kernel(s));
+    KV8_TRY_GOTO(take_memory(s));
+    *out = s;
+    return KV8_OK;
+fail:
+    kv8_device_sampler_destroy(s);
+    return status;
+}
+
+void kv8_device_sampler_destroy(kv8_device_sampler *s) {
+    if (s == NULL) return;
+    void *const host[] = {s->host.rows, s->host.masks, s->host.changes, s->drawn};
+    void *const device[] = {s->on_device.rows, s->on_device.masks, s->on_device.changes,
+                            s->drawn_on_device};
+    for (size_t i = 0; i < sizeof host / sizeof host[0]; i++) {
+        kv8_device_free_host(s->device, host[i]);
+        kv8_device_free(s->device, device[i]);
+    }
+    kv8_release(s->allocator, s->change_of, (size_t)s->vocab_size, sizeof *s->change_of);
+    kv8_release(s->allocator, s, 1, sizeof *s);
+}
+
+uint32_t *kv8_device_sampler_mask(const kv8_device_sampler *sampler, int32_t slot) {
+    return sampler->host.masks + (size_t)slot * (size_t)sampler->mask_words;
+}
+
+/* --- a row in the kernel's terms --- */
+
+static int64_t most_changes(const kv8_draw *draw) {
+    const int64_t history = kv8_sampling_penalises(draw->sampling) ? draw->history.num_tokens : 0;
+    return history + draw->sampling->num_bias;
+}
+
+bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, const kv8_draw *draws,
+                              int32_t num) {
+    int64_t changes = 0;
+    for (int32_t i = 0; i < num; i++)
+        changes += kv8_min_i64(most_changes(&draws[i]), sampler->vocab_size);
+    return num <= sampler->max_rows && changes <= MAX_CHANGES;
+}
+
+/* The row's entry for an id. */
+static kv8_draw_change *change_of(kv8_device_sampler *s, kv8_draw_row *row, int32_t id) {
+    kv8_draw_change *const changes = s->host.changes + row->first_change;
+    if (s->change_of[id] == 0) {
+        changes[row->num_changes] = (kv8_draw_change){.id = id};
+        s->change_of[id] = ++row->num_changes;
+    }
+    return &changes[s->change_of[id] - 1];
+}
+
+static void list_changes(kv8_device_sampler *s, const kv8_draw *draw, kv8_draw_row *row) {
+    const kv8_sampling *const sampling = draw->sampling;
+    const kv8_history *const history = &draw->history;
+    for (int32_t i = 0; i < sampling->num_bias; i++)
+        change_of(s, row, sampling->bias_ids[i])->bias += sampling->bias[i];
+    const int32_t num = kv8_sampling_penalises(sampling) ? history->num_tokens : 0;
+    for (int32_t i = 0; i < num; i++) {
+        kv8_draw_change *const change = change_of(s, row, history->token_ids[i]);
+        if (i < history->num_prompt)
+            change->count = KV8_SEEN_IN_PROMPT;
+        else
+            change->count = change->count == KV8_SEEN_IN_PROMPT ? 1 : change->count + 1;
+    }
+    for (int32_t i = 0; i < row->num_changes; i++)
+        s->change_of[s->host.changes[row->first_change + i].id] = 0;
+}
+
+static kv8_draw_row row_of(const kv8_draw *draw) {
+    const kv8_sampling *const s = draw->sampling;
+    return (kv8_draw_row){.random = kv8_sampling_random(s, draw->history.num_tokens),
+                          .top_p = kv8_sampling_top_p(s),
+                          .least = kv8_sampling_least(s),
+                          .factor = kv8_sampling_factor(s),
+                          .repetition = s->repetition_penalty,
+                          .frequency = s->frequency_penalty,
+                          .presence = s->presence_penalty,
+                          .top_k = s->top_k,
+                          .logits_row = draw->logits_row,
+                          .mask = draw->mask,
+                          .num_tops = draw->num_logprobs > 0 ? draw->num_logprobs : -1};
+}
+
+/* --- a run --- */
+
+/* Rows, as many masks and changes as they name. */
+static kv8_status send(kv8_device_sampler *s, const kv8_draw *draws, int32_t num) {
+    int32_t num_changes = 0, num_masks = 0;
+    for (int32_t i = 0; i < num; i++) {
+        kv8_draw_row *const row = &s->host.rows[i];
+        *row = row_of(&draws[i]);
+        row->first_change = num_changes;
+        list_changes(s, &draws[i], row);
+        num_changes += row->num_changes;
+        num_masks = row->mask >= num_masks ? row->mask + 1 : num_masks;
+    }
+    KV8_TRY(kv8_stream_copy(s->stream, s->on_device.rows, s->host.rows,
+                            (size_t)num * sizeof *s->host.rows));
+    if (num_masks > 0)
+        KV8_TRY(kv8_stream_copy(s->stream, s->on_device.masks, s->host.masks,
+                                mask_bytes(s, num_masks)));
+    if (num_changes == 0) return KV8_OK;
+    return kv8_stream_copy(s->stream, s->on_device.changes, s->host.changes,
+                           (size_t)num_changes * sizeof *s->host.changes);
+}
+
+static kv8_status launch(kv8_device_sampler *s, float *logits, int32_t num) {
+    const kv8_draw_args args = {.logits = logits,
+                                .rows = s->on_device.rows,
+                                .changes = s->on_device.changes,
+                                .masks = s->on_device.masks,
+                                .drawn = s->drawn_on_device,
+                                .vocab_size = s->vocab_size,
+                                .warp_ids = s->warp_ids};
+    kv8_launch launch = s->launch;
+    launch.grid[0] *= (uint32_t)num;
+    return kv8_kernel_launch(&s->kernel, s->stream, &launch, &args);
+}
+
+static kv8_drawn take_row(const kv8_drawn_row *row, const kv8_draw *draw, kv8_logprob *tops) {
+    kv8_drawn drawn = {.token = row->token, .bad_id = row->bad_id, .bad = row->bad};
+    if (draw->num_logprobs == 0 || row->bad_id >= 0) return drawn;
+    const float lse = kv8_sampler_lse(row->high, row->sum);
+    drawn.logprob = row->logit - lse;
+    for (int32_t i = 0; i < draw->num_logprobs; i++)
+        tops[i] = (kv8_logprob){row->tops[i].id, row->tops[i].logit - lse};
+    return drawn;
+}
+
+kv8_status kv8_device_sampler_begin(kv8_device_sampler *s, float *logits, const kv8_draw *draws,
+                                    int32_t num) {
+    KV8_TRY(send(s, draws, num));
+    KV8_TRY(launch(s, logits, num));
+    return kv8_stream_copy(s->stream, s->drawn, s->drawn_on_device, (size_t)num * sizeof *s->drawn);
+}
+
+kv8_status kv8_device_sampler_end(kv8_device_sampler *s, const kv8_draw *draws, int32_t num,
+                                  kv8_drawn *drawn_out, kv8_logprob *tops_out,
+                                  int32_t tops_stride) {
+    KV8_TRY(kv8_stream_synchronize(s->stream));
+    for (int32_t i = 0; i < num; i++)
+        drawn_out[i] =
+            take_row(&s->drawn[i], &draws[i], tops_out + (size_t)i * (size_t)tops_stride);
+    return KV8_OK;
+}

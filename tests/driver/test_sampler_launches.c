@@ -1,0 +1,186 @@
+/* test_sampler_launches.c - the host's part of the draw on a GPU on the stand-in driver: what goes
+ * over and what is launched, what does not fit, calls that fail.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "device_plan_case.h"
+#include "sampler_args.h"
+#include "sampler_device.h"
+
+enum { OUT_OF_MEMORY = 2, UNKNOWN = 999, VOCAB = 201088, ROWS = 3 };
+
+/* What the kernel finds. */
+static kv8_draw_args seen;
+static kv8_draw_row rows[ROWS];
+static kv8_draw_change changes[8];
+static uint32_t mask_word;
+
+static void answer(const stand_in_launch *launch) {
+    memcpy(&seen, launch->args, sizeof seen);
+    memcpy(rows, seen.rows, sizeof rows);
+    memcpy(changes, seen.changes, sizeof changes);
+    mask_word = seen.masks[seen.vocab_size / 32];
+    for (int i = 0; i < ROWS; i++) {
+        seen.drawn[i] = (kv8_drawn_row){.token = 7 + i, .bad_id = -1, .high = 3, .logit = 2};
+        seen.drawn[i].sum = 1ull << 37; /* twice the largest's weight */
+        seen.drawn[i].tops[0] = (kv8_drawn_top){5, 3};
+    }
+    seen.drawn[1].bad_id = 11;
+    seen.drawn[1].bad = -INFINITY;
+}
+
+typedef struct scene {
+    stand s;
+    kv8_device_sampler *sampler;
+    kv8_sampling sampling;
+    int32_t history[6], bias_ids[1];
+    float bias[1];
+    kv8_draw draws[ROWS];
+} scene;
+
+/* The middle row has a bias, penalties and the second mask. */
+static void open_scene(scene *c, int32_t sm_version, int32_t vocab) {
+    static const kv8_sampling greedy = KV8_SAMPLING_INIT;
+    *c = (scene){.s = stand_open(sm_version, H200_SMS),
+                 .sampling = KV8_SAMPLING_INIT,
+                 .history = {4, 9, 4, 9, 9, 2},
+                 .bias_ids = {9},
+                 .bias = {1.5f}};
+    assert_ok(kv8_device_sampler_create(&c->sampler, c->s.device, c->s.stream, vocab, ROWS, NULL));
+    c->sampling.temperature = 0.5f;
+    c->sampling.top_p = 0.25f;
+    c->sampling.min_p = 0.5f;
+    c->sampling.presence_penalty = 1;
+    c->sampling.bias_ids = c->bias_ids;
+    c->sampling.bias = c->bias;
+    c->sampling.num_bias = 1;
+    for (int i = 0; i < ROWS; i++)
+        c->draws[i] = (kv8_draw){.logits_row = i, .sampling = &greedy, .mask = -1};
+    c->draws[1].sampling = &c->sampling;
+    c->draws[1].history = (kv8_history){c->history, 3, 6};
+    c->draws[1].mask = 1;
+    c->draws[2].num_logprobs = 1;
+    memset(kv8_device_sampler_mask(c->sampler, 0), 0, (size_t)(vocab + 31) / 32 * 4);
+    memset(kv8_device_sampler_mask(c->sampler, 1), 0, (size_t)(vocab + 31) / 32 * 4);
+    kv8_device_sampler_mask(c->sampler, 1)[0] = 0xabcd;
+}
+static void close_scene(scene *c) {
+    kv8_device_sampler_destroy(c->sampler);
+    stand_close(&c->s);
+}
+
+static void rows_go_over_and_tokens_come_back(void **state) {
+    (void)state;
+    scene c;
+    open_scene(&c, 90, VOCAB);
+    float *const logits = (void *)c.s.memory;
+    kv8_drawn drawn[ROWS];
+    kv8_logprob tops[ROWS];
+    stand_in_on_launch(answer);
+    assert_true(kv8_device_sampler_takes(c.sampler, c.draws, ROWS));
+    assert_ok(kv8_device_sampler_begin(c.sampler, logits, c.draws, ROWS));
+    assert_ok(kv8_device_sampler_end(c.sampler, c.draws, ROWS, drawn, tops, 1));
+    stand_in_on_launch(NULL);
+    assert_ptr_equal(seen.logits, logits);
+    assert_true(rows[0].factor == 0 && rows[1].factor == 2);
+    assert_true(rows[1].top_p == 1ull << 62 && rows[1].least == 1ull << 35);
+    assert_true(rows[0].num_changes == 0 && rows[2].num_changes == 0 && rows[0].num_tops == -1);
+    assert_true(rows[2].num_tops == 1 && rows[2].mask == -1 && rows[1].mask == 1);
+    assert_int_equal(mask_word, 0xabcd);
+    /* Id 9: biased, in the prompt, generated twice; 4 in the prompt alone; 2 generated. */
+    assert_int_equal(rows[1].num_changes, 3);
+    const kv8_draw_change *const of = changes + rows[1].first_change;
+    assert_true(of[0].id == 9 && of[0].count == 2 && of[0].bias == 1.5f);
+    assert_true(of[1].id == 4 && of[1].count == KV8_SEEN_IN_PROMPT && of[1].bias == 0);
+    assert_true(of[2].id == 2 && of[2].count == 1);
+    assert_true(drawn[0].token == 7 && drawn[0].bad_id == -1);
+    assert_true(drawn[1].bad_id == 11 && drawn[1].bad == -INFINITY);
+    assert_true(fabs((double)drawn[2].logprob + 1 + log(2)) < 1e-6);
+    assert_true(tops[2].token == 5 && fabs((double)tops[2].logprob + log(2)) < 1e-6);
+    close_scene(&c);
+}
+
+/* Every id is some warp's, and a block's ids fit its shared memory where a cluster has a row. */
+static void a_row_takes_a_cluster_or_a_block(void **state) {
+    (void)state;
+    static const struct {
+        int32_t sm_version, vocab;
+        uint32_t blocks;
+    } cases[] = {{90, VOCAB, 8}, {100, VOCAB, 8}, {90, 33, 8}, {80, VOCAB, 1}, {90, 600000, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        scene c;
+        const int32_t before = stand_in_num_launches();
+        open_scene(&c, cases[i].sm_version, cases[i].vocab);
+        assert_ok(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, c.draws, ROWS));
+        assert_ok(kv8_stream_synchronize(c.s.stream));
+        assert_int_equal(stand_in_num_launches(), before + 1);
+        const stand_in_launch *const launch = stand_in_get_launch(before);
+        const kv8_draw_args *const args = launch->args;
+        const int64_t warps = (int64_t)cases[i].blocks * KV8_DRAW_WARPS;
+        assert_int_equal(launch->grid[0], ROWS * cases[i].blocks);
+        assert_int_equal(launch->cluster[0], cases[i].blocks == 1 ? 0 : cases[i].blocks);
+        assert_int_equal(args->warp_ids % 32, 0);
+        assert_true(args->warp_ids * warps >= cases[i].vocab);
+        if (cases[i].blocks > 1)
+            assert_int_equal(launch->dynamic_bytes, args->warp_ids * KV8_DRAW_WARPS * 4);
+        close_scene(&c);
+    }
+}
+
+static void more_changes_than_fit_are_not_taken(void **state) {
+    (void)state;
+    enum { LONG = 90000 };
+    static int32_t history[LONG];
+    scene c;
+    open_scene(&c, 90, VOCAB);
+    for (int i = 0; i < ROWS; i++) c.draws[i].sampling = &c.sampling;
+    for (int i = 0; i < ROWS; i++) c.draws[i].history = (kv8_history){history, 1, LONG - 5000};
+    assert_true(kv8_device_sampler_takes(c.sampler, c.draws, ROWS));
+    for (int i = 0; i < ROWS; i++) c.draws[i].history.num_tokens = LONG;
+    assert_false(kv8_device_sampler_takes(c.sampler, c.draws, ROWS));
+    c.sampling.presence_penalty = 0;
+    assert_true(kv8_device_sampler_takes(c.sampler, c.draws, ROWS));
+    close_scene(&c);
+}
+
+static void calls_that_fail_leave_nothing_behind(void **state) {
+    (void)state;
+    stand s = stand_open(90, H200_SMS);
+    const stand_in_live before = stand_in_get_live();
+    int64_t nth = 1;
+    for (;; nth++) {
+        kv8_device_sampler *sampler = NULL;
+        stand_in_fail(NULL, nth, OUT_OF_MEMORY);
+        const kv8_status status =
+            kv8_device_sampler_create(&sampler, s.device, s.stream, VOCAB, ROWS, NULL);
+        const char *const failed = stand_in_failed_call();
+        stand_in_fail(NULL, 0, 0);
+        assert_true(status == KV8_OK ? sampler != NULL : sampler == NULL && failed != NULL);
+        kv8_device_sampler_destroy(sampler);
+        const stand_in_live live = stand_in_get_live();
+        assert_int_equal(live.memory, before.memory);
+        assert_int_equal(live.host_memory, before.host_memory);
+        if (failed == NULL) break;
+    }
+    assert_true(nth > 8);
+    stand_close(&s);
+    scene c;
+    open_scene(&c, 90, VOCAB);
+    stand_in_fail("cuLaunchKernelEx", 1, UNKNOWN);
+    assert_refused(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, c.draws, ROWS),
+                   KV8_ERR_DEVICE, "kv8_draw_cluster");
+    close_scene(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(rows_go_over_and_tokens_come_back, reset,
+                                        check_nothing_lives),
+        cmocka_unit_test_setup_teardown(a_row_takes_a_cluster_or_a_block, reset,
+                                        check_nothing_lives),
+        cmocka_unit_test_setup_teardown(more_changes_than_fit_are_not_taken, reset,
+                                        check_nothing_lives),
+        cmocka_unit_test_setup_teardown(calls_that_fail_leave_nothing_behind, reset,
+                                        check_nothing_lives),
+    };
+    return cmocka_run_group_tests_name("sampler_launches", tests, NULL, NULL);
+}
