@@ -7,6 +7,7 @@
 
 #include "bench.h"
 
+enum { MAX_BATCH = 1 << 12, BENCH_PAGE = 16 };
 enum { MAX_DEPTHS = 16, MAX_SETTINGS = 16, MAX_BATCHES = 16, MAX_REPETITIONS = 100 };
 
 typedef struct model_args {
@@ -41,8 +42,9 @@ typedef struct bench_session {
     cli_model model;
     kv8_cache *cache;
     kv8_engine *engine;
-    kv8_observer *observer; /* of --observe */
-    int32_t *token_ids;     /* of the request being made */
+    kv8_observer *observer;     /* of --observe */
+    int32_t *token_ids;         /* of the request being made */
+    uint64_t filled[MAX_BATCH]; /* requests at rest, one for each sequence; 0: a depth of 0 */
     uint64_t random;
     double read_gb_s; /* of the GPU's memory, measured before the tests; 0 on the host */
 } bench_session;

@@ -1,7 +1,9 @@
 /* model_speed.c - kv8 bench model: prefill (pp) and decode (tg) tokens per second at given depths,
  * per KV setting.
  *
- * A depth is filled once and every repetition forks it. Tokens are random.
+ * A depth is filled once and every repetition forks it; the other sequences of a batch have as many
+ * tokens of their own, whose keys and values are zeros, so that no two read the same memory. Tokens
+ * are random.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
@@ -31,15 +33,16 @@ static double step_bytes(const kv8_model_info *info, const kv8_cache_stats *cach
     return per_token - experts * chosen + read + row->batch * kv;
 }
 
-/* Room for a sequence of max_len tokens, and for one fork of a prompt or a batch that decodes. */
+/* Room for as many sequences of max_len tokens as a batch has. */
 static kv8_status open_engine(bench_session *s, const model_args *args,
                               const kv8_kv_setting *setting, int32_t max_len, int32_t longest) {
     kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
     kv8_engine_options engine_options = KV8_ENGINE_OPTIONS_INIT;
-    const int64_t forks = (int64_t)args->max_batch * args->num_gen;
-    cache_options.max_seqs = engine_options.max_requests = args->max_batch + 1;
+    const int64_t begun = longest + BENCH_PAGE; /* a fork copies a page that is begun */
+    cache_options.max_seqs = engine_options.max_requests = 2 * args->max_batch;
     cache_options.max_seq_len = max_len;
-    cache_options.num_tokens = max_len + (forks > longest ? forks : longest);
+    cache_options.num_tokens = args->max_batch * ((int64_t)max_len + begun);
+    engine_options.share_prefixes = args->max_batch > 1;
     cache_options.step_tokens = engine_options.step_tokens = args->chunk;
     const kv8_status status =
         kv8_kv_setting_cache_create(&s->cache, s->model.model, setting, &cache_options);
@@ -54,10 +57,14 @@ static void close_engine(bench_session *s) {
     s->cache = NULL;
 }
 
-/* Submits the request with `num` random tokens. */
-static kv8_status submit(bench_session *s, kv8_request *request, int32_t num, uint64_t *id_out) {
+static void draw_tokens(bench_session *s, int32_t num) {
     for (int32_t i = 0; i < num; i++)
         s->token_ids[i] = (int32_t)(bench_random(&s->random) % (uint64_t)s->model.info.vocab_size);
+}
+
+/* Submits the request with `num` random tokens. */
+static kv8_status submit(bench_session *s, kv8_request *request, int32_t num, uint64_t *id_out) {
+    draw_tokens(s, num);
     request->token_ids = s->token_ids;
     request->num_tokens = num;
     return kv8_engine_submit(s->engine, request, id_out);
@@ -94,14 +101,22 @@ static kv8_request request_of(const test_row *row, uint64_t depth) {
     return request;
 }
 
-static kv8_status run_test(bench_session *s, uint64_t depth, int32_t repetitions, test_row *row) {
-    kv8_request request = request_of(row, depth);
+/* A request of `num` tokens for each sequence of the row. */
+static kv8_status submit_batch(bench_session *s, const test_row *row, int32_t num) {
+    kv8_status status = KV8_OK;
+    uint64_t id = 0;
+    for (int32_t b = 0; status == KV8_OK && b < row->batch; b++) {
+        kv8_request request = request_of(row, s->filled[b]);
+        status = submit(s, &request, num, &id);
+    }
+    return status;
+}
+
+static kv8_status run_test(bench_session *s, int32_t repetitions, test_row *row) {
     kv8_status status = KV8_OK;
     /* The first run warms up and is not counted. */
     for (int32_t i = -1; status == KV8_OK && i < repetitions && cli_interrupted() == 0; i++) {
-        uint64_t id = 0;
-        for (int32_t b = 0; status == KV8_OK && b < row->batch; b++)
-            status = submit(s, &request, model_test_tokens(row), &id);
+        status = submit_batch(s, row, model_test_tokens(row));
         const double begin = cli_seconds();
         if (status == KV8_OK) status = run_engine(s);
         if (i >= 0) row->ns[row->num++] = (cli_seconds() - begin) * 1e9;
@@ -111,16 +126,12 @@ static kv8_status run_test(bench_session *s, uint64_t depth, int32_t repetitions
 
 /* Runs the test once for its profile: by kernel a few tokens of it, for what they read and where
  * the time goes; else all of it, for what lies between the steps. */
-static kv8_status profile_test(bench_session *s, uint64_t depth, bool by_kernel, test_row *row,
+static kv8_status profile_test(bench_session *s, bool by_kernel, const test_row *row,
                                kv8_profile *profile_out, double *seconds_out) {
     enum { FEW_TOKENS = 8 };
-    kv8_request request = request_of(row, depth);
     int32_t num = model_test_tokens(row);
     if (by_kernel && row->num_gen > FEW_TOKENS) num = FEW_TOKENS;
-    uint64_t id = 0;
-    kv8_status status = KV8_OK;
-    for (int32_t b = 0; status == KV8_OK && b < row->batch; b++)
-        status = submit(s, &request, num, &id);
+    kv8_status status = submit_batch(s, row, num);
     if (status == KV8_OK) status = kv8_model_begin_profile(s->model.model, by_kernel);
     if (status != KV8_OK) return status;
     const double begin = cli_seconds();
@@ -130,10 +141,10 @@ static kv8_status profile_test(bench_session *s, uint64_t depth, bool by_kernel,
     return status == KV8_OK ? ended : status;
 }
 
-static kv8_status look_into(bench_session *s, uint64_t depth, bool keeps, test_row *row) {
+static kv8_status look_into(bench_session *s, bool keeps, test_row *row) {
     kv8_profile profile = KV8_PROFILE_INIT;
     double seconds = 0;
-    kv8_status status = profile_test(s, depth, true, row, &profile, &seconds);
+    kv8_status status = profile_test(s, true, row, &profile, &seconds);
     if (status != KV8_OK) return status;
     row->experts_read = profile.experts_read;
     if (!keeps) return KV8_OK;
@@ -143,35 +154,79 @@ static kv8_status look_into(bench_session *s, uint64_t depth, bool keeps, test_r
         row->profile.seconds[r->work] += r->seconds;
         json_object_set_new(row->profile.kernels, r->name, json_real(r->seconds));
     }
-    status = profile_test(s, depth, false, row, &profile, &seconds); /* records the graphs */
-    if (status == KV8_OK) status = profile_test(s, depth, false, row, &profile, &seconds);
+    status = profile_test(s, false, row, &profile, &seconds); /* records the graphs */
+    if (status == KV8_OK) status = profile_test(s, false, row, &profile, &seconds);
     row->profile.idle_share = 1 - profile.busy_seconds / seconds;
     row->profile.host_us = (seconds - profile.busy_seconds) / (double)profile.num_steps * 1e6;
     return status;
 }
 
-/* Fills the depth: a request at rest that the tests fork. *id_out is 0 without one. */
-static kv8_status fill_depth(bench_session *s, int32_t depth, uint64_t *id_out) {
-    *id_out = 0;
+/* Keys and values of all pages become zeros: what nobody wrote need be no number. K's rows are the
+ * first of a page. */
+static kv8_status clear_pages(const bench_session *s, const kv8_kv_setting *setting) {
+    for (int32_t layer = 0; layer < s->model.info.num_layers; layer++) {
+        kv8_paged k = KV8_PAGED_INIT, v = KV8_PAGED_INIT;
+        kv8_status status = kv8_cache_layer_kv(s->cache, layer, &k, &v);
+        if (status != KV8_OK) return status;
+        const bool is_full = kv8_model_layer_window(s->model.model, layer) < 0;
+        const size_t size = kv8_dtype_size(is_full ? setting->full_k : setting->sliding_k);
+        const size_t bytes = (size_t)k.num_pages * (size_t)k.stride_page * size;
+        void *const pages = (void *)(uintptr_t)k.data;
+        if (s->model.device == NULL)
+            memset(pages, 0, bytes);
+        else
+            status = kv8_stream_fill(s->model.stream, pages, 0, bytes);
+        if (status != KV8_OK) return status;
+    }
+    return KV8_OK;
+}
+
+/* Random tokens whose pages the engine then finds, as if a request had computed them. */
+static kv8_status publish_depth(bench_session *s, int32_t depth, int32_t chunk) {
+    kv8_seq seq = KV8_SEQ_NONE;
+    draw_tokens(s, depth);
+    kv8_status status = kv8_cache_seq_create(s->cache, &seq);
+    for (int32_t at = 0; status == KV8_OK && at < depth; at += chunk) {
+        const int32_t num = depth - at < chunk ? depth - at : chunk;
+        status = kv8_cache_extend(s->cache, seq, num, s->token_ids + at);
+        if (status == KV8_OK) status = kv8_cache_publish(s->cache, seq);
+    }
+    const kv8_status ended = kv8_cache_seq_destroy(s->cache, seq);
+    return status == KV8_OK ? ended : status;
+}
+
+/* Fills the depth: requests at rest that the tests fork, one for each sequence of the largest
+ * batch; none where the depth is 0. */
+static kv8_status fill_depth(bench_session *s, const model_args *args,
+                             const kv8_kv_setting *setting, int32_t depth) {
+    memset(s->filled, 0, sizeof s->filled);
     if (depth == 0) return KV8_OK;
     kv8_request request = KV8_REQUEST_INIT;
     request.hold = 1;
-    const kv8_status status = submit(s, &request, depth, id_out);
-    return status == KV8_OK ? run_engine(s) : status;
+    request.num_tokens = depth;
+    request.token_ids = s->token_ids;
+    kv8_status status = args->max_batch > 1 ? clear_pages(s, setting) : KV8_OK;
+    for (int32_t b = 0; status == KV8_OK && b < args->max_batch && cli_interrupted() == 0; b++) {
+        if (b == 0) draw_tokens(s, depth);
+        if (b > 0) status = publish_depth(s, depth, args->chunk);
+        if (status == KV8_OK) status = kv8_engine_submit(s->engine, &request, &s->filled[b]);
+        if (status == KV8_OK) status = run_engine(s);
+    }
+    return status;
 }
 
 /* A test and its row. */
-static kv8_status add_test(bench_session *s, const model_args *args, uint64_t filled, test_row row,
-                           test_row *rows, int32_t *num_rows) {
+static kv8_status add_test(bench_session *s, const model_args *args, test_row row, test_row *rows,
+                           int32_t *num_rows) {
     kv8_cache_stats cache = KV8_CACHE_STATS_INIT;
     kv8_status status = kv8_cache_get_stats(s->cache, &cache);
     row.bytes_per_token = cache.bytes_per_token_unwindowed;
     if (model_test_tokens(&row) == 0 || status != KV8_OK) return status;
     if (s->model.device != NULL && (row.num_gen > 0 || args->profile))
-        status = look_into(s, filled, args->profile, &row);
+        status = look_into(s, args->profile, &row);
     if (status != KV8_OK) return status;
     row.step_bytes = row.num_gen > 0 ? step_bytes(&s->model.info, &cache, &row) : 0;
-    const kv8_status ran = run_test(s, filled, args->repetitions, &row);
+    const kv8_status ran = run_test(s, args->repetitions, &row);
     rows[(*num_rows)++] = row;
     return ran;
 }
@@ -180,17 +235,16 @@ static kv8_status add_test(bench_session *s, const model_args *args, uint64_t fi
 static kv8_status run_depth(bench_session *s, const model_args *args, const kv8_kv_setting *setting,
                             int32_t depth, test_row *rows, int32_t *num_rows) {
     const int32_t longest = args->num_prompt > args->num_gen ? args->num_prompt : args->num_gen;
-    uint64_t filled = 0;
     kv8_status status = open_engine(s, args, setting, depth + longest, longest);
-    if (status == KV8_OK) status = fill_depth(s, depth, &filled);
+    if (status == KV8_OK) status = fill_depth(s, args, setting, depth);
     test_row row = {.setting = setting, .depth = depth, .batch = 1};
     row.num_prompt = args->num_prompt;
-    if (status == KV8_OK) status = add_test(s, args, filled, row, rows, num_rows);
+    if (status == KV8_OK) status = add_test(s, args, row, rows, num_rows);
     row.num_prompt = 0;
     row.num_gen = args->num_gen;
     for (int32_t i = 0; status == KV8_OK && i < args->num_batches && cli_interrupted() == 0; i++) {
         row.batch = args->batches[i];
-        status = add_test(s, args, filled, row, rows, num_rows);
+        status = add_test(s, args, row, rows, num_rows);
     }
     close_engine(s);
     return status;
@@ -303,8 +357,7 @@ static int run(bench_session *s, const model_args *args, const kv8_kv_setting *s
 
 /* What a step of the tests takes at most. */
 static int take_batches(model_args *args, kv8_model_options *options) {
-    enum { LARGEST = 1 << 12 };
-    const int status = bench_list("batch", args->batch, 1, LARGEST, args->batches, MAX_BATCHES,
+    const int status = bench_list("batch", args->batch, 1, MAX_BATCH, args->batches, MAX_BATCHES,
                                   &args->num_batches);
     if (status != CLI_OK) return status;
     for (int32_t i = 0; i < args->num_batches; i++)
@@ -335,7 +388,8 @@ int bench_model(int argc, char **argv) {
     status = take_batches(&args, &options);
     if (status != CLI_OK) return status;
     cli_catch_interrupt();
-    bench_session session = {.random = 1};
+    static bench_session session;
+    session = (bench_session){.random = 1};
     cli_output plot = {0};
     if (args.plot != NULL) status = cli_plot_check();
     if (status == CLI_OK && args.plot != NULL) status = cli_output_open(&plot, args.plot);
