@@ -47,7 +47,7 @@ static void set_classes(kv8_device_attention *set, int32_t max_seqs) {
 /* Rows that the bounds of the plan for chunks name: so many that a kernel for many rows is taken,
  * whose calls may have few. */
 static int32_t chunk_rows(const kv8_model *model) {
-    enum { LEAST_PACKED = 64 };
+    enum { LEAST_PACKED = 65 };
     const int32_t group = model->info.num_qo_heads / model->info.num_kv_heads;
     const int64_t least = kv8_ceil_div((int64_t)LEAST_PACKED * model->options.max_step_seqs, group);
     return (int32_t)kv8_max_i64(model->options.max_step_tokens, least);
