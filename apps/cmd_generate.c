@@ -17,7 +17,7 @@ typedef struct generate_args {
     int32_t max_tokens, threads; /* max_tokens 0 = not given */
     int32_t num_logprobs;
     kv8_sampling sampling;
-    bool ignore_eos, json;
+    bool ignore_eos, json, batch_invariant;
 } generate_args;
 
 static bool is_chat(const generate_args *args) {
@@ -87,6 +87,8 @@ static int parse(generate_args *args, int argc, char **argv) {
          &args->device},
         {"path", "NAME", "steps of one token on a GPU: graph or eager (graph)", CLI_TEXT,
          &args->path},
+        {"batch-invariant", NULL, "no token's bits depend on what else runs", CLI_FLAG,
+         &args->batch_invariant},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object: tokens (the new ids), text, ...", CLI_FLAG,
          &args->json},
@@ -427,6 +429,7 @@ int cmd_generate(int argc, char **argv) {
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
     status = cli_without(args.without, &options);
     if (status == CLI_OK) status = cli_path(args.path, &options);
+    if (args.batch_invariant) options.batch_invariant = 1;
     if (status != CLI_OK) return status;
     cli_catch_interrupt();
     cli_model model;

@@ -137,6 +137,7 @@ static int open_model(running *r) {
                         r->step_tokens, r->max_seqs);
     options.max_step_seqs = r->max_seqs;
     options.max_step_tokens = r->step_tokens;
+    if (args->batch_invariant) options.batch_invariant = 1;
     options.path = args->eager ? KV8_PATH_EAGER : KV8_PATH_AUTO;
     int status = cli_model_open(&r->model, &(cli_opening){.directory = args->model,
                                                           .device = args->device,

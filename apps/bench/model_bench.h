@@ -14,7 +14,7 @@ typedef struct model_args {
     const char *model, *kv, *depth, *batch, *device, *path, *plot;
     int32_t num_prompt, num_gen, chunk, repetitions, threads;
     int32_t batches[MAX_BATCHES], num_batches, max_batch;
-    bool observe, profile, json;
+    bool observe, profile, json, batch_invariant;
 } model_args;
 
 /* Of --profile: shares of the GPU's time, and what the host costs. */

@@ -181,8 +181,9 @@ int model_report(const bench_session *s, const model_args *args, const test_row 
     }
     json_t *const list = json_array();
     for (int32_t i = 0; i < num; i++) json_array_append_new(list, test_json(s, args, &rows[i]));
-    const int status = cli_write_json(json_pack("{s:s, s:f, s:o}", "version", kv8_version(),
-                                                "read_gb_s", s->read_gb_s, "rows", list),
-                                      stdout, "stdout");
+    const int status = cli_write_json(
+        json_pack("{s:s, s:f, s:b, s:o}", "version", kv8_version(), "read_gb_s", s->read_gb_s,
+                  "batch_invariant", (int)args->batch_invariant, "rows", list),
+        stdout, "stdout");
     return status == CLI_OK ? cli_finish_stdout() : status;
 }

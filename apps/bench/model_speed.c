@@ -269,6 +269,8 @@ static int parse(model_args *args, int argc, char **argv) {
          &args->path},
         {"observe", NULL, "an observer counts K and V, as calibration has it", CLI_FLAG,
          &args->observe},
+        {"batch-invariant", NULL, "no token's bits depend on what else runs", CLI_FLAG,
+         &args->batch_invariant},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"profile", NULL, "of a GPU: where its time goes, by kind of work", CLI_FLAG,
          &args->profile},
@@ -365,6 +367,7 @@ static int take_batches(model_args *args, kv8_model_options *options) {
     if (args->chunk < args->max_batch) args->chunk = args->max_batch;
     options->max_step_seqs = args->max_batch;
     options->max_step_tokens = args->chunk;
+    if (args->batch_invariant) options->batch_invariant = 1;
     return cli_path(args->path, options);
 }
 

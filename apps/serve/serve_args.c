@@ -191,6 +191,10 @@ int serve_args_parse(serve_args *args, int argc, char **argv) {
          "2048 (cuda), and so many of prompts that those who decode wait\n"
          "less than twice as long as usual",
          CLI_INT, &args->step_tokens, 1, 65536},
+        {"batch-invariant", NULL,
+         "answers do not depend on who else is served, at some cost on a\nGPU; so it is on the "
+         "CPU",
+         CLI_FLAG, &args->batch_invariant},
         {"max-waiting", "N", "most requests that wait for their turn (4096)", CLI_INT,
          &args->max_waiting, 0, 1 << 20},
         {"max-waiting-seconds", "S", "longest that one waits; 0 = as long as it takes (0)",

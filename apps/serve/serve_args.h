@@ -17,7 +17,7 @@ typedef struct serve_args {
     float max_waiting_seconds;
     uint64_t kv_bytes;             /* of --kv-memory; 0 = by fraction */
     double kv_fraction, gpu_share; /* gpu_share: of all its memory; 0 = not given */
-    bool harmony, share_prefixes, eager;
+    bool harmony, share_prefixes, eager, batch_invariant;
     const char *calibrate; /* NULL = not asked for */
     int32_t calibrate_warmup, calibrate_tokens;
 

@@ -67,6 +67,7 @@ static kv8_attention_spec spec_of(const kv8_model *model, const kv8_layer_kind *
     spec.page_size = set->shape.page_size;
     spec.window_left = kind->window_left;
     spec.causal = 1;
+    spec.batch_invariant = model->options.batch_invariant == 1;
     spec.max_batch = set->class_seqs[class_idx];
     spec.max_total_q = class_idx == KV8_CHUNK_CLASS ? chunk_rows(model) : spec.max_batch;
     spec.max_kv_len = (int32_t)kv8_min_i64(model->options.max_seq_len, set->shape.max_seq_len);

@@ -15,9 +15,6 @@ static size_t input_ints(size_t rows) {
 
 static kv8_status refuse_options(const kv8_model_options *o) {
     if (o->stream == NULL) return kv8_fail(KV8_ERR_INVALID, "device is set and stream is NULL");
-    if (o->batch_invariant == 1)
-        return kv8_fail(KV8_ERR_UNSUPPORTED,
-                        "batch_invariant is 1, which no kernel of a GPU's model computes");
     if ((int)o->path < KV8_PATH_AUTO || (int)o->path > KV8_PATH_GRAPH)
         return kv8_fail(KV8_ERR_INVALID, "path is %d, must be %d to %d", (int)o->path,
                         (int)KV8_PATH_AUTO, (int)KV8_PATH_GRAPH);

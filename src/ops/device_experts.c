@@ -21,6 +21,7 @@ struct kv8_device_experts {
     kv8_device *device;
     kv8_experts_shape shape;
     int32_t max_rows;
+    bool has_fixed_order; /* kv8_device_experts_fix_order */
     kv8_kernel load, choose, sort, route_few, combine;
     kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS];
     void *memory; /* of all below, in device memory */
@@ -218,6 +219,10 @@ void kv8_device_experts_destroy(kv8_device_experts *experts) {
     kv8_release(NULL, experts, 1, sizeof *experts);
 }
 
+void kv8_device_experts_fix_order(kv8_device_experts *experts) {
+    experts->has_fixed_order = true;
+}
+
 const kv8_experts_routing *kv8_device_experts_get_routing(const kv8_device_experts *experts) {
     return &experts->routing;
 }
@@ -279,11 +284,12 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
     return launch_early(e, &e->sort, stream, sort, &a);
 }
 
-/* By rows an expert on average: then many experts have twice as many. */
+/* By rows an expert on average: then many experts have twice as many. Both streaming kernels sum in
+ * one order, the tiles in another. */
 static const kernel_form *choose_form(const kv8_device_experts *e, int part, int32_t n) {
     enum { TILES_FROM = 24, X16_FROM = 7 };
     const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
-    if (e->tiles[part].launch.grid[0] != 0 && places >= TILES_FROM * experts)
+    if (e->tiles[part].launch.grid[0] != 0 && !e->has_fixed_order && places >= TILES_FROM * experts)
         return &e->tiles[part];
     const kernel_form *const streams = e->streams[part];
     const bool many = n > 8 && places > X16_FROM * experts;

@@ -47,6 +47,8 @@ typedef struct kv8_device_experts kv8_device_experts;
 kv8_status kv8_device_experts_create(kv8_device_experts **out, kv8_device *device,
                                      const kv8_experts_shape *shape, int32_t max_rows);
 void kv8_device_experts_destroy(kv8_device_experts *experts);
+/* From here on a row's bits depend on its own values alone, whatever the number of rows. */
+void kv8_device_experts_fix_order(kv8_device_experts *experts);
 /* Device memory that create takes. */
 size_t kv8_device_experts_workspace_bytes(const kv8_experts_shape *shape, int32_t max_rows);
 

@@ -50,10 +50,12 @@ static int64_t num_tiles(const kv8_linear_args *args, int32_t rows, int32_t toke
     return kv8_ceil_div(args->rows, rows) * kv8_ceil_div(args->n, tokens);
 }
 
-/* The largest tiles that still give every multiprocessor one. */
-static int choose_tile(const kv8_linear_args *args, int32_t num_sms) {
+/* The largest tiles that still give every multiprocessor one. n32 and n64 share out the columns
+ * among the same warps: in one order. */
+static int choose_tile(const kv8_device_ops *ops, const kv8_linear_args *args) {
+    const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
     if (args->n <= 32) return LINEAR_kv8_linear_bf16_n32__sm80;
-    if (args->n <= 64) return LINEAR_kv8_linear_bf16_n64__sm80;
+    if (args->n <= 64 || ops->has_fixed_order) return LINEAR_kv8_linear_bf16_n64__sm80;
     const int large = LINEAR_kv8_linear_bf16_t128__sm80;
     return num_tiles(args, shapes[large].rows, shapes[large].tokens) >= num_sms
                ? large
@@ -98,7 +100,7 @@ static kv8_status run_stream(const kv8_kernel *kernel, kv8_stream *stream, int32
 
 static kv8_status run_tiles(const kv8_device_ops *ops, kv8_stream *stream,
                             const kv8_linear_args *args) {
-    const int tile = choose_tile(args, kv8_device_get_info(ops->device)->num_sms);
+    const int tile = choose_tile(ops, args);
     const tile_shape *const shape = &shapes[tile];
     const kv8_launch launch = {.grid = {(uint32_t)num_tiles(args, shape->rows, shape->tokens)},
                                .block = {KV8_LINEAR_TILE_THREADS},
@@ -142,6 +144,14 @@ static int choose_wgmma(const kv8_linear_args *args, int32_t num_sms) {
     return fills ? large : usual;
 }
 
+/* What a product of one row is split into, and under a fixed order of any number: the splits are
+ * all in which the shapes' orders differ. */
+static int32_t splits_of_one_row(const kv8_linear_args *args, int32_t num_sms) {
+    const wgmma_shape *const shape = &wgmma_shapes[0];
+    const int64_t tiles = kv8_ceil_div(args->rows, shape->groups * KV8_LINEAR_WGMMA_ROWS);
+    return choose_splits(tiles, args->cols, (int64_t)num_sms * shape->blocks);
+}
+
 static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
                             const kv8_linear_args *args) {
     const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
@@ -149,7 +159,9 @@ static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
     const wgmma_shape *const shape = &wgmma_shapes[idx];
     const int32_t rows = shape->groups * KV8_LINEAR_WGMMA_ROWS;
     const int64_t tiles = num_wgmma_tiles(args, idx), stages = kv8_ceil_div(args->cols, 64);
-    const int32_t splits = choose_splits(tiles, args->cols, (int64_t)num_sms * shape->blocks);
+    const int32_t splits = ops->has_fixed_order
+                               ? splits_of_one_row(args, num_sms)
+                               : choose_splits(tiles, args->cols, (int64_t)num_sms * shape->blocks);
     kv8_linear_mapped_args mapped = {.product = *args,
                                      .split_stages = (int32_t)kv8_ceil_div(stages, splits)};
     KV8_TRY(kv8_tensor_map_make(mapped.w_map, ops->device, args->w, args->rows, args->cols, rows));
@@ -170,7 +182,7 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
     if (n == 0) return KV8_OK;
     kv8_linear_args args = product_of(w, x, n, y, y_dtype);
     args.accumulate = accumulate;
-    if (n <= KV8_LINEAR_STREAM_MAX_N)
+    if (n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order)
         return run_stream(n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, w->rows, 0, &args);
     return ops->linear.has_wgmma ? run_wgmma(ops, stream, &args) : run_tiles(ops, stream, &args);
 }
@@ -222,7 +234,7 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
     KV8_TRY(check(&args->w, args->x, n, args->y_dtype, false));
     KV8_TRY(check_rotation(args));
     if (n == 0) return KV8_OK;
-    if (fits_one_kernel(args, n)) return run_in_one(ops, stream, args, n);
+    if (fits_one_kernel(args, n) && !ops->has_fixed_order) return run_in_one(ops, stream, args, n);
     KV8_TRY(kv8_device_rmsnorm(ops, stream, args->x, args->gain, args->eps, n, args->w.cols,
                                args->row_ids, args->normed, args->f16_out));
     KV8_TRY(kv8_device_linear_run(ops, stream, &args->w, args->normed, n, args->y, args->y_dtype,

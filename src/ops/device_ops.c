@@ -1,5 +1,5 @@
-/* device_ops.c - the set of kernels on one device, and the memory in which parts of a result meet.
- * Their launches are device_rows.c and device_linear.c.
+/* device_ops.c - the set of kernels on one device. Their launches are device_rows.c and
+ * device_linear.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "device_ops.h"
@@ -20,29 +20,10 @@ static kv8_status get_kernels(kv8_device_ops *ops, kv8_device *device) {
         {&ops->rope_angles, "kv8_rope_angles__sm80", sizeof(kv8_rope_angles_args)},
         {&ops->rope_bf16, "kv8_rope_bf16__sm80", sizeof(kv8_rope_args)},
         {&ops->rope_f32, "kv8_rope_f32__sm80", sizeof(kv8_rope_args)},
-        {&ops->argmax, "kv8_argmax_f32__sm80", sizeof(kv8_argmax_args)},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         KV8_TRY(kv8_kernel_get(wanted[i].kernel, device, wanted[i].name, wanted[i].args_bytes, 0));
     return kv8_linear_kernels_get(&ops->linear, device);
-}
-
-enum {
-    PARTIAL_BYTES = KV8_ARGMAX_ROWS * KV8_ARGMAX_SPLITS * sizeof(uint64_t),
-    ARRIVED_BYTES = KV8_ARGMAX_ROWS * sizeof(uint32_t)
-};
-
-static kv8_status make_workspace(kv8_device_ops *ops) {
-    kv8_stream *stream = NULL;
-    kv8_status status;
-    KV8_TRY_GOTO(kv8_device_alloc(ops->device, PARTIAL_BYTES, &ops->argmax_partial));
-    KV8_TRY_GOTO(kv8_device_alloc(ops->device, ARRIVED_BYTES, &ops->argmax_arrived));
-    KV8_TRY_GOTO(kv8_stream_wrap(&stream, ops->device, NULL));
-    KV8_TRY_GOTO(kv8_stream_fill(stream, ops->argmax_arrived, 0, ARRIVED_BYTES));
-    KV8_TRY_GOTO(kv8_stream_synchronize(stream));
-fail:
-    kv8_stream_destroy(stream);
-    return status;
 }
 
 kv8_status kv8_device_ops_create(kv8_device_ops **out, kv8_device *device) {
@@ -55,7 +36,6 @@ kv8_status kv8_device_ops_create(kv8_device_ops **out, kv8_device *device) {
     ops->device = device;
     kv8_status status;
     KV8_TRY_GOTO(get_kernels(ops, device));
-    KV8_TRY_GOTO(make_workspace(ops));
     *out = ops;
     return KV8_OK;
 fail:
@@ -63,9 +43,11 @@ fail:
     return status;
 }
 
+void kv8_device_ops_fix_order(kv8_device_ops *ops) {
+    ops->has_fixed_order = true;
+}
+
 void kv8_device_ops_destroy(kv8_device_ops *ops) {
     if (ops == NULL) return;
-    kv8_device_free(ops->device, ops->argmax_partial);
-    kv8_device_free(ops->device, ops->argmax_arrived);
     kv8_release(NULL, ops, 1, sizeof *ops);
 }

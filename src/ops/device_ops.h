@@ -22,12 +22,15 @@ enum {
     KV8_DEVICE_COLS_MULTIPLE = 8 /* of hidden and of a product's columns: 16 bytes of bf16 */
 };
 
-/* The kernels on one device, and their workspace: one stream at a time. */
+/* The kernels on one device. */
 typedef struct kv8_device_ops kv8_device_ops;
 /* *out is NULL on failure; KV8_ERR_UNSUPPORTED in a build without the kernels. */
 kv8_status kv8_device_ops_create(kv8_device_ops **out, kv8_device *device);
 /* After the stream's work is done. NULL is fine. */
 void kv8_device_ops_destroy(kv8_device_ops *ops);
+/* From here on a row's bits do not depend on n: every number of rows takes kernels that sum the
+ * columns in one order. */
+void kv8_device_ops_fix_order(kv8_device_ops *ops);
 
 /* --- dense products --- */
 
@@ -85,12 +88,5 @@ kv8_status kv8_device_rope_angles(const kv8_device_ops *ops, kv8_stream *stream,
 kv8_status kv8_device_rope(const kv8_device_ops *ops, kv8_stream *stream, const float *cos_sin,
                            int32_t n, int32_t num_heads, int32_t head_dim, const void *x,
                            kv8_dtype x_dtype, int64_t x_stride_row, void *y, int64_t y_stride_row);
-
-/* --- sampling --- */
-
-/* ids_out[n]: the id of the largest of logits [n, vocab_size], the lowest of equals; -1 where a
- * logit is not finite. */
-kv8_status kv8_device_argmax(const kv8_device_ops *ops, kv8_stream *stream, const float *logits,
-                             int32_t n, int32_t vocab_size, int32_t *ids_out);
 
 #endif

@@ -30,9 +30,9 @@ kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *d
 
 struct kv8_device_ops {
     kv8_device *device;
-    kv8_kernel embed, rmsnorm, rope_angles, rope_bf16, rope_f32, argmax;
+    kv8_kernel embed, rmsnorm, rope_angles, rope_bf16, rope_f32;
     kv8_linear_kernels linear;
-    void *argmax_partial, *argmax_arrived;
+    bool has_fixed_order; /* kv8_device_ops_fix_order */
 };
 
 /* Refuses a number of rows or columns that no kernel takes. */

@@ -1,5 +1,5 @@
 /* device_rows.c - what happens to each token's row between the products, the host's part: checks
- * and launches. What the kernels compute is in cuda/rowwise.cu and cuda/argmax.cu.
+ * and launches. What the kernels compute is in cuda/rowwise.cu.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "device_ops.h"
@@ -82,22 +82,4 @@ kv8_status kv8_device_rope(const kv8_device_ops *ops, kv8_stream *stream, const 
                                 .num_heads = num_heads,
                                 .half_dim = head_dim / 2};
     return launch_rows(x_dtype == KV8_F32 ? &ops->rope_f32 : &ops->rope_bf16, stream, n, &args);
-}
-
-kv8_status kv8_device_argmax(const kv8_device_ops *ops, kv8_stream *stream, const float *logits,
-                             int32_t n, int32_t vocab_size, int32_t *ids_out) {
-    KV8_REQUIRE(ops, stream, logits, ids_out);
-    KV8_TRY(kv8_device_check_rows("argmax", n, "vocab_size", vocab_size, 1));
-    for (int32_t row = 0; row < n; row += KV8_ARGMAX_ROWS) {
-        const kv8_argmax_args args = {.logits = logits + (size_t)row * (size_t)vocab_size,
-                                      .partial = ops->argmax_partial,
-                                      .arrived = ops->argmax_arrived,
-                                      .ids_out = ids_out + row,
-                                      .vocab_size = vocab_size};
-        const int64_t rows = kv8_min_i64(n - row, KV8_ARGMAX_ROWS);
-        const kv8_launch launch = {.grid = {KV8_ARGMAX_SPLITS, (uint32_t)rows},
-                                   .block = {KV8_ARGMAX_THREADS}};
-        KV8_TRY(kv8_kernel_launch(&ops->argmax, stream, &launch, &args));
-    }
-    return KV8_OK;
 }

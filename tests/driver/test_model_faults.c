@@ -436,10 +436,6 @@ static void wrong_options_are_refused(void **state) {
     assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_INVALID,
                    "stream is NULL");
     options.stream = f.stream;
-    options.batch_invariant = 1;
-    assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_UNSUPPORTED,
-                   "batch_invariant");
-    options.batch_invariant = 0;
     options.path = (kv8_step_path)7;
     assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_INVALID, "path is 7");
     close_fixture(&f);

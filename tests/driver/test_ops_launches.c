@@ -139,8 +139,6 @@ static void what_no_kernel_takes_is_refused_by_name(void **state) {
     assert_refused(
         kv8_device_rope(c.ops, c.s.stream, f32, 1, 64, 64, f32, KV8_F16, 4096, f32, 4096),
         KV8_ERR_UNSUPPORTED, "heads of f16");
-    assert_refused(kv8_device_argmax(c.ops, c.s.stream, f32, 1, 0, (void *)c.s.memory),
-                   KV8_ERR_INVALID, "vocab_size is 0");
     assert_ok(multiply(&c, &c.qkv, 0, KV8_BF16, false));
     assert_ok(kv8_stream_synchronize(c.s.stream));
     assert_int_equal(stand_in_num_launches(), 0);
@@ -202,26 +200,6 @@ static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     close_ops(&c);
 }
 
-/* Rows beyond one launch's share of the workspace follow in the next. */
-static void many_rows_of_logits_take_turns(void **state) {
-    (void)state;
-    case_ops c = open_ops(90);
-    enum { ROWS = 2 * KV8_ARGMAX_ROWS + 5, VOCAB = 7 };
-    const float *const logits = (const void *)c.s.memory;
-    int32_t *const ids = (void *)(c.s.memory + STAND_BYTES / 2);
-    assert_ok(kv8_device_argmax(c.ops, c.s.stream, logits, ROWS, VOCAB, ids));
-    assert_ok(kv8_stream_synchronize(c.s.stream));
-    assert_int_equal(stand_in_num_launches(), 3);
-    for (int32_t i = 0; i < 3; i++) {
-        const stand_in_launch *const launch = stand_in_get_launch(i);
-        const kv8_argmax_args *const args = launch->args;
-        assert_int_equal(launch->grid[1], i < 2 ? KV8_ARGMAX_ROWS : 5);
-        assert_ptr_equal(args->logits, logits + i * KV8_ARGMAX_ROWS * VOCAB);
-        assert_ptr_equal(args->ids_out, ids + i * KV8_ARGMAX_ROWS);
-    }
-    close_ops(&c);
-}
-
 static void create_leaves_nothing_behind(void **state) {
     (void)state;
     stand s = stand_open(90, H200_SMS);
@@ -270,7 +248,6 @@ int main(void) {
                                         check_nothing_lives),
         cmocka_unit_test_setup_teardown(a_norm_and_a_rotation_come_with_the_product, reset,
                                         check_nothing_lives),
-        cmocka_unit_test_setup_teardown(many_rows_of_logits_take_turns, reset, check_nothing_lives),
         cmocka_unit_test_setup_teardown(create_leaves_nothing_behind, reset, check_nothing_lives),
         cmocka_unit_test_setup_teardown(a_launch_that_fails_says_so, reset, check_nothing_lives),
     };

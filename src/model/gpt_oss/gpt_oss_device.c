@@ -40,7 +40,9 @@ static kv8_status create(kv8_model *model) {
                                    .intermediate = c->intermediate_size,
                                    .alpha = c->swiglu_alpha,
                                    .limit = c->swiglu_limit};
-    return kv8_device_ops_create(&d->ops, device);
+    KV8_TRY(kv8_device_ops_create(&d->ops, device));
+    if (model->options.batch_invariant == 1) kv8_device_ops_fix_order(d->ops);
+    return KV8_OK;
 }
 
 void kv8_gpt_oss_device_close(kv8_model *model) {

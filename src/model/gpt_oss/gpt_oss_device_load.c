@@ -154,6 +154,7 @@ kv8_status kv8_gpt_oss_device_load(kv8_model *model, kv8_device_loader *loader) 
     void *staging = NULL;
     KV8_TRY(kv8_device_experts_create(&d->experts, model->options.device, &d->shape,
                                       kv8_gpt_oss_device_rows(model)));
+    if (model->options.batch_invariant == 1) kv8_device_experts_fix_order(d->experts);
     KV8_TRY(kv8_device_alloc(model->options.device, bytes, &staging));
     kv8_status status = load_all(model, loader, staging);
     if (status == KV8_OK) status = kv8_device_loader_finish(loader);

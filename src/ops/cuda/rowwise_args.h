@@ -1,4 +1,4 @@
-/* rowwise_args.h - the arguments of the kernels in rowwise.cu and argmax.cu, for C and CUDA.
+/* rowwise_args.h - the arguments of the kernels in rowwise.cu, for C and CUDA.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_ROWWISE_ARGS_H
@@ -6,12 +6,7 @@
 
 #include <stdint.h>
 
-enum {
-    KV8_ROWWISE_THREADS = 256,
-    KV8_ARGMAX_THREADS = 512,
-    KV8_ARGMAX_SPLITS = 32, /* blocks a row */
-    KV8_ARGMAX_ROWS = 1024  /* of a launch, at most */
-};
+enum { KV8_ROWWISE_THREADS = 256 };
 
 typedef struct kv8_embed_args {
     const void *table;  /* bf16 [.., hidden], aligned to 16 */
@@ -47,14 +42,5 @@ typedef struct kv8_rope_args {
     int64_t x_stride_row, y_stride_row;
     int32_t num_heads, half_dim;
 } kv8_rope_args;
-
-typedef struct kv8_argmax_args {
-    const float *logits; /* [n, vocab_size] */
-    uint64_t *partial;   /* [n, KV8_ARGMAX_SPLITS] */
-    uint32_t *arrived;   /* [n], 0 before and after */
-    int32_t *ids_out;    /* [n] */
-    int32_t vocab_size;
-    int32_t padding;
-} kv8_argmax_args;
 
 #endif
