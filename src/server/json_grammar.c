@@ -279,11 +279,28 @@ static int value_rule(compiler *c, const json_t *schema) {
     return rule;
 }
 
+/* One item after the other: as many as there are schemas, no more and no fewer. */
+static int add_tuple(compiler *c, const json_t *each, int next) {
+    int more = space(c, text(c, "]", next));
+    for (size_t i = json_array_size(each); i-- > 0;) {
+        const int rule = value_rule(c, json_array_get(each, i));
+        if (rule < 0) return -1;
+        const int item = space(c, grammar_call(c->g, rule, more));
+        more = i == 0 ? item : space(c, text(c, ",", item));
+    }
+    return text(c, "[", more);
+}
+
 static int add_array(compiler *c, const json_t *schema, int next) {
     int min = 0, max = -1;
     if (!read_limit(c, schema, "minItems", &min) || !read_limit(c, schema, "maxItems", &max))
         return -1;
     if (max >= 0 && max < min) return refuse(c, "maxItems");
+    const json_t *const tuple = json_object_get(schema, "prefixItems");
+    const int num = (int)json_array_size(tuple);
+    const bool ends = max == num || json_is_false(json_object_get(schema, "items"));
+    if (tuple != NULL && (min != num || !ends)) return refuse(c, "prefixItems of any number");
+    if (tuple != NULL) return add_tuple(c, tuple, next);
     const json_t *const each = json_object_get(schema, "items");
     const int rule = each == NULL ? any_value(c) : value_rule(c, each);
     return rule < 0 ? -1 : items(c, rule, min, max, next);
@@ -435,10 +452,17 @@ static int add_reference(compiler *c, const char *reference, int next) {
 
 /* Keywords that say something about values which the grammar would not hold. */
 static const char *unsupported(const json_t *schema) {
-    static const char *const keywords[] = {
-        "multipleOf",        "uniqueItems",     "contains",      "prefixItems", "patternProperties",
-        "propertyNames",     "minProperties",   "maxProperties", "not",         "if",
-        "dependentRequired", "dependentSchemas"};
+    static const char *const keywords[] = {"multipleOf",
+                                           "uniqueItems",
+                                           "contains",
+                                           "patternProperties",
+                                           "propertyNames",
+                                           "minProperties",
+                                           "maxProperties",
+                                           "not",
+                                           "if",
+                                           "dependentRequired",
+                                           "dependentSchemas"};
     for (size_t i = 0; i < sizeof keywords / sizeof keywords[0]; i++) {
         if (json_object_get(schema, keywords[i]) != NULL) return keywords[i];
     }

@@ -326,6 +326,15 @@ static void schemas_are_put_together(void **state) {
         "\"required\":[\"k\"]}}}",
         "{\"n\":1,\"k\":\"x\"}", "{\"n\":1,\"k\":\"y\"}", NULL, "{\"k\":\"x\"}",
         "{\"n\":1,\"k\":\"z\"}");
+    CHECK(
+        "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"integer\"},{\"type\":\"null\"}],"
+        "\"minItems\":2,\"maxItems\":2}",
+        "[1,null]", "[ 1, null ]", NULL, "[1]", "[null,1]", "[1,null,1]", "[]");
+    CHECK(
+        "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"integer\"}],\"items\":false,"
+        "\"minItems\":1}",
+        "[1]", NULL, "[1,1]", "[]");
+    refused("{\"type\":\"array\",\"prefixItems\":[{}]}", "prefixItems of any number");
     refused("{\"allOf\":[{\"type\":\"string\"},{\"type\":\"integer\"}]}", "different types");
     refused("{\"allOf\":[{\"pattern\":\"a\"},{\"pattern\":\"b\"}]}", "different pattern");
     refused("{\"allOf\":[{\"not\":{}}]}", "\"not\"");
