@@ -80,34 +80,21 @@ static kv8_status run_engine(const bench_session *s) {
     return KV8_OK;
 }
 
-/* A kv8_logits_visitor: that logits are looked at makes the engine compute them. */
-static void look_away(void *cookie, int32_t first, int32_t num_rows, const float *logits) {
-    (void)cookie;
-    (void)first;
-    (void)num_rows;
-    (void)logits;
-}
-
-/* Prefill ends with the first token; decode takes given tokens one by one, logits of each. */
-static kv8_request request_of(const test_row *row, uint64_t depth) {
-    kv8_request request = KV8_REQUEST_INIT;
-    request.parent = depth;
-    if (row->num_prompt > 0) {
-        request.max_tokens = 1;
-    } else {
-        request.max_chunk = 1;
-        request.visit = look_away;
-    }
-    return request;
-}
-
-/* A request of `num` tokens for each sequence of the row. */
+/* A request of `num` tokens for each sequence of the row: a prompt, which ends with the first token
+ * drawn, or one token and what is drawn after it, by chance, so that sequences stay apart. */
 static kv8_status submit_batch(bench_session *s, const test_row *row, int32_t num) {
+    kv8_sampling sampling = KV8_SAMPLING_INIT;
+    sampling.repetition_penalty = sampling.temperature = sampling.top_p = 1;
     kv8_status status = KV8_OK;
     uint64_t id = 0;
     for (int32_t b = 0; status == KV8_OK && b < row->batch; b++) {
-        kv8_request request = request_of(row, s->filled[b]);
-        status = submit(s, &request, num, &id);
+        kv8_request request = KV8_REQUEST_INIT;
+        sampling.seed = bench_random(&s->random);
+        request.parent = s->filled[b];
+        request.max_tokens = row->num_prompt > 0 ? 1 : num;
+        request.sampling = row->num_prompt > 0 ? NULL : &sampling;
+        request.ignore_eos = 1;
+        status = submit(s, &request, row->num_prompt > 0 ? num : 1, &id);
     }
     return status;
 }
