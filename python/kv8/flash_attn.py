@@ -2,9 +2,10 @@
 
 Arguments and results are theirs; a caller changes the import. What is not done here is an
 UnsupportedError that names the argument. Arguments that only advise a launch there (max_seqlen_q,
-num_splits, scheduler_metadata, pack_gqa, sm_margin, fa_version, deterministic) change no result and
-are taken: kv8 cuts its own work, and its forward pass is deterministic. Descales are real = code *
-scale, a missing one is 1; lse counts the sinks, as theirs does, and is -inf where no key is seen.
+num_splits, num_splits_kv, is_mix_batch, scheduler_metadata, pack_gqa, sm_margin, fa_version,
+deterministic) change no result and are taken: kv8 cuts its own work, and its forward pass is
+deterministic. Descales are real = code * scale, a missing one is 1; lse counts the sinks, as theirs
+does, and is -inf where no key is seen.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -63,9 +64,13 @@ def flash_attn_varlen_func(
     pack_gqa: Any = None,
     sm_margin: int = 0,
     output_scale: Any = None,
+    num_splits_kv: Optional[int] = None,
+    is_mix_batch: bool = True,
+    host_kv_lens: Any = None,
 ) -> Any:
     """q [total_q, heads, dim], k and v [total_k, kv_heads, dim] by cu_seqlens_k, or with block_table
-    pages [blocks, block_size, kv_heads, dim]; the argument order is vLLM's. Returns out, or with
+    pages [blocks, block_size, kv_heads, dim]; the argument order is vLLM's. host_kv_lens is XPU's name for
+    a seqused_k of the host. Returns out, or with
     return_softmax_lse (out, lse [heads, total_q])."""
     refuse(
         q_v=(q_v, None),
@@ -80,6 +85,10 @@ def flash_attn_varlen_func(
     if cu_seqlens_q is None:
         raise InvalidError("cu_seqlens_q is missing")
     sinks = s_aux if sinks is None else sinks
+    if host_kv_lens is not None:
+        if seqused_k is not None:
+            raise InvalidError("seqused_k and host_kv_lens are given, must be one of them")
+        seqused_k = _ints(host_kv_lens, q)
     if block_table is not None:
         lens = seqused_k if seqused_k is not None else _lengths(cu_seqlens_k)
         pages = PageTable.dense(block_table, lens)

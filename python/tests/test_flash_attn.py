@@ -234,6 +234,20 @@ def test_merge_attn_states(rng, library):
     close_lse(back(out_lse).T, total, 1e-5)
 
 
+def test_lengths_of_the_host_are_seqused_k(rng, library):
+    """host_kv_lens, as XPU's callers give them beside a block table."""
+    k, table, _ = block_pool(rng, [33, 9], 16, 2, 32, "bf16", 0.6)
+    q, cu = of(library, random(rng, (2, 4, 32), "bf16")), of(library, np.arange(3, dtype=np.int32))
+    rest = (of(library, k), of(library, k), 1, cu, 33)
+    lens, options = [33, 9], {"block_table": of(library, table), "causal": True}
+    wanted = fa.flash_attn_varlen_func(q, *rest, seqused_k=of(library, np.array(lens, np.int32)), **options)
+    got = fa.flash_attn_varlen_func(
+        q, *rest, host_kv_lens=lens, num_splits_kv=4, is_mix_batch=False, **options)
+    assert (back(got) == back(wanted)).all()
+    with pytest.raises(ValueError, match="one of them"):
+        fa.flash_attn_varlen_func(q, *rest, host_kv_lens=lens, seqused_k=lens, **options)
+
+
 def test_refusals_name_the_argument(rng, library):
     q, k = of(library, random(rng, (2, 4, 32))), of(library, random(rng, (9, 2, 32)))
     cu_q, cu_k = of(library, np.array([0, 2], np.int32)), of(library, np.array([0, 9], np.int32))
