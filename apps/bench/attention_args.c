@@ -16,11 +16,12 @@ static const struct {
 
 /* Options as they were written. */
 typedef struct words {
-    const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *math, *device,
-        *plot, *sick;
-    int32_t qo_len, window, page_size, pool_mib, longest, chunk, shared_prefix;
+    const char *shape, *heads, *phase, *kv, *batch, *context, *threads, *isa, *q, *o, *math,
+        *device, *plot, *sick;
+    int32_t qo_len, window, page_size, pool_mib, longest, chunk, shared_prefix, left_padding,
+        attention_chunk;
     float seconds;
-    bool no_sink, hnd, json, csv, batch_invariant, check;
+    bool no_sink, hnd, json, csv, batch_invariant, check, bounded, tree;
 } words;
 
 /* A whole number from min to max that begins at *text; moves *text behind it. */
@@ -142,6 +143,8 @@ static int read_lists(const words *w, bench_args *out) {
     if (status == CLI_OK) status = take_math(out, w->math);
     if (status == CLI_OK && kv8_dtype_from_name(w->q, &out->q) != KV8_OK)
         status = cli_fail_kv(w->q);
+    if (status == CLI_OK && w->o != NULL && kv8_dtype_from_name(w->o, &out->o) != KV8_OK)
+        status = cli_fail_kv(w->o);
     if (status == CLI_OK)
         status =
             bench_list("batch", w->batch, 1, 4096, out->batch, BENCH_MAX_VALUES, &out->num_batch);
@@ -169,6 +172,10 @@ static int read_device(const words *w, bench_args *out) {
     if (!out->cuda && (w->check || w->longest > 0))
         return cli_fail("--%s goes with --device cuda", w->check ? "check" : "longest");
     if (!out->cuda && w->chunk > 0) return cli_fail("--chunk goes with --device cuda");
+    if (!out->cuda &&
+        (w->o != NULL || w->bounded || w->tree || w->left_padding > 0 || w->attention_chunk > 0))
+        return cli_fail(
+            "--o, --bounded, --tree, --left-padding and --attention-chunk go with --device cuda");
     return CLI_OK;
 }
 
@@ -188,6 +195,8 @@ static int read_sick(const words *w, bench_args *out) {
 /* What each says alone and together they contradict. */
 static int check_together(const words *w, const bench_args *args) {
     if (w->csv && w->json) return cli_fail("--csv and --json: one of them");
+    if (w->check && (w->tree || (w->o != NULL && kv8_dtype_size(args->o) == 1)))
+        return cli_fail("--check goes without --tree, and --o of 8 bits");
     if ((w->qo_len > 0 || w->chunk > 0) && !args->prefill)
         return cli_fail("--%s goes with --phase prefill", w->chunk > 0 ? "chunk" : "qo-len");
     for (int32_t c = 0; c < args->num_context; c++) {
@@ -207,6 +216,10 @@ static int read_words(const words *w, bench_args *out) {
                         .shared_prefix = w->shared_prefix,
                         .longest = w->longest,
                         .chunk = w->chunk,
+                        .left_padding = w->left_padding,
+                        .attention_chunk = w->attention_chunk,
+                        .bounded = w->bounded,
+                        .tree = w->tree,
                         .seconds = w->seconds,
                         .plot = w->plot,
                         .check = w->check,
@@ -234,6 +247,7 @@ static int parse_words(words *w, int argc, char **argv) {
         {"kv", "LIST", "formats of the cache, or K's/V's as int8/e4m3 (e4m3,int8,bf16)", CLI_TEXT,
          &w->kv},
         {"q", "FORMAT", "format of the queries (bf16)", CLI_TEXT, &w->q},
+        {"o", "FORMAT", "on cuda: format of the output (that of the queries)", CLI_TEXT, &w->o},
         {"math", "NAME", "auto, f32 or bf16: what to multiply in (auto)", CLI_TEXT, &w->math},
         {"batch", "LIST", "requests of a run (1)", CLI_TEXT, &w->batch},
         {"context", "LIST", "keys of a request (8192)", CLI_TEXT, &w->context},
@@ -242,6 +256,13 @@ static int parse_words(words *w, int argc, char **argv) {
         {"qo-len", "N", "query tokens of a prefill (512)", CLI_INT, &w->qo_len, 1, 1 << 20},
         {"window", "W", "a query sees itself and W keys before it (-1: all)", CLI_INT, &w->window,
          -1, 1 << 24},
+        {"left-padding", "N", "on cuda: no query sees the first N keys (0)", CLI_INT,
+         &w->left_padding, 0, 1 << 24},
+        {"attention-chunk", "N", "on cuda: a query sees keys of its own N positions (0: all)",
+         CLI_INT, &w->attention_chunk, 0, 1 << 24},
+        {"tree", NULL, "on cuda: a tree mask over a request's last keys, its queries'", CLI_FLAG,
+         &w->tree},
+        {"bounded", NULL, "on cuda: page ids are held to the pool's size", CLI_FLAG, &w->bounded},
         {"page-size", "N", "tokens of a page (16)", CLI_INT, &w->page_size, 1, 1 << 16},
         {"hnd", NULL, "pages [kv_head, slot, dim] instead of [slot, kv_head, dim]", CLI_FLAG,
          &w->hnd},

@@ -114,6 +114,7 @@ static kv8_status make_pages(device_run *r, const bench_device *b, const bench_r
         status = random_codes(dtypes[i], PIECE_BYTES / size, 2 + (uint64_t)i, piece);
         if (status == KV8_OK)
             status = fill_pool(r, b->stream, piece, PIECE_BYTES, num * size, &both[i]->data);
+        if (a->bounded) both[i]->num_pages = r->num_sets * r->pages_per_set;
         both[i]->stride_page = slots * heads * dim;
         both[i]->stride_slot = a->hnd ? dim : heads * dim;
         both[i]->stride_head = a->hnd ? slots * dim : dim;
@@ -207,6 +208,42 @@ static kv8_status make_queries(device_run *r, const bench_device *b, const bench
     return status;
 }
 
+static bool has_ranges(const bench_args *a) {
+    return a->left_padding > 0 || a->attention_chunk > 0;
+}
+static kv8_status make_ranges(device_run *r, const bench_device *b, const bench_row *row) {
+    const bench_args *const a = b->args;
+    const int32_t num = bench_total_rows(a, row);
+    if (!has_ranges(a)) return KV8_OK;
+    int32_t *const begin = malloc(2 * (size_t)num * sizeof *begin), *const end = begin + num;
+    if (begin == NULL) return KV8_ERR_NO_MEMORY;
+    for (int32_t i = 0, at = 0; i < row->batch; i++)
+        for (int32_t q = 0; q < bench_request_rows(a, row, i); q++, at++)
+            bench_seen_keys(a, row, i, q, &begin[at], &end[at]);
+    const void *to = NULL;
+    const kv8_status status = upload(r, b->stream, begin, 2 * (size_t)num * sizeof *begin, &to);
+    free(begin);
+    r->args.key_begin = to;
+    r->args.key_end = r->args.key_begin + num;
+    return status;
+}
+
+static kv8_status make_tree(device_run *r, const bench_device *b, const bench_row *row) {
+    if (!b->args->tree) return KV8_OK;
+    const size_t indptr_bytes = ((size_t)row->batch + 1) * sizeof(int64_t);
+    int64_t *const indptr = malloc(indptr_bytes);
+    uint8_t *const bits = indptr == NULL ? NULL : bench_tree_mask(b->args, row, indptr);
+    const void *to[2] = {NULL};
+    kv8_status status = bits == NULL ? KV8_ERR_NO_MEMORY : KV8_OK;
+    if (status == KV8_OK) status = upload(r, b->stream, bits, (size_t)indptr[row->batch], &to[0]);
+    if (status == KV8_OK) status = upload(r, b->stream, indptr, indptr_bytes, &to[1]);
+    free(bits);
+    free(indptr);
+    r->args.mask_bits = to[0];
+    r->args.mask_indptr = to[1];
+    return status;
+}
+
 static kv8_status make_sick(device_run *r, const bench_device *b, const bench_row *row) {
     const bench_args *const a = b->args;
     if (a->sick == SICK_NONE || a->sick == SICK_SCALES) return KV8_OK;
@@ -237,6 +274,9 @@ static kv8_attention_spec make_spec(const bench_device *b, const bench_row *row)
     spec.q_dtype = a->q;
     spec.k_dtype = row->kv.k;
     spec.v_dtype = row->kv.v;
+    spec.o_dtype = a->o;
+    spec.has_mask = a->tree;
+    spec.has_key_range = has_ranges(a);
     spec.page_size = a->page_size;
     spec.window_left = a->window;
     spec.causal = 1;
@@ -351,7 +391,10 @@ static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
     s.args.k = &s.k;
     s.args.v = &s.v;
     s.args.pages = &s.pages;
-    s.spec.o_dtype = a->q == KV8_E4M3 ? KV8_F32 : a->q;
+    if (a->o == KV8_DTYPE_NONE) s.spec.o_dtype = a->q == KV8_E4M3 ? KV8_F32 : a->q;
+    int32_t range[2];
+    s.args.key_begin = has_ranges(a) ? &range[0] : NULL;
+    s.args.key_end = has_ranges(a) ? &range[1] : NULL;
     s.spec.num_qo_heads /= a->num_kv_heads;
     s.spec.num_kv_heads = 1;
     s.spec.max_batch = s.spec.max_total_q = s.args.batch = s.qo_indptr[1] = 1;
@@ -374,6 +417,7 @@ static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
         const int32_t query = (int32_t)((int64_t)(qo_len - 1) * i / (SAMPLES - 1));
         const int32_t kv_head = i % a->num_kv_heads;
         s.kv_len = keys - qo_len + query + 1;
+        bench_seen_keys(a, row, 0, query, &range[0], &range[1]);
         s.args.qo_indptr = s.qo_indptr;
         s.args.q_scale = a->q == KV8_E4M3 ? &s.q_scale : NULL;
         s.pages = (kv8_page_table)KV8_PAGE_TABLE_INIT;
@@ -482,6 +526,8 @@ static int measure_row(bench_device *b, bench_row *row) {
     if (status == KV8_OK) status = make_pages(&run, b, row);
     if (status == KV8_OK) status = make_tables(&run, b, row);
     if (status == KV8_OK) status = make_queries(&run, b, row);
+    if (status == KV8_OK) status = make_ranges(&run, b, row);
+    if (status == KV8_OK) status = make_tree(&run, b, row);
     if (status == KV8_OK) status = make_sick(&run, b, row);
     if (status == KV8_OK) status = make_plan(&run, b, row);
     if (status == KV8_OK && a->check) status = check(&run, b, row);

@@ -51,9 +51,10 @@ typedef struct bench_args {
     const char *shape; /* its name */
     int32_t num_qo_heads, num_kv_heads, head_dim;
     int32_t window, page_size, pool_mib, qo_len, shared_prefix;
-    int32_t longest; /* keys of the first request; 0 = as the others */
-    int32_t chunk;   /* query rows of the first request; 0 = as the others */
-    kv8_dtype q;
+    int32_t longest;                       /* keys of the first request; 0 = as the others */
+    int32_t chunk;                         /* query rows of the first request; 0 = as the others */
+    int32_t left_padding, attention_chunk; /* ranges of keys; 0 = none */
+    kv8_dtype q, o;                        /* o: NONE = the plan's default */
     bench_kv kv[BENCH_MAX_VALUES];
     kv8_isa isa[KV8_ISA_COUNT];
     kv8_attention_math math;
@@ -62,7 +63,7 @@ typedef struct bench_args {
     float seconds;
     const char *plot;
     bench_sick sick;
-    bool decode, prefill, check, no_sink, hnd, batch_invariant, cuda, csv, json;
+    bool decode, prefill, check, no_sink, hnd, batch_invariant, bounded, tree, cuda, csv, json;
 } bench_args;
 /* Returns -1 to go on, or the exit status. */
 int bench_args_parse(bench_args *args, int argc, char **argv);
@@ -117,6 +118,13 @@ typedef struct bench_nan {
 } bench_nan;
 kv8_status bench_sick_value(const bench_args *args, const bench_row *row,
                             const kv8_attention_args *of, int32_t page, bench_nan *out);
+/* Keys [*begin, *end) that query `query` of a request sees. */
+void bench_seen_keys(const bench_args *args, const bench_row *row, int32_t request, int32_t query,
+                     int32_t *begin, int32_t *end);
+/* Mask bits of a row whose requests' newest tokens, as many as their queries, are a binary heap of
+ * continuations: each sees what came before, itself and its ancestors. indptr [batch + 1]: byte
+ * offsets. free() them; NULL = no memory. */
+uint8_t *bench_tree_mask(const bench_args *args, const bench_row *row, int64_t *indptr);
 /* Bytes of K and V of one token. */
 double bench_slot_bytes(const bench_args *args, const bench_kv *kv);
 /* Tokens that the sequences of a set really share: a fork that goes on copies a begun page. */

@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "bench.h"
 
@@ -17,6 +18,44 @@ int32_t bench_request_rows(const bench_args *args, const bench_row *row, int32_t
 
 int32_t bench_total_rows(const bench_args *args, const bench_row *row) {
     return bench_request_rows(args, row, 0) + (row->batch - 1) * row->qo_len;
+}
+
+void bench_seen_keys(const bench_args *args, const bench_row *row, int32_t request, int32_t query,
+                     int32_t *begin, int32_t *end) {
+    const int32_t rows = bench_request_rows(args, row, request);
+    const int32_t position = bench_request_keys(args, row, request) - rows + query;
+    int32_t first = args->left_padding;
+    if (args->window >= 0 && position - args->window > first) first = position - args->window;
+    if (args->attention_chunk > 0 && position - position % args->attention_chunk > first)
+        first = position - position % args->attention_chunk;
+    *end = position < 0 ? 0 : position + 1;
+    *begin = first > *end ? *end : first;
+}
+
+uint8_t *bench_tree_mask(const bench_args *args, const bench_row *row, int64_t *indptr) {
+    indptr[0] = 0;
+    for (int32_t i = 0; i < row->batch; i++) {
+        const int64_t rows = bench_request_rows(args, row, i);
+        indptr[i + 1] = indptr[i] + (rows * bench_request_keys(args, row, i) + 7) / 8;
+    }
+    uint8_t *const bits = malloc((size_t)indptr[row->batch]);
+    if (bits == NULL) return NULL;
+    memset(bits, 0xff, (size_t)indptr[row->batch]);
+    for (int32_t i = 0; i < row->batch; i++) {
+        const int32_t rows = bench_request_rows(args, row, i);
+        const int32_t keys = bench_request_keys(args, row, i);
+        for (int32_t query = 0; query < rows; query++) {
+            int32_t ancestor = query;
+            for (int32_t node = query; node >= 0; node--) {
+                const int64_t bit = (int64_t)query * keys + keys - rows + node;
+                if (node == ancestor)
+                    ancestor = (ancestor - 1) / 2;
+                else
+                    bits[indptr[i] + bit / 8] &= (uint8_t) ~(1u << (bit % 8));
+            }
+        }
+    }
+    return bits;
 }
 
 /* Of one head; int8 has an f16 beside it. */
@@ -41,8 +80,8 @@ static void count_work(bench_row *row, const bench_args *args) {
         const int32_t rows_of = bench_request_rows(args, row, request);
         double first = keys; /* that any of its rows sees */
         for (int32_t r = 0; r < rows_of; r++) {
-            const double end = fmax(0, keys - rows_of + r + 1);
-            const double begin = args->window < 0 ? 0 : fmax(0, end - 1 - args->window);
+            int32_t begin, end;
+            bench_seen_keys(args, row, request, r, &begin, &end);
             pairs += end - begin;
             first = fmin(first, begin);
         }

@@ -13,16 +13,20 @@ static kv8_kernel_pages usual_pages(const kv8_attention_spec *spec, kv8_dtype dt
     return kv8_device_pages(spec, &paged, dtype);
 }
 
+/* *beside_out: of decode beside prefill, or NULL. */
 static const kv8_device_choice *choose(const kv8_attention_device_plan *plan,
-                                       const kv8_attention_args *args) {
+                                       const kv8_attention_args *args,
+                                       const kv8_device_choice **beside_out) {
     const kv8_attention_spec *const spec = &plan->spec;
     if (args == NULL) {
         const kv8_kernel_pages k = usual_pages(spec, spec->k_dtype, spec->head_dim);
         const kv8_kernel_pages v = usual_pages(spec, spec->v_dtype, spec->v_head_dim);
+        *beside_out = kv8_device_choose_beside(plan, 0, spec->max_batch, &k, &v);
         return kv8_device_choose(plan, 0, spec->max_batch, &k, &v);
     }
     const kv8_kernel_pages k = kv8_device_pages(spec, args->k, spec->k_dtype);
     const kv8_kernel_pages v = kv8_device_pages(spec, args->v, spec->v_dtype);
+    *beside_out = kv8_device_choose_beside(plan, kv8_needs_of_args(args), args->batch, &k, &v);
     return kv8_device_choose(plan, kv8_needs_of_args(args), args->batch, &k, &v);
 }
 
@@ -36,17 +40,22 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
         if (inputs.args.k == NULL || inputs.args.v == NULL)
             return kv8_fail(KV8_ERR_INVALID, "%s is NULL", inputs.args.k == NULL ? "k" : "v");
     }
-    const kv8_device_choice *const c = choose(plan, given == NULL ? NULL : &inputs.args);
+    const kv8_device_choice *beside = NULL;
+    const kv8_device_choice *const c = choose(plan, given == NULL ? NULL : &inputs.args, &beside);
     if (c == NULL) return kv8_fail(KV8_ERR_UNSUPPORTED, "no kernel of the plan takes these args");
     const char *const gpu = kv8_device_get_info(plan->device)->name, *const name = c->variant->name;
     const uint32_t blocks = c->launch.grid[0];
     const size_t bytes = plan->layout.size;
+    char rest[160] = "";
+    if (beside != NULL)
+        snprintf(rest, sizeof rest, ", %s beside it for requests of up to %d rows",
+                 beside->variant->name, plan->decode_rows);
     switch (c->variant->way) {
         case KV8_WAY_PREFILL:
             snprintf(text, size,
                      "%s on %s: %u blocks, items of %d packed rows, longest first, split over keys "
-                     "where one would outlast the rest, workspace %zu bytes",
-                     name, gpu, blocks, c->variant->block_rows, bytes);
+                     "where one would outlast the rest%s, workspace %zu bytes",
+                     name, gpu, blocks, c->variant->block_rows, rest, bytes);
             break;
         case KV8_WAY_CLUSTER:
             snprintf(

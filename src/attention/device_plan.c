@@ -6,6 +6,7 @@
 #include "device_plan.h"
 
 #include "prefill_args.h"
+#include "prefill_schedule_args.h"
 
 static const char schedule_name[] = "kv8_prefill_schedule__sm80";
 
@@ -104,8 +105,8 @@ static kv8_status make_prefill(kv8_attention_device_plan *plan, kv8_device_choic
     const kv8_attention_spec *const spec = &plan->spec;
     const kv8_variant *const v = choice->variant;
     int32_t blocks = 0;
-    KV8_TRY(
-        kv8_kernel_get(&plan->schedule, plan->device, schedule_name, sizeof(kv8_kernel_args), 0));
+    KV8_TRY(kv8_kernel_get(&plan->schedule, plan->device, schedule_name,
+                           sizeof(kv8_prefill_schedule_args), 0));
     choice->launch.block[0] = (uint32_t)v->num_warps * 32;
     KV8_TRY(fill_machine(plan, choice, &blocks));
     choice->launch.grid[0] = (uint32_t)blocks;
@@ -127,6 +128,10 @@ static size_t place(size_t *end, int64_t count, size_t size) {
 }
 static void take_larger(size_t *most, size_t bytes) {
     if (bytes > *most) *most = bytes;
+}
+
+static bool is_decode(const kv8_device_choice *c) {
+    return c->variant->way == KV8_WAY_ROWS || c->variant->way == KV8_WAY_BULK;
 }
 
 /* Of counters and partial results, which all kernels of the plan have at one place. */
@@ -173,9 +178,9 @@ static kv8_status lay_out(kv8_attention_device_plan *plan) {
     int64_t items = 0, blocks = 0;
     for (int i = 0; i < plan->num_choices; i++) {
         const kv8_device_choice *const c = &plan->choices[i];
-        const kv8_way way = c->variant->way;
-        if (way == KV8_WAY_ROWS || way == KV8_WAY_BULK) count_decode(&plan->spec, c, &most);
-        if (way == KV8_WAY_PREFILL) KV8_TRY(count_prefill(&plan->spec, c, &most, &items, &blocks));
+        if (is_decode(c)) count_decode(&plan->spec, c, &most);
+        if (c->variant->way == KV8_WAY_PREFILL)
+            KV8_TRY(count_prefill(&plan->spec, c, &most, &items, &blocks));
     }
     *l = (kv8_device_layout){0};
     if (items > 0) l->queue_at = place(&l->size, 1, sizeof(kv8_prefill_queue));
@@ -186,6 +191,7 @@ static kv8_status lay_out(kv8_attention_device_plan *plan) {
         l->blocks_at = place(&l->size, blocks, sizeof(kv8_prefill_block));
         l->indptr_at = place(&l->size, (int64_t)plan->spec.max_batch + 1, sizeof(int32_t));
         l->broken_at = place(&l->size, items, sizeof(kv8_prefill_broken));
+        l->decode_lens_at = place(&l->size, plan->spec.max_batch, sizeof(int32_t));
     }
     l->sums_at = place(&l->size, 1, most.sums);
     l->partials_at = place(&l->size, 1, most.partials);
@@ -231,10 +237,27 @@ static kv8_status make_choice(kv8_attention_device_plan *plan, const kv8_variant
     return KV8_OK;
 }
 
+/* Query rows of a request that a tile of decode holds, where the plan has a prefill kernel to take
+ * the other requests and enough of them may be small. */
+static int32_t rows_beside_prefill(const kv8_attention_device_plan *plan) {
+    const kv8_attention_spec *const spec = &plan->spec;
+    bool has_prefill = false;
+    int32_t rows = 0;
+    for (int i = 0; i < plan->num_choices; i++) {
+        const kv8_variant *const v = plan->choices[i].variant;
+        has_prefill |= v->way == KV8_WAY_PREFILL;
+        if (is_decode(&plan->choices[i]) && rows == 0) rows = v->block_rows;
+    }
+    if (!has_prefill || rows == 0 || !kv8_may_mix(spec)) return 0;
+    const int32_t group = spec->num_qo_heads / spec->num_kv_heads;
+    return rows > group ? rows / group : 1;
+}
+
 static kv8_status make_choices(kv8_attention_device_plan *plan, const char *pattern) {
-    const kv8_variant *found[KV8_NUM_WAYS];
+    const kv8_variant *found[KV8_MAX_CHOICES];
     const int count = kv8_choose_variants(&plan->spec, plan->device, pattern, found);
     for (int i = 0; i < count; i++) KV8_TRY(make_choice(plan, found[i]));
+    plan->decode_rows = rows_beside_prefill(plan);
     if (plan->num_choices > 0) return lay_out(plan);
     const kv8_device_info *const info = kv8_device_get_info(plan->device);
     return kv8_fail(
@@ -286,6 +309,19 @@ void kv8_attention_device_plan_destroy(kv8_attention_device_plan *plan) {
 
 size_t kv8_attention_device_workspace_size(const kv8_attention_device_plan *plan) {
     return plan->layout.size;
+}
+
+const kv8_device_choice *kv8_device_choose_beside(const kv8_attention_device_plan *plan,
+                                                  uint32_t needs, int32_t batch,
+                                                  const kv8_kernel_pages *k,
+                                                  const kv8_kernel_pages *v) {
+    if (plan->decode_rows == 0) return NULL;
+    for (int i = 0; i < plan->num_choices; i++) {
+        const kv8_device_choice *const c = &plan->choices[i];
+        if (is_decode(c) && kv8_variant_takes_run(c->variant, &plan->spec, needs, batch, k, v))
+            return c;
+    }
+    return NULL;
 }
 
 const kv8_device_choice *kv8_device_choose(const kv8_attention_device_plan *plan, uint32_t needs,

@@ -27,6 +27,7 @@ typedef struct kv8_device_layout {
     size_t queue_at, arrivals_at; /* counters, 0 between launches: the first zeroed_bytes */
     size_t zeroed_bytes;
     size_t items_at, blocks_at, indptr_at, broken_at; /* prefill's work list */
+    size_t decode_lens_at;                            /* rows of each request that are decode's */
     size_t sums_at, partials_at;                      /* partial results */
     size_t size;
 } kv8_device_layout;
@@ -36,8 +37,9 @@ struct kv8_attention_device_plan {
     kv8_device *device;
     const kv8_allocator *allocator;
     kv8_allocator allocator_copy;
-    kv8_device_choice choices[KV8_NUM_WAYS]; /* in order of preference */
+    kv8_device_choice choices[KV8_MAX_CHOICES]; /* in order of preference */
     int num_choices;
+    int32_t decode_rows; /* beside prefill: of a request, that are decode's; 0 = none are */
     kv8_kernel schedule; /* of prefill's work list */
     kv8_device_layout layout;
 };
@@ -58,6 +60,13 @@ kv8_kernel_pages kv8_device_pages(const kv8_attention_spec *spec, const kv8_page
 const kv8_device_choice *kv8_device_choose(const kv8_attention_device_plan *plan, uint32_t needs,
                                            int32_t batch, const kv8_kernel_pages *k,
                                            const kv8_kernel_pages *v);
+
+/* The first kernel of decode that takes a run beside prefill's, for requests of up to decode_rows
+ * query rows; NULL: there is none, and prefill takes all. */
+const kv8_device_choice *kv8_device_choose_beside(const kv8_attention_device_plan *plan,
+                                                  uint32_t needs, int32_t batch,
+                                                  const kv8_kernel_pages *k,
+                                                  const kv8_kernel_pages *v);
 
 /* n / d = high half of n * factor, shifted, for n below 2^31: with 2^(s-1) < d <= 2^s and factor =
  * ceil(2^(31+s) / d), factor * d exceeds 2^(31+s) by less than 2^s, and n times that by less than

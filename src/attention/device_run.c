@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "device_plan.h"
 #include "prefill_args.h"
+#include "prefill_schedule_args.h"
 
 /* --- checks --- */
 
@@ -208,24 +209,37 @@ kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *
     return kv8_stream_fill(stream, workspace, 0, plan->layout.zeroed_bytes);
 }
 
-/* What prepare and run begin with: the kernel for checked args, and its argument. *choice_out is
- * NULL for an empty batch. */
+/* A run: its kernel, NULL for an empty batch, and that of decode beside a prefill kernel, or NULL.
+ * decode_lens: of the latter. */
+typedef struct run_kernels {
+    kv8_kernel_args args;
+    const kv8_device_choice *choice, *beside;
+    int32_t *decode_lens;
+} run_kernels;
+
+/* What prepare and run begin with, of checked args. */
 static kv8_status begin(const kv8_attention_device_plan *plan, const kv8_attention_args *given,
-                        void *workspace, kv8_kernel_args *a, const kv8_device_choice **choice_out) {
+                        void *workspace, run_kernels *r) {
     kv8_attention_inputs inputs;
     KV8_TRY(kv8_attention_read_args(&inputs, given));
     const kv8_attention_args *const args = &inputs.args;
-    *choice_out = NULL;
+    kv8_kernel_args *const a = &r->args;
+    *r = (run_kernels){0};
     KV8_TRY(check_run(&plan->spec, args, workspace));
     if (args->batch == 0) return KV8_OK;
     *a = kernel_args(&plan->spec, args);
-    *choice_out = kv8_device_choose(plan, kv8_needs_of_args(args), args->batch, &a->k, &a->v);
-    if (*choice_out == NULL)
+    const uint32_t needs = kv8_needs_of_args(args);
+    r->choice = kv8_device_choose(plan, needs, args->batch, &a->k, &a->v);
+    if (r->choice == NULL)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "no kernel of the plan takes these args");
-    if ((*choice_out)->variant->way == KV8_WAY_PREFILL)
-        fill_prefill(a, plan, *choice_out, workspace);
-    else
-        fill_decode(a, plan, *choice_out, workspace);
+    if (r->choice->variant->way != KV8_WAY_PREFILL) {
+        fill_decode(a, plan, r->choice, workspace);
+        return KV8_OK;
+    }
+    fill_prefill(a, plan, r->choice, workspace);
+    r->beside = kv8_device_choose_beside(plan, needs, args->batch, &a->k, &a->v);
+    if (r->beside != NULL)
+        r->decode_lens = (void *)((uint8_t *)workspace + plan->layout.decode_lens_at);
     return KV8_OK;
 }
 
@@ -234,20 +248,26 @@ static kv8_status begin(const kv8_attention_device_plan *plan, const kv8_attenti
 kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, kv8_stream *stream,
                                         const kv8_attention_args *args, void *workspace) {
     KV8_REQUIRE(plan, stream, args, workspace);
-    kv8_kernel_args a;
-    const kv8_device_choice *choice;
-    KV8_TRY(begin(plan, args, workspace, &a, &choice));
-    if (choice == NULL || choice->variant->way != KV8_WAY_PREFILL) return KV8_OK;
+    run_kernels r;
+    KV8_TRY(begin(plan, args, workspace, &r));
+    if (r.choice == NULL || r.choice->variant->way != KV8_WAY_PREFILL) return KV8_OK;
     const kv8_launch launch = {.grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}};
-    return kv8_kernel_launch(&plan->schedule, stream, &launch, &a);
+    kv8_prefill_schedule_args schedule = {
+        .args = r.args, .decode_lens = r.decode_lens, .decode_rows = plan->decode_rows};
+    return kv8_kernel_launch(&plan->schedule, stream, &launch, &schedule);
 }
 
 kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
                                     const kv8_attention_args *args, void *workspace) {
     KV8_REQUIRE(plan, stream, args, workspace);
-    kv8_kernel_args a;
-    const kv8_device_choice *choice;
-    KV8_TRY(begin(plan, args, workspace, &a, &choice));
-    if (choice == NULL) return KV8_OK;
-    return kv8_kernel_launch(&choice->kernel, stream, &choice->launch, &a);
+    run_kernels r;
+    KV8_TRY(begin(plan, args, workspace, &r));
+    if (r.choice == NULL) return KV8_OK;
+    if (r.beside != NULL) {
+        kv8_kernel_args decode = r.args;
+        fill_decode(&decode, plan, r.beside, workspace);
+        decode.qo_lens = r.decode_lens;
+        KV8_TRY(kv8_kernel_launch(&r.beside->kernel, stream, &r.beside->launch, &decode));
+    }
+    return kv8_kernel_launch(&r.choice->kernel, stream, &r.choice->launch, &r.args);
 }

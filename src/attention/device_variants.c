@@ -11,6 +11,8 @@
 #define WIDE       (BIT(KV8_BF16) | BIT(KV8_F16))
 #define FLOATS     (BIT(KV8_F32) | WIDE)
 #define CODES      (BIT(KV8_E4M3) | BIT(KV8_E4M3FNUZ) | BIT(KV8_E5M2) | BIT(KV8_INT8))
+/* O of the tensor core kernels. */
+#define RESULTS (FLOATS | BIT(KV8_E4M3) | BIT(KV8_E5M2))
 /* What the generic kernel takes: all of float8.h. */
 #define FLOAT8_BIT(words, rule, name, dtype, mantissa, bias, max) | BIT(dtype)
 #define FLOAT8S                                                   (0 KV8_FLOAT8_FORMATS(FLOAT8_BIT))
@@ -30,8 +32,8 @@ enum {
     CLUSTER_TAKES = DECODE_TAKES & ~(KV8_NEEDS_MASK | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_INVARIANT),
     WGMMA_TAKES = KV8_NEEDS_INVARIANT | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_WINDOW_RIGHT |
                   KV8_NEEDS_RAGGED | KV8_NEEDS_QO_LENS | KV8_NEEDS_LSE_LAYOUT,
-    NARROW_TAKES = WGMMA_TAKES & ~KV8_NEEDS_INVARIANT, /* wide where other bounds ask for it */
-    MMA_TAKES = WGMMA_TAKES | KV8_NEEDS_TWO_DIMS | KV8_NEEDS_MASK,
+    OPTIONS_TAKE = WGMMA_TAKES | KV8_NEEDS_KEY_RANGE | KV8_NEEDS_NUM_PAGES,
+    MMA_TAKES = OPTIONS_TAKE | KV8_NEEDS_TWO_DIMS | KV8_NEEDS_MASK,
 };
 
 #define DECODE(k_, v_, way_, kernel, dim, rows, pages, kv_heads, least, most, takes_, warps, \
@@ -41,7 +43,7 @@ enum {
      .q = QUERIES(k_),                                                                       \
      .k = BIT(k_),                                                                           \
      .v = BIT(v_),                                                                           \
-     .o = FLOATS | BIT(KV8_E4M3) | BIT(KV8_E5M2),                                            \
+     .o = RESULTS,                                                                           \
      .takes = takes_,                                                                        \
      .head_dim = dim,                                                                        \
      .page_step = pages,                                                                     \
@@ -56,22 +58,22 @@ enum {
     DECODE(k, v, KV8_WAY_ROWS, kernel, dim, KV8_DECODE_ROWS,                                    \
            whole ? KV8_DECODE_TOKENS : PAGES_OF_ANY_SIZE, 0, 1, INT32_MAX, DECODE_TAKES, warps, \
            heads, bytes)
-#define PREFILL(kernel, q_, k_, v_, takes_, dim, step, warps, rows, keys, bytes) \
-    {.name = #kernel,                                                            \
-     .way = KV8_WAY_PREFILL,                                                     \
-     .q = q_,                                                                    \
-     .k = k_,                                                                    \
-     .v = v_,                                                                    \
-     .o = FLOATS,                                                                \
-     .takes = takes_,                                                            \
-     .head_dim = dim,                                                            \
-     .dim_step = step,                                                           \
-     .page_step = PAGES_OF_ANY_SIZE,                                             \
-     .min_batch = 1,                                                             \
-     .max_batch = INT32_MAX,                                                     \
-     .num_warps = warps,                                                         \
-     .block_rows = rows,                                                         \
-     .tile_keys = keys,                                                          \
+#define PREFILL(kernel, q_, k_, v_, o_, takes_, dim, step, warps, rows, keys, bytes) \
+    {.name = #kernel,                                                                \
+     .way = KV8_WAY_PREFILL,                                                         \
+     .q = q_,                                                                        \
+     .k = k_,                                                                        \
+     .v = v_,                                                                        \
+     .o = o_,                                                                        \
+     .takes = takes_,                                                                \
+     .head_dim = dim,                                                                \
+     .dim_step = step,                                                               \
+     .page_step = PAGES_OF_ANY_SIZE,                                                 \
+     .min_batch = 1,                                                                 \
+     .max_batch = INT32_MAX,                                                         \
+     .num_warps = warps,                                                             \
+     .block_rows = rows,                                                             \
+     .tile_keys = keys,                                                              \
      .shared_bytes = bytes},
 
 /* Of several that take a spec and work one way, the first is taken: the faster stand first. */
@@ -96,27 +98,40 @@ static const kv8_variant variants[] = {
     ROWS(KV8_F16, KV8_F16, name, dim, warps, whole, heads, bytes)
 #include "cuda/decode/decode_kernels.inc"
 
-/* On wgmma, for sm_90a: warpgroups of 64 rows, and one of producers. */
-#define KV8_PREFILL_FP8(code, name, dim, math, k_stages, v_stages, math_registers, registers)     \
-    PREFILL(kv8_prefill_##name##_d##dim##__sm90, BIT(KV8_E4M3), BIT(KV8_##code), BIT(KV8_##code), \
-            WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0,                                \
+/* On wgmma, for sm_90a: warpgroups of 64 rows, and one of producers. A narrow one is wide where
+ * other bounds ask for it. */
+#define FP8(way_, o_, takes_, code, name, dim, math, k_stages, v_stages)               \
+    PREFILL(kv8_prefill_##name##_d##dim##way_##__sm90, BIT(KV8_E4M3), BIT(KV8_##code), \
+            BIT(KV8_##code), o_, takes_, dim, 0, 4 * ((math) + 1), 64 * (math), 0,     \
             KV8_PREFILL_FP8_SHARED(dim, math, k_stages, v_stages))
+#define WGMMA(way_, o_, takes_, k, v, name, dim, math, stages, ahead)                           \
+    PREFILL(kv8_prefill_##name##way_##__sm90, QUERIES(KV8_##k), BIT(KV8_##k), BIT(KV8_##v), o_, \
+            (takes_) & ~((math) == 1 ? KV8_NEEDS_INVARIANT : 0), dim, 0, 4 * ((math) + 1),      \
+            64 * (math), 0, KV8_PREFILL_SM90_SHARED(KV8_##k, KV8_##v, dim, math, stages, ahead))
+#define KV8_PREFILL_FP8(code, name, dim, math, k_stages, v_stages, math_registers, registers) \
+    FP8(, FLOATS, WGMMA_TAKES, code, name, dim, math, k_stages, v_stages)
 #include "cuda/prefill/sm90/prefill_fp8_kernels.inc"
-#define KV8_PREFILL(k, v, name, dim, math, stages, ahead, math_registers, registers)            \
-    PREFILL(name, QUERIES(KV8_##k), BIT(KV8_##k), BIT(KV8_##v),                                 \
-            (math) == 1 ? NARROW_TAKES : WGMMA_TAKES, dim, 0, 4 * ((math) + 1), 64 * (math), 0, \
-            KV8_PREFILL_SM90_SHARED(KV8_##k, KV8_##v, dim, math, stages, ahead))
+#define KV8_PREFILL(k, v, name, dim, math, stages, ahead, math_registers, registers) \
+    WGMMA(, FLOATS, WGMMA_TAKES, k, v, name, dim, math, stages, ahead)
+#include "cuda/prefill/sm90/prefill_kernels.inc"
+#undef KV8_PREFILL_FP8
+#undef KV8_PREFILL
+#define KV8_PREFILL_FP8(code, name, dim, math, k_stages, v_stages, math_registers, registers) \
+    FP8(_options, RESULTS, OPTIONS_TAKE, code, name, dim, math, k_stages, v_stages)
+#include "cuda/prefill/sm90/prefill_fp8_kernels.inc"
+#define KV8_PREFILL(k, v, name, dim, math, stages, ahead, math_registers, registers) \
+    WGMMA(_options, RESULTS, OPTIONS_TAKE, k, v, name, dim, math, stages, ahead)
 #include "cuda/prefill/sm90/prefill_kernels.inc"
 #undef KV8_PREFILL_FP8
 #undef KV8_PREFILL
 
 /* On mma.sync: K and V of any two formats that the arithmetic of the products holds exactly. */
-#define KV8_PREFILL_MMA_F16(name, dim, row_tiles, keys, warps, blocks)                         \
-    PREFILL(name, WIDE, BIT(KV8_F16) | CODES, BIT(KV8_F16) | CODES, MMA_TAKES, dim, 16, warps, \
-            16 * (row_tiles) * (warps), keys, 0)
-#define KV8_PREFILL_MMA_BF16(name, dim, row_tiles, keys, warps, blocks)                            \
-    PREFILL(name, BIT(KV8_BF16), BIT(KV8_BF16) | CODES, BIT(KV8_BF16) | CODES, MMA_TAKES, dim, 16, \
+#define KV8_PREFILL_MMA_F16(name, dim, row_tiles, keys, warps, blocks)                           \
+    PREFILL(name, WIDE, BIT(KV8_F16) | CODES, BIT(KV8_F16) | CODES, RESULTS, MMA_TAKES, dim, 16, \
             warps, 16 * (row_tiles) * (warps), keys, 0)
+#define KV8_PREFILL_MMA_BF16(name, dim, row_tiles, keys, warps, blocks)                            \
+    PREFILL(name, BIT(KV8_BF16), BIT(KV8_BF16) | CODES, BIT(KV8_BF16) | CODES, RESULTS, MMA_TAKES, \
+            dim, 16, warps, 16 * (row_tiles) * (warps), keys, 0)
 #include "cuda/prefill/sm80/prefill_mma_kernels.inc"
 
     {.name = "kv8_attention_any_any_dany_generic__sm80",
@@ -259,13 +274,13 @@ static bool takes_dims(const kv8_variant *v, const kv8_attention_spec *spec) {
 static bool is_on_wgmma(const kv8_variant *prefill) {
     return prefill->tile_keys == 0;
 }
-static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec,
+static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uint32_t needs,
                        const kv8_device_info *info) {
     if ((v->q >> spec->q_dtype & v->k >> spec->k_dtype & v->v >> spec->v_dtype &
          v->o >> spec->o_dtype & 1) == 0)
         return false;
-    if (!takes_dims(v, spec) || (kv8_needs_of_spec(spec) & ~v->takes) != 0 ||
-        spec->page_size % v->page_step != 0 || spec->max_batch < least_batch(v, spec) ||
+    if (!takes_dims(v, spec) || (needs & ~v->takes) != 0 || spec->page_size % v->page_step != 0 ||
+        spec->max_batch < least_batch(v, spec) ||
         (v->num_kv_heads != 0 && v->num_kv_heads != spec->num_kv_heads))
         return false;
     switch (v->way) {
@@ -279,15 +294,27 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec,
     }
 }
 
-/* The first kernel for each way of [first, last], appended to out. */
-static int add_ways(const kv8_attention_spec *spec, const kv8_device *device, const char *pattern,
-                    kv8_way first, kv8_way last, const kv8_variant *out[KV8_NUM_WAYS], int count) {
-    const kv8_device_info *const info = kv8_device_get_info(device);
+/* Whom a plan is for. */
+typedef struct choosing {
+    const kv8_attention_spec *spec;
+    const kv8_device *device;
+    const char *pattern;
+} choosing;
+
+/* The first kernel for each way of [first, last] that takes what runs may need beside the spec,
+ * appended to out. */
+static int add_ways(const choosing *c, uint32_t needs, kv8_way first, kv8_way last,
+                    const kv8_variant *out[KV8_MAX_CHOICES], int count) {
+    const kv8_attention_spec *const spec = c->spec;
+    const kv8_device_info *const info = kv8_device_get_info(c->device);
+    needs |= kv8_needs_of_spec(spec);
     for (kv8_way way = first; way <= last; way++) {
         for (int i = 0; i < NUM_VARIANTS; i++) {
             const kv8_variant *const v = &variants[i];
-            if (v->way != way || (pattern != NULL && fnmatch(pattern, v->name, 0) != 0)) continue;
-            if (!takes_spec(v, spec, info) || !kv8_kernel_exists(device, v->name)) continue;
+            if (v->way != way || (c->pattern != NULL && fnmatch(c->pattern, v->name, 0) != 0))
+                continue;
+            if (!takes_spec(v, spec, needs, info) || !kv8_kernel_exists(c->device, v->name))
+                continue;
             out[count++] = v;
             break;
         }
@@ -295,30 +322,41 @@ static int add_ways(const kv8_attention_spec *spec, const kv8_device *device, co
     return count;
 }
 
+bool kv8_may_mix(const kv8_attention_spec *spec) {
+    return has_more_rows_than(spec, WARPGROUP_ROWS) && spec->max_batch >= BULK_LEAST_BATCH &&
+           !spec->batch_invariant;
+}
+
+/* A prefill kernel, and another for runs that give num_pages, where that one takes none. */
+static int add_prefill(const choosing *c, const kv8_variant *out[KV8_MAX_CHOICES], int count) {
+    const int before = count;
+    count = add_ways(c, 0, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
+    if (count == before || (out[before]->takes & KV8_NEEDS_NUM_PAGES) != 0) return count;
+    return add_ways(c, KV8_NEEDS_NUM_PAGES, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
+}
+
 int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device,
-                        const char *pattern, const kv8_variant *out[KV8_NUM_WAYS]) {
+                        const char *pattern, const kv8_variant *out[KV8_MAX_CHOICES]) {
+    const choosing c = {spec, device, pattern};
     const bool many = has_more_rows_than(spec, WARPGROUP_ROWS);
     int count = 0;
     if (spec->batch_invariant) { /* rows of decode and of prefill by one arithmetic */
-        count = add_ways(spec, device, pattern, KV8_WAY_BULK, KV8_WAY_ROWS, out, count);
-        if (count == 0)
-            count = add_ways(spec, device, pattern, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
-        return add_ways(spec, device, pattern, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
+        count = add_ways(&c, 0, KV8_WAY_BULK, KV8_WAY_ROWS, out, count);
+        if (count == 0) count = add_prefill(&c, out, count);
+        return add_ways(&c, 0, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
     }
-    if (!many)
-        count = add_ways(spec, device, pattern, KV8_WAY_CLUSTER, KV8_WAY_CLUSTER, out, count);
+    if (!many) count = add_ways(&c, 0, KV8_WAY_CLUSTER, KV8_WAY_CLUSTER, out, count);
     const int before = count;
     if (has_more_rows_than(spec, MOST_DECODE_ROWS)) {
-        count = add_ways(spec, device, pattern, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
+        count = add_prefill(&c, out, count);
         if (count > before && !is_on_wgmma(out[before]) &&
             !has_more_rows_than(spec, WARPGROUP_ROWS - 1))
             count = before;
     }
-    if (!many || count == before)
-        count = add_ways(spec, device, pattern, KV8_WAY_BULK, KV8_WAY_ROWS, out, count);
-    if (count == 0)
-        count = add_ways(spec, device, pattern, KV8_WAY_PREFILL, KV8_WAY_PREFILL, out, count);
-    return add_ways(spec, device, pattern, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
+    if (!many || count == before || kv8_may_mix(spec))
+        count = add_ways(&c, 0, KV8_WAY_BULK, KV8_WAY_ROWS, out, count);
+    if (count == 0) count = add_prefill(&c, out, count);
+    return add_ways(&c, 0, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
 }
 
 /* What copies of 16 bytes and strides of 32 bits ask. */

@@ -22,6 +22,7 @@ typedef enum kv8_way {
     KV8_WAY_GENERIC,     /* a block a query row: takes everything */
     KV8_NUM_WAYS
 } kv8_way;
+enum { KV8_MAX_CHOICES = KV8_NUM_WAYS + 1 }; /* of a plan */
 
 /* What a spec or the args of a run may ask for beside the plain case. */
 typedef enum kv8_need {
@@ -59,11 +60,16 @@ uint32_t kv8_needs_of_spec(const kv8_attention_spec *spec);
 uint32_t kv8_needs_of_args(const kv8_attention_args *args);
 
 /* The kernels that a plan of a resolved spec holds, in order of preference: a run takes the first
- * that takes its args too. One for each way at most; the last is the generic kernel, unless its
- * name is not like `pattern` (of fnmatch; NULL: all are). Returns how many; 0: this GPU has none.
+ * that takes its args too. One for each way at most, two of prefill; the last is the generic
+ * kernel, unless its name is not like `pattern` (of fnmatch; NULL: all are). Returns how many; 0:
+ * this GPU has none.
  */
 int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device,
-                        const char *pattern, const kv8_variant *out[KV8_NUM_WAYS]);
+                        const char *pattern, const kv8_variant *out[KV8_MAX_CHOICES]);
+
+/* Whether requests of few rows go to decode kernels beside prefill's in one run, for which the plan
+ * has both. */
+bool kv8_may_mix(const kv8_attention_spec *spec);
 
 /* Of a run, whose K and V lie in these pages. */
 bool kv8_variant_takes_run(const kv8_variant *variant, const kv8_attention_spec *spec,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "device_plan.h"
+#include "prefill_schedule_args.h"
 #include "stand_in.h"
 #include "testing.h"
 
@@ -74,7 +75,7 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_total_q = 512;
           spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
     TAKES(spec.max_total_q = 513, "kv8_prefill_f16_e4m3_d64__sm90");
-    TAKES(spec.max_total_q = 504; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
+    TAKES(spec.max_total_q = 128; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
     TAKES(spec.max_total_q = 512; spec.has_mask = 1, "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.max_batch = 1, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 2, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
@@ -111,6 +112,11 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.v_head_dim = 128; spec.batch_invariant = 1, "kv8_prefill_f16_any_d128__sm80");
     TAKES(spec.max_total_q = 1024, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_total_q = 1024; spec.k_dtype = KV8_BF16, "kv8_prefill_bf16_bf16_e4m3_d64__sm90");
+    TAKES(spec.max_total_q = 1024;
+          spec.has_key_range = 1, "kv8_prefill_f16_e4m3_d64_options__sm90");
+    TAKES(spec.max_total_q = 1024;
+          spec.o_dtype = KV8_E5M2, "kv8_prefill_f16_e4m3_d64_options__sm90");
+    TAKES(spec.max_total_q = 1024; spec.o_dtype = KV8_E4M3FNUZ, generic);
     TAKES(spec.max_total_q = 1024; spec.has_mask = 1, "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.q_dtype = KV8_E4M3, "kv8_prefill_e4m3_e4m3_d64__sm90");
     TAKES(spec.head_dim = 45, generic);
@@ -197,14 +203,46 @@ static void each_run_has_its_kernel(void **state) {
     LAUNCHES(spec.max_total_q = 512;
              in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     LAUNCHES(spec.max_total_q = 512;
-             in.k.num_pages = 1000, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
-    LAUNCHES(spec.max_total_q = 512; in.k.num_pages = 1000;
-             in.args.batch = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
+             in.k.num_pages = 1000, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
+    LAUNCHES(spec.max_total_q = 1024; spec.max_batch = in.args.batch = 1;
+             in.v.num_pages = 1000, "kv8_prefill_f16_e4m3_d64_options__sm90");
     LAUNCHES(spec.max_total_q = 8;
              spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
              in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
 #undef LAUNCHES
+    close_gpu(&s);
+}
+
+/* In a plan for chunks among rows of decode two kernels share a run: the schedule leaves decode its
+ * requests. */
+static void decode_goes_beside_prefill(void **state) {
+    (void)state;
+    setting s;
+    kv8_kernel_args a;
+    inputs in;
+    kv8_attention_spec spec = decode_spec();
+    spec.max_total_q = 2048 + 63;
+    fill(&in, &spec);
+    open_gpu(&s, 90);
+    for (int mixed = 0; mixed < 2; mixed++) {
+        const int32_t before = stand_in_num_launches();
+        spec.max_batch = in.args.batch = mixed ? 64 : 15; /* of so few prefill takes all */
+        assert_string_equal(launch_of(&s, &spec, &in.args, &a).name,
+                            "kv8_prefill_f16_e4m3_d64__sm90");
+        assert_int_equal(stand_in_num_launches() - before, 2 + mixed);
+        const stand_in_launch *const cut = stand_in_get_launch(before);
+        const kv8_prefill_schedule_args *const schedule = cut->args;
+        assert_int_equal(cut->args_bytes, sizeof *schedule);
+        assert_int_equal(schedule->decode_lens != NULL, mixed);
+        if (!mixed) continue;
+        const stand_in_launch *const decode = stand_in_get_launch(before + 1);
+        const kv8_kernel_args *const of_decode = decode->args;
+        assert_string_equal(decode->name, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
+        assert_ptr_equal(of_decode->qo_lens, schedule->decode_lens);
+        assert_int_equal(schedule->decode_rows, 2);
+        assert_null(a.qo_lens);
+    }
     close_gpu(&s);
 }
 
@@ -305,9 +343,11 @@ static void wrong_args_are_refused(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_spec_has_its_kernel), cmocka_unit_test(each_run_has_its_kernel),
-        cmocka_unit_test(a_run_says_what_it_was_given), cmocka_unit_test(ragged_rows_are_pages),
-        cmocka_unit_test(wrong_args_are_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(each_spec_has_its_kernel),
+                                       cmocka_unit_test(each_run_has_its_kernel),
+                                       cmocka_unit_test(decode_goes_beside_prefill),
+                                       cmocka_unit_test(a_run_says_what_it_was_given),
+                                       cmocka_unit_test(ragged_rows_are_pages),
+                                       cmocka_unit_test(wrong_args_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

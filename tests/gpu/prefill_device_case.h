@@ -76,12 +76,16 @@ static void upload(const gpu *g, const attention_inputs *in, const kv8_attention
     a->pages = &c->pages;
     a->sink_logit = on_device(in, c, a->sink_logit);
     a->qo_indptr = on_device(in, c, a->qo_indptr);
+    a->key_begin = on_device(in, c, a->key_begin);
+    a->key_end = on_device(in, c, a->key_end);
+    a->o_scale = on_device(in, c, a->o_scale);
     a->q = on_device(in, c, a->q);
     a->q_scale = on_device(in, c, a->q_scale);
     c->k.data = on_device(in, c, c->k.data);
     c->v.data = on_device(in, c, c->v.data);
     c->k.row_scale = on_device(in, c, c->k.row_scale);
     c->v.row_scale = on_device(in, c, c->v.row_scale);
+    if (in->c->seed % 2 == 1) c->k.num_pages = c->v.num_pages = in->num_pages;
     kv8_page_table *const pages = &c->pages;
     pages->page_indptr = on_device(in, c, pages->page_indptr);
     pages->page_indices = on_device(in, c, pages->page_indices);
@@ -130,6 +134,8 @@ static void fetch(const gpu *g, const attention_inputs *in, const gpu_case *c, f
     for (int64_t i = 0; i < (int64_t)in->total_q * in->num_qo_heads; i++) {
         const uint8_t *const from = o + (size_t)(i * (dim + gap)) * size;
         assert_ok(kv8_widen(KV8_ISA_SCALAR, in->spec.o_dtype, from, (size_t)dim, o_out + i * dim));
+        for (int64_t d = 0; in->args.o_scale != NULL && d < dim; d++)
+            o_out[i * dim + d] *= *in->args.o_scale;
         for (size_t j = 0; j < (size_t)gap * size; j++)
             assert_int_equal(from[(size_t)dim * size + j], 0xff);
     }

@@ -1,6 +1,6 @@
 /* test_attention_rows.c - several query rows a request, on each kernel that is built for them,
  * against the oracle: rows that fill a part of a tile, one or several, beside requests of one row
- * and of many, with every other option in turn.
+ * and of many, with every other option in turn; and decode beside prefill in one plan.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "prefill_device_case.h"
@@ -103,13 +103,50 @@ static void warpgroups(void **state) {
     }
 }
 
+/* Requests of few rows go to a decode kernel beside prefill's, in a plan whose bounds speak of
+ * many: chunks among them, none, nothing else. */
+static void decode_beside_prefill(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const kv8_dtype formats[][2] = {{KV8_E4M3, KV8_E4M3}, {KV8_INT8, KV8_E4M3},
+                                           {KV8_BF16, KV8_BF16}, {KV8_E4M3, KV8_BF16},
+                                           {KV8_INT8, KV8_INT8}, {KV8_BF16, KV8_INT8}};
+    kernels = "*";
+    for (uint64_t n = 0; n < 36; n++) {
+        attention_case c = rows_case(n, 2);
+        c.k_dtype = formats[n % 6][0], c.v_dtype = formats[n % 6][1];
+        if (c.k_dtype == KV8_BF16 || c.v_dtype == KV8_BF16) c.q_dtype = KV8_BF16;
+        c.extremes = c.extremes && c.q_dtype != KV8_BF16; /* whose sums leave f32 */
+        c.num_kv_heads = n % 2 ? 8 : 2;
+        c.head_dim = n / 6 % 2 ? 128 : 64;
+        c.soft_cap = n % 11 == 10 ? 20.0f : 0.0f;
+        c.batch = 16 + (int32_t)(n % 4);
+        for (int b = 0; b < c.batch; b++) {
+            const bool is_chunk = n % 3 == 1 ? b % 7 == 3 : n % 3 == 2;
+            c.qo_len[b] = is_chunk ? 20 + b : b % 5 == 4 ? 0 : 1 + b % 4;
+            c.kv_len[b] = c.qo_len[b] + (int32_t)((n * 7 + (uint64_t)b * 131) % 400);
+        }
+        static attention_inputs in;
+        case_make(&in, &c);
+        in.spec.max_total_q = 100 * c.batch;
+        char text[512];
+        kv8_attention_device_plan *plan = NULL;
+        assert_ok(kv8_attention_device_plan_create(&plan, g->device, &in.spec, NULL));
+        assert_ok(kv8_attention_device_describe(plan, NULL, text, sizeof text));
+        assert_non_null(strstr(text, "kv8_prefill_"));
+        if (kv8_device_get_info(g->device)->sm_version == 90 && c.page_size % 16 == 0)
+            assert_non_null(strstr(text, ", kv8_decode_"));
+        kv8_attention_device_plan_destroy(plan);
+        check_made(g, &in, 0);
+        case_free(&in);
+    }
+}
+
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_pages),
-        cmocka_unit_test(a_cluster),
-        cmocka_unit_test(one_warpgroup),
-        cmocka_unit_test(warpgroups),
+        cmocka_unit_test(whole_pages),           cmocka_unit_test(a_cluster),
+        cmocka_unit_test(one_warpgroup),         cmocka_unit_test(warpgroups),
+        cmocka_unit_test(decode_beside_prefill),
     };
     return cmocka_run_group_tests_name("attention_rows", tests, gpu_open, gpu_close);
 }

@@ -74,13 +74,18 @@ static void options_at_random(void **state) {
         if (c.q_dtype == KV8_BF16 && c.k_dtype != KV8_BF16 && rng_range(&rng, 0, 1))
             c.q_dtype = KV8_F16;
         if (rng_range(&rng, 0, 2) == 0) c.o_dtype = KV8_F16;
+        if (i % 6 == 1) c.o_dtype = i % 12 == 1 ? KV8_E4M3 : KV8_E5M2;
+        c.key_ranges = i % 5 == 2;
+        if (kernels == on_mma && i % 7 >= 5) c.mask = i % 7 == 5 ? MASK_TREE : MASK_RANDOM;
         c.page_size = pick(&rng, pages, 5);
         c.window_left = pick(&rng, windows, 7);
-        c.causal = rng_range(&rng, 0, 4) != 0;
+        c.causal = rng_range(&rng, 0, 4) != 0 && c.mask != MASK_TREE;
+        c.right = c.causal ? 0 : rng_range(&rng, 0, 1) * 40;
         c.soft_cap = rng_range(&rng, 0, 3) == 0 ? 20 : 0;
         c.sm_scale = rng_range(&rng, 0, 5) == 0 ? -0.2f : 0;
         c.sink = (sink_kind)rng_range(&rng, 0, SINK_KINDS - 1);
         c.scale = (scale_kind)rng_range(&rng, 0, SCALE_KINDS - 1);
+        if (case_o_is_fp8(&c)) c.scale = SCALE_NONE; /* values of about 1 fit o_scale */
         c.layout = (layout_kind)rng_range(&rng, 0, 1);
         c.dense_table = rng_range(&rng, 0, 1);
         c.batch_invariant = rng_range(&rng, 0, 2) == 0;
@@ -93,6 +98,60 @@ static void options_at_random(void **state) {
         }
         c.seed = (uint64_t)i;
         check(g, &c, rng_range(&rng, 0, 2));
+    }
+}
+
+/* Every fifth page has an id beyond the pool: its keys are skipped, as a mask would. */
+static void pages_that_are_not_there_are_skipped(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    for (int i = 0; i < 2 * num_formats(); i++) {
+        attention_case c = plain(i / 2, i % 2 == 0 ? 64 : 128);
+        c.seed = 1; /* num_pages is known */
+        c.kv_len[0] = i % 3 == 0 ? 2000 : 300;
+        c.window_left = i % 4 == 3 ? 150 : -1;
+        c.page_size = i % 5 == 4 ? 7 : 16;
+        static attention_inputs in;
+        case_make(&in, &c);
+        union {
+            const int32_t *in;
+            int32_t *out;
+        } ids = {.in = in.pages.page_indices};
+        const int32_t num_keys = c.kv_len[0], num_rows = c.qo_len[0];
+        const size_t num_bits = (size_t)num_keys * (size_t)num_rows;
+        uint8_t *const bits = malloc(num_bits / 8 + 1);
+        memset(bits, 0xff, num_bits / 8 + 1);
+        uint32_t num_missing = 0;
+        for (int32_t key = 0; key < num_keys; key++) {
+            const int32_t page = key / c.page_size;
+            if (page % 5 != 2) continue;
+            ids.out[page] = page % 2 ? in.num_pages + page : KV8_NO_PAGE;
+            const int32_t seen = c.window_left < 0 ? 0 : num_keys - num_rows - c.window_left;
+            num_missing += key % c.page_size == 0 && key >= seen;
+            for (int32_t bit = key; bit < num_keys * num_rows; bit += num_keys)
+                bits[bit / 8] &= (uint8_t) ~(1u << (bit % 8));
+        }
+        const int64_t indptr[2] = {0, (int64_t)num_bits / 8 + 1};
+        kv8_attention_spec masked = in.spec;
+        kv8_attention_args args = in.args;
+        masked.has_mask = 1;
+        args.mask_bits = bits;
+        args.mask_indptr = indptr;
+        assert_ok(kv8_attention_reference(&masked, &args, in.ref_o, in.ref_lse));
+        free(bits);
+        const size_t rows = (size_t)(in.total_q * in.num_qo_heads);
+        float *const o = calloc(rows * (size_t)c.head_dim, sizeof *o);
+        float *const lse = calloc(rows, sizeof *lse);
+        uint32_t *const bad_pages = gpu_alloc(g, sizeof *bad_pages), count = 0;
+        assert_ok(kv8_stream_fill(g->stream, bad_pages, 0, sizeof *bad_pages));
+        in.args.bad_pages = bad_pages;
+        run_once(g, &in, 0, o, lse);
+        compare(&in, o, lse);
+        gpu_download(g, &count, bad_pages, sizeof count);
+        assert_true(count >= num_missing && num_missing > 0);
+        kv8_device_free(g->device, bad_pages);
+        free(o);
+        free(lse);
+        case_free(&in);
     }
 }
 
@@ -426,8 +485,8 @@ static void wrong_inputs_are_refused(void **state) {
     case_free(&in);
 }
 
-/* What the wgmma kernels do not take: any two formats, any two head_dims, masks. */
-static void any_formats_head_dims_and_masks(void **state) {
+/* What the wgmma kernels do not take: any two formats, any two head_dims. */
+static void any_formats_and_head_dims(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     static const kv8_dtype all[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_F16, KV8_E5M2, KV8_E4M3FNUZ};
     static const int32_t dims[] = {16, 48, 64, 80, 96, 112, 128, 192, 256};
@@ -447,6 +506,7 @@ static void any_formats_head_dims_and_masks(void **state) {
         c.window_left = pick(&rng, windows, 4);
         c.mask = (mask_kind)rng_range(&rng, 0, MASK_KINDS - 1);
         c.causal = c.mask != MASK_TREE && i % 5 != 0;
+        c.key_ranges = i % 4 == 1;
         c.soft_cap = i % 7 == 0 ? 20 : 0;
         c.sink = (sink_kind)rng_range(&rng, 0, SINK_KINDS - 1);
         c.scale = (scale_kind)rng_range(&rng, 0, SCALE_KINDS - 1);
@@ -509,6 +569,7 @@ static int open_mma(void **state) {
     ON(GROUP, every_edge_of_a_tile), ON(GROUP, options_at_random), ON(GROUP, few_rows_are_split), \
         ON(GROUP, maxima_rise), ON(GROUP, a_graph_follows_the_lengths),                           \
         ON(GROUP, company_changes_no_bit), ON(GROUP, wrong_inputs_are_refused),                   \
+        ON(GROUP, pages_that_are_not_there_are_skipped),                                          \
         ON(GROUP, what_is_not_finite_stays_where_it_is_seen)
 
 int main(int argc, char **argv) {
@@ -516,7 +577,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest wgmma[] = {ON_BOTH(wgmma), ON(wgmma, the_plan_chooses),
                                        ON(wgmma, fp8_means_of_ones_are_one),
                                        ON(wgmma, fp8_finds_needles_among_131072_keys)};
-    const struct CMUnitTest mma[] = {ON_BOTH(mma), ON(mma, any_formats_head_dims_and_masks),
+    const struct CMUnitTest mma[] = {ON_BOTH(mma), ON(mma, any_formats_and_head_dims),
                                      ON(mma, the_plan_chooses_mma)};
     const int failed =
         cmocka_run_group_tests_name("prefill_device_wgmma", wgmma, open_wgmma, gpu_close);

@@ -95,10 +95,7 @@ static inline bool device_case_run_plan(const gpu *g, attention_inputs *in,
     args.o_stride_head = stride_head;
     args.lse = (float *)(void *)(d.ends + device_round(o_bytes));
     if (in->c->lse_transposed) args.lse_stride_row = 1, args.lse_stride_head = in->total_q;
-    char text[256];
-    assert_ok(kv8_attention_device_describe(plan, &args, text, sizeof text));
-    const bool may_count_pages = strstr(text, "kv8_prefill") == NULL; /* these do not */
-    if (in->c->seed % 2 == 0 && may_count_pages) d.k.num_pages = d.v.num_pages = in->num_pages;
+    if (in->c->seed % 2 == 0) d.k.num_pages = d.v.num_pages = in->num_pages;
     void *const workspace = gpu_alloc(g, kv8_attention_device_workspace_size(plan));
     assert_ok(kv8_attention_device_workspace_init(plan, g->stream, workspace));
     assert_ok(kv8_attention_device_prepare(plan, g->stream, &args, workspace));
@@ -110,6 +107,7 @@ static inline bool device_case_run_plan(const gpu *g, attention_inputs *in,
     case_collect_lse(in, lse, &args, lse_out);
     free(lse);
     case_collect(in, o, stride_row, stride_head, o_out);
+    char text[256];
     assert_ok(kv8_attention_device_describe(plan, &args, text, sizeof text));
     free(o);
     kv8_device_free(g->device, workspace);

@@ -19,12 +19,13 @@ enum { KV8_PREFILL_TILE_KEYS = 128, KV8_PREFILL_SCHEDULE_THREADS = 1024 };
 typedef struct kv8_prefill_item {
     int32_t request, kv_head, row_begin;
     int32_t tile_begin, tile_end;
-    int32_t slot;              /* of the rows' first piece; -1 = the rows are whole */
-    int16_t split, num_splits; /* this piece, of so many */
+    int32_t slot;             /* of the rows' first piece; -1 = the rows are whole */
+    int8_t split, num_splits; /* this piece, of so many */
+    int16_t has_gaps;         /* keys that no row sees may lie between keys that some do */
     /* Of the request, so that a block need not look: */
     int32_t q_begin, qo_len, kv_len;
     int32_t seen_from, seen_to;     /* keys that some row of the block may see */
-    int32_t shared_from, shared_to; /* keys that all of them see; may be none */
+    int32_t shared_from, shared_to; /* keys that all of them see, by a mask too; may be none */
     int64_t pages_at;               /* of its first page in the table */
 } kv8_prefill_item;
 /* Items under way in a block on sm_90, in slots; what a block keeps of a packed row. */
@@ -49,6 +50,7 @@ typedef struct kv8_prefill_broken {
 typedef struct kv8_prefill_block {
     int32_t request, row_begin;
     int32_t tile_begin, tile_end;
+    int32_t unmasked_to; /* keys before it are hidden from no row by a mask */
 } kv8_prefill_block;
 
 /* Bytes of shared memory of a kernel on sm_90: Q, the widened tiles of every stage, the codes under

@@ -1,9 +1,11 @@
-// prefill_codes.cuh - codes of any format to f16, exactly and on every GPU, and one stored value at
-// a time: what kernels read that know their formats at run time alone.
+// prefill_codes.cuh - codes of any format to f16, exactly and on every GPU, one stored value at a
+// time, and O in 8 bits: for kernels that know their formats at run time alone.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "codec.cuh"
+#include "ptx_sm80.cuh"
 #include "widen.cuh"
 
 namespace kv8 {
@@ -55,6 +57,17 @@ __device__ __forceinline__ void widen_codes(uint32_t codes, uint32_t &low, uint3
 #endif
     }
 }
+// O of 8 bits: two codes of e4m3 or e5m2.
+#if __CUDA_ARCH__ >= 890 && !defined(KV8_E4M3_BY_BITS)
+__device__ __forceinline__ uint32_t pack_codes(int dtype, float x, float y) {
+    return dtype == E4M3 ? pack_e4m3(x, y) : pack_e5m2(x, y);
+}
+#else
+static __device__ __noinline__ uint32_t pack_codes(int dtype, float x, float y) {
+    return dtype == E4M3 ? kv8_e4m3_encode(x) | kv8_e4m3_encode(y) << 8
+                         : kv8_e5m2_encode(x) | kv8_e5m2_encode(y) << 8;
+}
+#endif
 // One value of a row of any format.
 __device__ __forceinline__ float value_of(int dtype, const uint8_t *row, int at) {
     uint32_t low = 0, high;

@@ -41,18 +41,31 @@ __device__ __forceinline__ ItemView view_item(const kv8_kernel_args &a,
     v.num_rows = v.qo_len * a.group_size - v.row_begin;
     return v;
 }
-// Keys [begin, end) that query `row` of the request may see.
+// Keys [begin, end) that query `row` of the request may see. RANGES: rows may have their own.
+template <bool RANGES = true>
 __device__ __forceinline__ int row_end(const kv8_kernel_args &a, const ItemView &v, int row) {
-    if (a.window_right < 0) return v.kv_len;
-    return max(min(v.kv_len - v.qo_len + row + a.window_right + 1, v.kv_len), 0);
+    int end = v.kv_len;
+    if (a.window_right >= 0) end = min(v.kv_len - v.qo_len + row + a.window_right + 1, end);
+    if (RANGES && a.key_end != nullptr) end = min(a.key_end[v.q_begin + row], end);
+    return max(end, 0);
 }
+template <bool RANGES = true>
 __device__ __forceinline__ int row_begin(const kv8_kernel_args &a, const ItemView &v, int row) {
-    return a.window_left < 0
-               ? 0
-               : min(max(v.kv_len - v.qo_len + row - a.window_left, 0), row_end(a, v, row));
+    const bool has_range = RANGES && a.key_begin != nullptr;
+    if (a.window_left < 0 && !has_range) return 0;
+    int begin = a.window_left < 0 ? 0 : max(v.kv_len - v.qo_len + row - a.window_left, 0);
+    if (has_range) begin = max(a.key_begin[v.q_begin + row], begin);
+    return min(begin, row_end<RANGES>(a, v, row));
 }
 __device__ __forceinline__ int query_of(const kv8_kernel_args &a, int packed_row) {
     return divide((uint32_t)packed_row, a.by_group);
+}
+// Queries of an item's rows: first to last.
+__device__ __forceinline__ int first_query(const kv8_kernel_args &a, const ItemView &v) {
+    return query_of(a, v.row_begin);
+}
+__device__ __forceinline__ int last_query(const kv8_kernel_args &a, const ItemView &v) {
+    return query_of(a, v.row_begin + min(a.prefill.block_rows, v.num_rows) - 1);
 }
 __device__ __forceinline__ float k_scale_of(const kv8_kernel_args &a, const ItemView &v) {
     if (a.k_scale == nullptr) return 1.0f;
@@ -65,6 +78,11 @@ __device__ __forceinline__ float q_scale_of(const kv8_kernel_args &a, const Item
                      (int64_t)(v.q_begin + query) * a.q_scale_stride_row +
                      v.kv_head * a.q_scale_stride_kv_head +
                      (head - v.kv_head * a.group_size) * a.q_scale_stride_group];
+}
+// The page of keys that nobody sees: like every id that is not there, not below num_pages.
+constexpr int UNSEEN = INT32_MIN;
+__device__ __forceinline__ bool page_exists(const kv8_kernel_args &a, int page) {
+    return (uint32_t)page < a.num_pages;
 }
 // Of a request: its pages, and which bits of the mask are whose.
 struct RequestKeys {
@@ -80,6 +98,29 @@ struct RequestKeys {
     __device__ __forceinline__ bool mask_has(int query, int key) const {
         const int64_t bit = (int64_t)query * kv_len + key;
         return mask == nullptr || (mask[bit / 8] >> (bit % 8) & 1);
+    }
+    // Bits of 32 keys from `key` on of a row of the mask, no byte behind the row's last read.
+    __device__ __forceinline__ uint32_t mask_word(int query, int key) const {
+        const int64_t row = (int64_t)query * kv_len, bit = row + key;
+        const int64_t last = (row + kv_len - 1) / 8;
+        uint64_t bits = 0;
+#pragma unroll
+        for (int i = 0; i < 5; i++)
+            if (bit / 8 + i <= last) bits |= (uint64_t)mask[bit / 8 + i] << (8 * i);
+        return (uint32_t)(bits >> (bit % 8));
+    }
+    // Whether a row of the item sees one of the keys [from, to).
+    __device__ __forceinline__ bool some_row_sees(const kv8_kernel_args &a, const ItemView &v,
+                                                  int from, int to) const {
+        int query = first_query(a, v);
+#pragma unroll 1
+        for (int left = last_query(a, v) - query; left >= 0; left--, query++) {
+            const int end = min(to, row_end(a, v, query));
+#pragma unroll 1
+            for (int key = max(from, row_begin(a, v, query)); key < end; key++)
+                if (mask_has(query, key)) return true;
+        }
+        return false;
     }
 };
 
@@ -104,9 +145,14 @@ __device__ __forceinline__ RowPlace place_of(const kv8_kernel_args &a, const Ite
     place.lse = at * a.lse_stride_row + place.head * a.lse_stride_head;
     return place;
 }
+// Of V, over O's where it may have one.
+template <bool CODES = true>
 __device__ __forceinline__ float v_scale_of(const kv8_kernel_args &a, const ItemView &v) {
-    if (a.v_scale == nullptr) return 1.0f;
-    return a.v_scale[v.request * a.v_scale_stride_batch + v.kv_head * a.v_scale_stride_head];
+    float scale = 1.0f;
+    if (a.v_scale != nullptr)
+        scale = a.v_scale[v.request * a.v_scale_stride_batch + v.kv_head * a.v_scale_stride_head];
+    if (CODES && a.o_scale != nullptr) scale /= *a.o_scale;
+    return scale;
 }
 
 // One instruction, which the compiler makes three of where it is written out.
@@ -128,13 +174,17 @@ __device__ __forceinline__ __half key_scale(const kv8_kernel_pages &p, int page,
                                         kv_head * p.scale_stride_head]);
 }
 
-// Of a row of O: one value, two neighbours.
+// Of a row of O: one value, two neighbours. CODES: it may be of 8 bits.
+template <bool CODES = true>
 __device__ __forceinline__ void store_one(const kv8_kernel_args &a, int64_t at, float x) {
     if (a.o_dtype == KV8_F32)
         ((float *)a.o)[at] = x;
+    else if (CODES && !is_wide(a.o_dtype))
+        ((uint8_t *)a.o)[at] = (uint8_t)pack_codes(a.o_dtype, x, x);
     else
         ((uint16_t *)a.o)[at] = (uint16_t)(a.o_dtype == BF16 ? pack_bf16(x, x) : pack_f16(x, x));
 }
+template <bool CODES = true>
 __device__ __forceinline__ void store_pair(const kv8_kernel_args &a, int64_t at, float x, float y) {
     if (a.o_dtype == KV8_F32) {
         float *const to = (float *)a.o + at;
@@ -143,6 +193,15 @@ __device__ __forceinline__ void store_pair(const kv8_kernel_args &a, int64_t at,
         } else {
             to[0] = x;
             to[1] = y;
+        }
+    } else if (CODES && !is_wide(a.o_dtype)) {
+        uint8_t *const to = (uint8_t *)a.o + at;
+        const uint32_t pair = pack_codes(a.o_dtype, x, y);
+        if (a.prefill.o_aligned) {
+            *(uint16_t *)to = (uint16_t)pair;
+        } else {
+            to[0] = (uint8_t)pair;
+            to[1] = (uint8_t)(pair >> 8);
         }
     } else {
         uint16_t *const to = (uint16_t *)a.o + at;

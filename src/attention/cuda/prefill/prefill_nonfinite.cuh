@@ -18,12 +18,6 @@
 
 namespace kv8 {
 
-// The larger; NaN where one is.
-__device__ __forceinline__ float max_nan(float x, float y) {
-    float r;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
-    return r;
-}
 __device__ __forceinline__ float quad_max_nan(float x) {
     x = max_nan(x, __shfl_xor_sync(~0u, x, 1));
     return max_nan(x, __shfl_xor_sync(~0u, x, 2));
@@ -165,15 +159,20 @@ struct NonfiniteWalk {
     }
     // Those that some row of the item sees: others' pages may be none.
     __device__ __forceinline__ uint32_t item_keys(int base) const {
-        if (keys.mask == nullptr) return keys_within(base, item.seen_from, item.seen_to);
+        if (keys.mask == nullptr && !item.has_gaps)
+            return keys_within(base, item.seen_from, item.seen_to);
         uint32_t seen = 0;
-        for (int row = lane; row < min(a.prefill.block_rows, v.num_rows); row += 32) {
-            const int of_row = query_of(a, v.row_begin + row);
+        const int last = last_query(a, v);
+        for (int of_row = first_query(a, v) + lane; of_row <= last; of_row += 32) {
             const uint32_t range =
                 keys_within(base, row_begin(a, v, of_row), row_end(a, v, of_row));
             seen |= unmasked(range, of_row, base);
         }
         return __reduce_or_sync(~0u, seen);
+    }
+    // False where the key's page is not there.
+    __device__ __forceinline__ bool has_page(int key) const {
+        return page_exists(a, keys.pages[divide(key, a.by_page)]);
     }
     __device__ __forceinline__ KeyPlace find(int key) const {
         const int nth = divide(key, a.by_page);
@@ -255,10 +254,11 @@ struct NonfiniteWalk {
         }
         return all;
     }
-    // Of the 32 keys from `base` on, before `last`, those that the item sees and whose V is not
-    // finite.
+    // Of the 32 keys from `base` on, before `last`, those that the item sees, that are there, and
+    // whose V is not finite.
     __device__ __forceinline__ uint32_t sick_keys(int base, int last) const {
-        const uint32_t seen = item_keys(base) & keys_within(base, base, last);
+        uint32_t seen = item_keys(base) & keys_within(base, base, last);
+        seen &= __ballot_sync(~0u, (seen >> lane & 1) && has_page(base + lane));
         KeyPlace mine = {a.k.data, a.v.data, 1.0f};
         if (seen >> lane & 1) mine = find(base + lane);
         return sick_keys_of(mine, seen);

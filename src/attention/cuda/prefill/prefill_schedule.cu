@@ -10,6 +10,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "prefill/prefill_item.cuh"
+#include "prefill_schedule_args.h"
 
 namespace kv8 {
 
@@ -64,6 +65,32 @@ __device__ static kv8_prefill_item item_of(const kv8_kernel_args &a, int request
     return item;
 }
 
+// Keys of an item's rows: those that some may see, and those that all do. Whether the former may
+// hold keys that no row sees.
+struct ItemKeys {
+    KeyRange some, all;
+    bool has_gaps;
+};
+__device__ static ItemKeys keys_of(const kv8_kernel_args &a, const ItemView &v) {
+    const int first = first_query(a, v), last = last_query(a, v);
+    if (a.key_begin == nullptr)  // they move right with the row
+        return {{row_begin(a, v, first), row_end(a, v, last)},
+                {row_begin(a, v, last), row_end(a, v, first)},
+                false};
+    ItemKeys k = {{INT32_MAX, 0}, {0, INT32_MAX}, false};
+#pragma unroll 4
+    for (int query = first; query <= last; query++) {
+        const KeyRange row = {row_begin(a, v, query), row_end(a, v, query)};
+        k.all = {max(k.all.begin, row.begin), min(k.all.end, row.end)};
+        if (row.begin == row.end) continue;
+        const bool is_apart = row.begin > k.some.end || row.end < k.some.begin;
+        k.has_gaps = k.has_gaps || (k.some.end > 0 && is_apart);
+        k.some = {min(k.some.begin, row.begin), max(k.some.end, row.end)};
+    }
+    k.some.begin = min(k.some.begin, k.some.end);
+    return k;
+}
+
 // Rows of the i-th block, in order of requests.
 __device__ static kv8_prefill_block block_of(const kv8_kernel_args &a, int i) {
     int low = 0, high = a.batch - 1;  // the last request that begins at or before i
@@ -76,12 +103,11 @@ __device__ static kv8_prefill_block block_of(const kv8_kernel_args &a, int i) {
     }
     const ItemView v =
         view_item(a, item_of(a, low, (i - a.prefill.block_indptr[low]) * a.prefill.block_rows));
-    const int last = v.row_begin + min(a.prefill.block_rows, v.num_rows) - 1;
-    const int from = row_begin(a, v, query_of(a, v.row_begin)) / KV8_PREFILL_TILE_KEYS;
-    const int to = row_end(a, v, query_of(a, last));
+    const KeyRange keys = keys_of(a, v).some;
+    const int from = keys.begin / KV8_PREFILL_TILE_KEYS;
     const kv8_prefill_block block = {
         low, v.row_begin, from,
-        max(from, (to + KV8_PREFILL_TILE_KEYS - 1) / KV8_PREFILL_TILE_KEYS)};
+        max(from, (keys.end + KV8_PREFILL_TILE_KEYS - 1) / KV8_PREFILL_TILE_KEYS), INT32_MAX};
     return block;
 }
 __device__ static int length_of(const kv8_prefill_block &block) {
@@ -94,9 +120,29 @@ __device__ static int bin_of(const kv8_prefill_block &block, int shift) {
 
 struct SortedBlock {
     kv8_prefill_block block;
-    int32_t bin, rank, unused[2];
+    int32_t bin, rank, unused;
 };
 static_assert(sizeof(SortedBlock) <= sizeof(kv8_prefill_item), "lies where items will");
+
+// By a warp: the first key that a mask hides from a row of the block, of bytes that may be others'
+// at either end of a row.
+__device__ static int unmasked_keys(const kv8_kernel_args &a, const kv8_prefill_block &block) {
+    const kv8_prefill_item item = item_of(a, block.request, block.row_begin);
+    const ItemView v = view_item(a, item);
+    const RequestKeys keys(a, item);
+    const int last = last_query(a, v);
+    int first = v.kv_len;
+    for (int query = first_query(a, v); query <= last; query++) {
+        const int64_t row = (int64_t)query * v.kv_len;
+#pragma unroll 8
+        for (int64_t byte = row / 8 + threadIdx.x % 32; byte * 8 < row + v.kv_len; byte += 32) {
+            const uint32_t before = (1u << max((int)min(row - byte * 8, (int64_t)8), 0)) - 1;
+            const uint32_t hidden = ~(keys.mask[byte] | before) & 0xff;
+            if (hidden != 0) first = min(first, (int)(byte * 8 - row) + __ffs(hidden) - 1);
+        }
+    }
+    return __reduce_min_sync(~0u, first);
+}
 
 // Longest first; blocks of one length in order of requests.
 __device__ static void sort_blocks(const kv8_kernel_args &a, int num_blocks, int *bins,
@@ -112,6 +158,11 @@ __device__ static void sort_blocks(const kv8_kernel_args &a, int num_blocks, int
         atomicAdd(&bins[found[i].bin], 1);
     }
     __syncthreads();
+    for (int i = threadIdx.x / 32; a.mask_bits != nullptr && i < num_blocks;
+         i += SCHEDULE_THREADS / 32) {
+        const int keys = unmasked_keys(a, found[i].block);
+        if (threadIdx.x % 32 == 0) found[i].block.unmasked_to = keys;
+    }
     const int per_thread = LENGTH_BINS / SCHEDULE_THREADS;
     int *const mine = bins + threadIdx.x * per_thread, total;
     int sum = 0;
@@ -180,15 +231,15 @@ __device__ static void cut_items(const kv8_kernel_args &a, int num_blocks, int *
         items_before += total;
         if (i >= num_blocks) continue;
         kv8_prefill_item item = item_of(a, block.request, block.row_begin);
-        const ItemView v = view_item(a, item);
-        const int last = v.row_begin + min(a.prefill.block_rows, v.num_rows) - 1;
-        item.seen_from = row_begin(a, v, query_of(a, v.row_begin));
-        item.seen_to = row_end(a, v, query_of(a, last));
-        item.shared_from = row_begin(a, v, query_of(a, last));
-        item.shared_to = row_end(a, v, query_of(a, v.row_begin));
-        item.num_splits = (int16_t)pieces;
+        const ItemKeys keys = keys_of(a, view_item(a, item));
+        item.seen_from = keys.some.begin;
+        item.seen_to = keys.some.end;
+        item.shared_from = keys.all.begin;
+        item.shared_to = min(keys.all.end, block.unmasked_to);
+        item.has_gaps = keys.has_gaps || block.unmasked_to < keys.some.end;
+        item.num_splits = (int8_t)pieces;
         for (int split = 0; split < pieces; split++) {
-            item.split = (int16_t)split;
+            item.split = (int8_t)split;
             item.tile_begin = block.tile_begin + (int)((int64_t)length * split / pieces);
             item.tile_end = block.tile_begin + (int)((int64_t)length * (split + 1) / pieces);
             for (int head = 0; head < heads; head++) {
@@ -204,18 +255,24 @@ __device__ static void cut_items(const kv8_kernel_args &a, int num_blocks, int *
     }
 }
 
+// Blocks that a request's rows make; those of few rows may be left to decode.
+__device__ static int count_blocks(const kv8_prefill_schedule_args &s, int b) {
+    const int rows = request_qo_len(s.args, b);
+    const bool is_decode = s.decode_lens != nullptr && rows <= s.decode_rows;
+    if (s.decode_lens != nullptr) s.decode_lens[b] = is_decode ? rows : 0;
+    const int block_rows = s.args.prefill.block_rows;
+    return is_decode ? 0 : (rows * s.args.group_size + block_rows - 1) / block_rows;
+}
+
 extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
-    kv8_prefill_schedule__sm80(const __grid_constant__ kv8_kernel_args a) {
+    kv8_prefill_schedule__sm80(const __grid_constant__ kv8_prefill_schedule_args s) {
+    const kv8_kernel_args &a = s.args;
     __shared__ int bins[LENGTH_BINS];
     __shared__ int warp_sums[SCHEDULE_THREADS / 32];
     int num_blocks = 0, total;
     for (int first = 0; first < a.batch; first += SCHEDULE_THREADS) {
         const int b = first + threadIdx.x;
-        int blocks = 0;
-        if (b < a.batch) {
-            const int rows = request_qo_len(a, b) * a.group_size;
-            blocks = (rows + a.prefill.block_rows - 1) / a.prefill.block_rows;
-        }
+        const int blocks = b < a.batch ? count_blocks(s, b) : 0;
         const int before = scan(blocks, warp_sums, &total);
         if (b < a.batch) a.prefill.block_indptr[b] = num_blocks + before;
         num_blocks += total;

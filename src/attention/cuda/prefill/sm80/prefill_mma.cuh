@@ -33,7 +33,7 @@ struct MmaBlock : MmaRowState<SHAPE> {
     bool odd;                         // S is never ready as it comes
 
     __device__ MmaBlock(const kv8_kernel_args &args, uint32_t base) : rows(args, base) {
-        odd = a.soft_cap > 0 || a.mask_bits != nullptr || a.k_dtype == INT8;
+        odd = a.soft_cap > 0 || a.k_dtype == INT8;
         q_lane = base + SHAPE::Q_AT + SHAPE::at(warp * SHAPE::WARP_ROWS + lane % 16, lane / 16);
         k_lane = base + SHAPE::K_AT + SHAPE::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
         v_lane = base + SHAPE::V_AT + SHAPE::at(lane % 16, lane / 16);
@@ -125,6 +125,9 @@ struct MmaBlock : MmaRowState<SHAPE> {
         const int first = warp * SHAPE::WARP_ROWS, last = first + SHAPE::WARP_ROWS - 1;
         warp_from = first_key(first), full_to = end_key(first);
         full_from = first_key(last), warp_to = end_key(last);
+        if (a.key_begin != nullptr) this->find_ranges(warp_from, warp_to, full_from, full_to);
+        if (loader.keys.mask != nullptr) full_to = min(full_to, loader.shared_to());
+        if (loader.is_missing()) full_to = 0;
         fresh = true;
         small = false;
     }
@@ -210,12 +213,13 @@ struct MmaBlock : MmaRowState<SHAPE> {
         const bool edge = (tile + 1) * SHAPE::KEYS > full_to || tile * SHAPE::KEYS < full_from;
         if (!(edge || fresh || odd)) return;
         if (a.k_dtype == INT8) scale_scores(s);
+        const bool by_bits = edge && (loader.keys.mask != nullptr || loader.is_missing());
         bool open = false;
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++) {
             if (a.soft_cap > 0) this->cap_scores(s[t], t);
             if (edge) this->hide_by_range(s[t], t, tile);
-            if (loader.keys.mask != nullptr) this->hide_by_mask(s[t], t, tile);
+            if (by_bits) this->hide_by_bits(s[t], t, tile);
             if (!fresh) continue;
 #pragma unroll
             for (int slot = 0; slot < 2; slot++) {
@@ -323,6 +327,7 @@ struct MmaBlock : MmaRowState<SHAPE> {
         const int end = min(item.tile_end * RATIO, (item.seen_to + SHAPE::KEYS - 1) / SHAPE::KEYS);
         const bool in_place = loader.in_place;
         loader.open(item, v);
+        if (a.num_pages != KV8_ANY_PAGES) loader.find_missing(item);
         loader.look_up(tile);
         if (tile < end) loader.copy(tile, 0);
         start_item(v);
@@ -363,6 +368,7 @@ __device__ __forceinline__ void prefill_mma(const kv8_kernel_args &a) {
                 store_chunk(block.loader.item_at + 16 * i, words.x, words.y, words.z, words.w);
             }
             store_shared(block.cleared_at(), 0);
+            store_shared(block.loader.missing_at(), 0);
         }
         __syncthreads();
         const kv8_prefill_item &item =

@@ -40,7 +40,7 @@ struct MmaRowState {
         flag_at = loader.item_at + KV8_PREFILL_ITEM_BYTES;
     }
     // Behind flag_at: whether values of V that are not finite were cleared; a byte a warp, of its
-    // keys of V (TileLoader).
+    // keys of V (TileLoader); TileLoader's missing_at().
     __device__ __forceinline__ uint32_t cleared_at() const { return flag_at + 4; }
     __device__ __forceinline__ uint32_t small_at() const { return flag_at + 8; }
     // A lane's row among the block's.
@@ -64,6 +64,17 @@ struct MmaRowState {
     }
     __device__ __forceinline__ int end_key(int row) const {
         return row_field(row, offsetof(RowRecord, end));
+    }
+
+    // Of runs in which rows have ranges: keys that some row of the warp sees, and that all do.
+    __device__ __forceinline__ void find_ranges(int &some_from, int &some_to, int &all_from,
+                                                int &all_to) const {
+        const int row = warp * SHAPE::WARP_ROWS + lane % SHAPE::WARP_ROWS;
+        const int begin = first_key(row), end = end_key(row);
+        some_from = __reduce_min_sync(~0u, begin < end ? begin : INT32_MAX);
+        some_to = __reduce_max_sync(~0u, begin < end ? end : 0);
+        all_from = __reduce_max_sync(~0u, begin);
+        all_to = __reduce_min_sync(~0u, end);
     }
 
     // --- scores ---
@@ -94,20 +105,35 @@ struct MmaRowState {
             }
         }
     }
-    // The four lanes of a row read 16 keys' bits each, no byte behind the row's last.
-    __device__ __forceinline__ void hide_by_mask(float (&s)[KEY_TILES][4], int t, int tile) const {
+    // Of 16 keys of each of four lanes: bits of those whose pages are there.
+    __device__ __forceinline__ uint32_t keys_there(int tile) const {
+        uint32_t mine = 0;
+#pragma unroll
+        for (int word = 0; word < SHAPE::KEYS / 32; word++) {
+            const int key = min(tile * SHAPE::KEYS + 32 * word + lane, loader.keys.kv_len - 1);
+            const uint32_t there =
+                __ballot_sync(~0u, page_exists(a, loader.keys.pages[divide(key, a.by_page)]));
+            if (lane % 4 / 2 == word) mine = there >> (lane % 2 * 16);
+        }
+        return mine;
+    }
+    // Keys that a mask hides, or whose pages are not there. The four lanes of a row read 16 keys'
+    // bits each, no byte behind the row's last.
+    __device__ __forceinline__ void hide_by_bits(float (&s)[KEY_TILES][4], int t, int tile) const {
+        const uint32_t there = loader.is_missing() ? keys_there(tile) : ~0u;
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             const int row = min(row_of(t, slot), loader.view.num_rows - 1);
             const int query = query_of(a, loader.view.row_begin + row);
             const int64_t row_bits = (int64_t)query * loader.keys.kv_len;
             const int64_t bit = row_bits + tile * SHAPE::KEYS + lane % 4 * 16;
-            uint32_t mine = 0;
+            uint32_t mine = loader.keys.mask == nullptr ? ~0u : 0;
 #pragma unroll
             for (int i = 0; i < 3; i++)
-                if ((bit / 8 + i) * 8 < row_bits + loader.keys.kv_len)
+                if (loader.keys.mask != nullptr &&
+                    (bit / 8 + i) * 8 < row_bits + loader.keys.kv_len)
                     mine |= (uint32_t)loader.keys.mask[bit / 8 + i] << (8 * i);
-            mine >>= bit % 8;
+            mine = mine >> bit % 8 & there;
 #pragma unroll
             for (int i = 0; i < KEY_TILES; i += 2) {
                 const uint32_t bits = __shfl_sync(~0u, mine, (lane & ~3) + i / 2) >> (lane % 4 * 2);

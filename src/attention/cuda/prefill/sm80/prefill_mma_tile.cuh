@@ -118,7 +118,7 @@ struct TileLoader {
     ItemView view;
     int plain_from, plain_to;  // tiles of which every row sees every key
     uint32_t item_at;          // in shared memory
-    int page, slot;            // of this lane's key of the next tile; page -1 where nobody looks
+    int page, slot;            // of this lane's key of the next tile; UNSEEN where nobody looks
     __half k_scale, v_scale;   // int8: of this lane's key of the tile under way
     bool in_place;             // both formats of 16 bits
     bool together;             // K and V alike but for where they begin
@@ -143,7 +143,7 @@ struct TileLoader {
         keys = RequestKeys(a, item);
         view = v;
         plain_from = (item.shared_from + SHAPE::KEYS - 1) / SHAPE::KEYS;
-        plain_to = keys.mask != nullptr ? 0 : item.shared_to / SHAPE::KEYS;
+        plain_to = item.shared_to / SHAPE::KEYS;
     }
     __device__ __forceinline__ bool is_plain(int tile) const {
         return tile >= plain_from && tile < plain_to;
@@ -153,15 +153,41 @@ struct TileLoader {
         const Words<8> keys = load_shared<8>(item_at + offset);
         return {(int)keys.w[0], (int)keys.w[1]};
     }
-    // With a mask a key may be no row's, and its page any number.
-    __device__ __forceinline__ bool some_row_sees(int key) const {
-        const int first = query_of(a, view.row_begin);
-        const int last = query_of(a, view.row_begin + min(SHAPE::ROWS, view.num_rows) - 1);
-        for (int query = first; query <= last; query++)
-            if (key >= row_begin(a, view, query) && key < row_end(a, view, query) &&
-                keys.mask_has(query, key))
-                return true;
-        return false;
+    // Keys before it are seen by all rows or lie before those that are.
+    __device__ __forceinline__ int shared_to() const {
+        return item_keys(offsetof(kv8_prefill_item, shared_from)).end;
+    }
+    // Of an item that may have gaps keys [from, to) may be no row's, and their page any number.
+    __device__ __forceinline__ bool some_row_sees(int from, int to) const {
+        short has_gaps;
+        asm volatile("ld.shared.s16 %0, [%1];"
+                     : "=h"(has_gaps)
+                     : "r"(item_at + (uint32_t)offsetof(kv8_prefill_item, has_gaps)));
+        return has_gaps == 0 || keys.some_row_sees(a, view, from, to);
+    }
+    // Behind the item: whether pages of keys that it sees are not there.
+    __device__ __forceinline__ uint32_t missing_at() const {
+        return item_at + KV8_PREFILL_ITEM_BYTES + 12;
+    }
+    __device__ __forceinline__ bool is_missing() const {
+        return a.num_pages != KV8_ANY_PAGES && load_shared<4>(missing_at()).w[0] != 0;
+    }
+    // Counts them, each warp a share.
+    __device__ __forceinline__ void find_missing(const kv8_prefill_item &item) const {
+        const int from = max(item.tile_begin * KV8_PREFILL_TILE_KEYS, item.seen_from);
+        const int to = min(item.tile_end * KV8_PREFILL_TILE_KEYS, item.seen_to);
+        const int last = divide(max(to - 1, 0), a.by_page);
+        int count = 0;
+#pragma unroll 1
+        for (int i = divide(from, a.by_page) + (int)threadIdx.x; from < to && i <= last;
+             i += SHAPE::THREADS)
+            if (!page_exists(a, keys.pages[i]) &&
+                some_row_sees(max(i * a.page_size, from), min((i + 1) * a.page_size, to)))
+                count++;
+        count = __reduce_add_sync(~0u, count);
+        if (count == 0 || lane != 0) return;
+        if (a.bad_pages != nullptr) atomicAdd(a.bad_pages, count);
+        store_shared(missing_at(), 1);
     }
     __device__ __forceinline__ void look_up(int tile) {
         const int key = tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS + lane % SHAPE::WARP_KEYS;
@@ -170,17 +196,17 @@ struct TileLoader {
         if (!is_plain(tile)) {
             const KeyRange by_some = item_keys(offsetof(kv8_prefill_item, seen_from));
             seen = key >= by_some.begin && key < by_some.end;
-            if (keys.mask != nullptr) seen = seen && some_row_sees(key);
+            seen = seen && some_row_sees(key, key + 1);
         }
         slot = key - nth * a.page_size;
-        page = seen ? keys.pages[nth] : -1;
+        page = seen ? keys.pages[nth] : UNSEEN;
     }
     // Somewhere readable when nobody may see the key.
     __device__ __forceinline__ const uint8_t *row_of(const kv8_kernel_pages &p) const {
-        return key_row(p, max(page, 0), slot, view.kv_head);
+        return key_row(p, page_exists(a, page) ? page : 0, slot, view.kv_head);
     }
     __device__ __forceinline__ __half scale_of(const kv8_kernel_pages &p) const {
-        if (p.row_scale == nullptr || page < 0) return __ushort_as_half(0);
+        if (p.row_scale == nullptr || !page_exists(a, page)) return __ushort_as_half(0);
         return key_scale(p, page, slot, view.kv_head);
     }
 
@@ -242,7 +268,7 @@ struct TileLoader {
     // formats of 16 bits: into buffer 0 or 1.
     __device__ __forceinline__ void copy(int tile, int buffer) {
         constexpr uint32_t ALL = (uint32_t)((UINT64_C(1) << SHAPE::WARP_KEYS) - 1);
-        const uint32_t seen = __ballot_sync(~0u, page >= 0);
+        const uint32_t seen = __ballot_sync(~0u, page_exists(a, page));
         const uint32_t tiles = shared + SHAPE::K_AT + buffer * 2 * SHAPE::TILE_BYTES;
         if ((seen & ALL) != ALL || !together) {
             copy_part(seen, tiles);
@@ -365,12 +391,9 @@ struct TileLoader {
     __device__ __forceinline__ void clear_values(int tile, uint32_t v, uint32_t cleared) const {
         constexpr uint32_t ALL = (uint32_t)((UINT64_C(1) << SHAPE::WARP_KEYS) - 1);
         if (is_plain(tile)) return;
-        uint32_t rows = ALL;
-        if (keys.mask == nullptr) {
-            const KeyRange by_all = item_keys(offsetof(kv8_prefill_item, shared_from));
-            rows &= ~keys_within(tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS, by_all.begin,
-                                 by_all.end);
-        }
+        const KeyRange by_all = item_keys(offsetof(kv8_prefill_item, shared_from));
+        const uint32_t rows = ALL & ~keys_within(tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS,
+                                                 by_all.begin, by_all.end);
         if (rows == 0) return;
         __syncwarp();  // rows that other lanes stored
         if (clear_nonfinite < SHAPE::IS_BF16 ? BF16 : F16,

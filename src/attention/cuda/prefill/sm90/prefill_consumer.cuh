@@ -13,7 +13,7 @@ namespace kv8 {
 template <class SHAPE>
 struct Consumer : RowState<SHAPE> {
     using rows = RowState<SHAPE>;
-    using rows::a, rows::shared, rows::index, rows::D, rows::NUM_O, rows::lane;
+    using rows::a, rows::shared, rows::index, rows::D, rows::NUM_O, rows::OPTIONS, rows::lane;
     using rows::busy_warpgroups, rows::thread_of_block;
     using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of, rows::pass_turn, rows::wait_turn, rows::turn;
@@ -86,7 +86,7 @@ struct Consumer : RowState<SHAPE> {
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(row_address(row)), "f"(f) : "memory");
             asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(
                              row_address(row, offsetof(RowRecord, begin))),
-                         "r"(row_begin(a, v, query)), "r"(row_end(a, v, query))
+                         "r"(row_begin<OPTIONS>(a, v, query)), "r"(row_end<OPTIONS>(a, v, query))
                          : "memory");
         }
         power *= sign;
@@ -114,12 +114,15 @@ struct Consumer : RowState<SHAPE> {
         fence_stores_before_wgmma();
     }
 
-    // Keys [full_from, full_to) are those that every row of the warpgroup may see.
-    __device__ __forceinline__ int full_from(const ItemView &v) const {
-        return row_begin(a, v, query_of(a, v.row_begin + min(64 * index + 63, v.num_rows - 1)));
-    }
-    __device__ __forceinline__ int full_to(const ItemView &v) const {
-        return row_end(a, v, query_of(a, v.row_begin + min(64 * index, v.num_rows - 1)));
+    // Keys that every row of the warpgroup may see, or of the warp; none where pages are missing.
+    __device__ __forceinline__ KeyRange full_keys(const kv8_prefill_item &item, const ItemView &v,
+                                                  bool missing) const {
+        if (OPTIONS && missing) return {0, 0};
+        if (OPTIONS && a.mask_bits != nullptr) return {item.shared_from, item.shared_to};
+        if (OPTIONS && a.key_begin != nullptr) return this->keys_of_all_rows();
+        const int first = query_of(a, v.row_begin + min(64 * index, v.num_rows - 1));
+        const int last = query_of(a, v.row_begin + min(64 * index + 63, v.num_rows - 1));
+        return {row_begin<false>(a, v, last), row_end<false>(a, v, first)};
     }
     // Sums of nothing yet; Q's records are there.
     __device__ __forceinline__ void start_rows(const kv8_prefill_item &item) {
@@ -305,18 +308,22 @@ struct Consumer : RowState<SHAPE> {
         if (kind & LAST && next_is_there()) kind |= NEXT;
         uint4 raw[D / 16];
         if (kind & NEXT) fetch_q(view_item(a, item_at(1)), raw);
-        const int from = full_from(v), to = full_to(v);
+        const bool missing = OPTIONS && item_missing<SHAPE>(shared, items.stage());
+        const KeyRange full = full_keys(item, v, missing);
         if (a.soft_cap > 0) this->cap_scores(s);
-        if ((tile + 1) * TILE_KEYS > to || tile * TILE_KEYS < from)
+        if ((tile + 1) * TILE_KEYS > full.end || tile * TILE_KEYS < full.begin)
             this->mask_scores(s, tile * TILE_KEYS);
+        if (OPTIONS && a.mask_bits != nullptr && (tile + 1) * TILE_KEYS > item.shared_to)
+            this->hide_by_mask(s, item, tile * TILE_KEYS);
+        if (OPTIONS && missing) this->hide_missing(s, item, tile * TILE_KEYS);
         if (kind & NEXT) {
             named_barrier_sync(WARPGROUP_BARRIER + index, 128);
             store_q(view_item(a, item_at(1)), raw);
         }
         if (kind & FIRST) raise_maxima(s);
         special = tile + 1;
-        if (a.soft_cap <= 0 && special * TILE_KEYS >= from)
-            special = max(special, min(item.tile_end - 1, to / TILE_KEYS));
+        if (a.soft_cap <= 0 && special * TILE_KEYS >= full.begin)
+            special = max(special, min(item.tile_end - 1, full.end / TILE_KEYS));
         return kind;
     }
 

@@ -33,13 +33,14 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 template <class SHAPE>
 struct Fp8Consumer : RowState<SHAPE> {
     using rows = RowState<SHAPE>;
-    using rows::a, rows::shared, rows::index, rows::D, rows::NUM_O, rows::thread;
+    using rows::a, rows::shared, rows::index, rows::D, rows::NUM_O, rows::OPTIONS, rows::thread;
     using rows::factor, rows::max_, rows::o, rows::sum;
     using rows::row_address, rows::row_of;
     static constexpr bool IS_E5M2 = SHAPE::CODE == E5M2;
     enum { FLUSH_TILES = 8 };
     static constexpr float LARGEST = 6;  // log2 of P where a maximum is found
-    int full_from, full_to;              // keys that every row of the warpgroup may see
+    KeyRange full;  // keys that every row of the warpgroup may see, or of the warp
+    ItemRing items;
     float ones[4];  // lane 0 of four: the rows' sums since the last flush; others: 0
     int held;       // tiles since then
     bool flushed;   // whether the second level holds anything
@@ -62,12 +63,16 @@ struct Fp8Consumer : RowState<SHAPE> {
                          : "r"(row_address(row_of(slot))));
             if (a.soft_cap > 0) factor[slot] = 1.0f;  // the cap leaves log2 units
         }
-        asm volatile("ld.shared.u32 %0, [%1];"
-                     : "=r"(full_to)
-                     : "r"(row_address(0, offsetof(RowRecord, end))));
-        asm volatile("ld.shared.u32 %0, [%1];"
-                     : "=r"(full_from)
-                     : "r"(row_address(63, offsetof(RowRecord, begin))));
+        if (OPTIONS) {
+            full = this->keys_of_all_rows();
+        } else {
+            asm volatile("ld.shared.u32 %0, [%1];"
+                         : "=r"(full.end)
+                         : "r"(row_address(0, offsetof(RowRecord, end))));
+            asm volatile("ld.shared.u32 %0, [%1];"
+                         : "=r"(full.begin)
+                         : "r"(row_address(63, offsetof(RowRecord, begin))));
+        }
         held = 0;
         flushed = false;
     }
@@ -215,7 +220,12 @@ struct Fp8Consumer : RowState<SHAPE> {
     }
     __device__ __forceinline__ void hide_scores(float (&s)[32], int half) {
         if (a.soft_cap > 0) this->cap_scores(s);
-        if (64 * half + 64 > full_to || 64 * half < full_from) this->mask_scores(s, 64 * half);
+        if (64 * half + 64 > full.end || 64 * half < full.begin) this->mask_scores(s, 64 * half);
+        if (!OPTIONS) return;
+        const kv8_prefill_item &item = *item_slot<SHAPE>(items.stage());
+        if (a.mask_bits != nullptr && 64 * half + 64 > item.shared_to)
+            this->hide_by_mask(s, item, 64 * half);
+        if (item_missing<SHAPE>(shared, items.stage())) this->hide_missing(s, item, 64 * half);
     }
     // S to P, of 64 keys from 64 * half on, while products of P `before` are under way. No maximum
     // per tile: where a P reaches e4m3's end, as any does of a row that has none yet, the rows' are
@@ -311,7 +321,6 @@ struct Fp8Consumer : RowState<SHAPE> {
         note_broken<SHAPE>(a, shared, slot, this->finish(item, view_item(a, item), cleared));
     }
     __device__ __forceinline__ void run() {
-        ItemRing items;
         for (;;) {
             const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
             if (item == nullptr) break;

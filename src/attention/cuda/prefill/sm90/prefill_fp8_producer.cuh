@@ -16,7 +16,12 @@
 namespace kv8 {
 
 template <class SHAPE>
-struct Fp8Producer : KeyLoader {
+struct Fp8Producer : KeyLoader<SHAPE::OPTIONS> {
+    using loader = KeyLoader<SHAPE::OPTIONS>;
+    using loader::a, loader::shared, loader::warp, loader::lane;
+    using loader::has_twin_pools, loader::pools_apart, loader::publish;
+    using loader::is_plain, loader::has_page, loader::page_of, loader::key_of, loader::slot_of;
+    using loader::tile, loader::tile_end, loader::kv_head, loader::page;
     enum {
         D = SHAPE::HEAD_DIM,
         CHUNKS = D / 16,    // of a row
@@ -29,10 +34,10 @@ struct Fp8Producer : KeyLoader {
     ItemView item;
 
     __device__ Fp8Producer(const kv8_kernel_args &args, uint32_t base)
-        : KeyLoader(args, base), num_queries(0) {}
+        : loader(args, base), num_queries(0) {}
 
     __device__ __forceinline__ void open_item(const kv8_prefill_item &next, uint32_t at) {
-        KeyLoader::open_item(next, at);
+        loader::open_item(next, at);
         item = view_item(a, next);
     }
     __device__ __forceinline__ uint32_t raw_address() const {
@@ -64,7 +69,7 @@ struct Fp8Producer : KeyLoader {
     // Starts the copies of the next tile: K into its stage, V into the warp's own place.
     __device__ __forceinline__ void fetch_tile() {
         const int slot = slot_of(tile);
-        const uint32_t seen = __ballot_sync(~0u, page >= 0);
+        const uint32_t seen = __ballot_sync(~0u, has_page());
         const uint8_t *const my_k = key_of(a.k, slot);
         const uint32_t k = shared + SHAPE::K_AT + fetched.stage * SHAPE::K_BYTES + 32 * warp * D;
         const uint32_t v = raw_address();
@@ -121,7 +126,8 @@ struct Fp8Producer : KeyLoader {
             float factor = scale * q_scale_of(a, item, query, head);
             if (factor == 0) factor = 1e-37f;  // or hidden keys would be NaN
             store_shared(records + KV8_PREFILL_ROW_BYTES * (first + lane), __float_as_uint(factor),
-                         0, row_begin(a, item, query), row_end(a, item, query));
+                         0, row_begin<SHAPE::OPTIONS>(a, item, query),
+                         row_end<SHAPE::OPTIONS>(a, item, query));
 #pragma unroll 1
             for (int i = 0; i < CHUNKS; i++) {
                 const int row = ROWS * i + lane / CHUNKS, chunk = lane % CHUNKS;
@@ -155,7 +161,7 @@ struct Fp8Producer : KeyLoader {
             landed.next();
             barrier_wait(SHAPE::barrier(shared, V_EMPTY, turned.stage), turned.parity ^ 1);
             if (!is_plain(tile - 1)) {
-                clear_values<SHAPE::CODE, D / 16>(tile - 1, raw_address(), D);
+                this->template clear_values<SHAPE::CODE, D / 16>(tile - 1, raw_address(), D);
                 __syncwarp();
             }
             turn_tile();

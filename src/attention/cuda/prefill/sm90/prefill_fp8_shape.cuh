@@ -9,10 +9,10 @@
 namespace kv8 {
 
 // One row of prefill_fp8_kernels.inc.
-template <Format CODE_, int HEAD_DIM_, int NUM_CONSUMERS_, int K_STAGES_, int V_STAGES_,
-          int CONSUMER_REGISTERS_, int PRODUCER_REGISTERS_>
+template <bool OPTIONS_, Format CODE_, int HEAD_DIM_, int NUM_CONSUMERS_, int K_STAGES_,
+          int V_STAGES_, int CONSUMER_REGISTERS_, int PRODUCER_REGISTERS_>
 struct Fp8Shape {
-    static constexpr bool FP8 = true;
+    static constexpr bool FP8 = true, OPTIONS = OPTIONS_;
     static constexpr Format CODE = CODE_, FK = CODE_, FV = CODE_;  // of K and V alike
     static constexpr int HEAD_DIM = HEAD_DIM_, NUM_CONSUMERS = NUM_CONSUMERS_;
     static constexpr int K_STAGES = K_STAGES_, V_STAGES = V_STAGES_;

@@ -60,9 +60,14 @@ __device__ __forceinline__ void prefill_fp8_block(const kv8_kernel_args &a) {
 
 }  // namespace kv8
 
-#define KV8_PREFILL_FP8(CODE, NAME, HEAD_DIM, NUM_CONSUMERS, ...)                                  \
+#define KERNEL(OPTIONS, WAY, CODE, NAME, HEAD_DIM, NUM_CONSUMERS, ...)                             \
     extern "C" __global__ void __launch_bounds__(128 * (NUM_CONSUMERS + 1), 1)                     \
-        kv8_prefill_##NAME##_d##HEAD_DIM##__sm90(const __grid_constant__ kv8_kernel_args a) {      \
-        kv8::prefill_fp8_block<kv8::Fp8Shape<kv8::CODE, HEAD_DIM, NUM_CONSUMERS, __VA_ARGS__>>(a); \
+        kv8_prefill_##NAME##_d##HEAD_DIM##WAY##__sm90(const __grid_constant__ kv8_kernel_args a) { \
+        kv8::prefill_fp8_block<                                                                    \
+            kv8::Fp8Shape<OPTIONS, kv8::CODE, HEAD_DIM, NUM_CONSUMERS, __VA_ARGS__>>(a);           \
     }
+#define KV8_PREFILL_FP8(...) KERNEL(false, , __VA_ARGS__)
+#include "prefill_fp8_kernels.inc"
+#undef KV8_PREFILL_FP8
+#define KV8_PREFILL_FP8(...) KERNEL(true, _options, __VA_ARGS__)
 #include "prefill_fp8_kernels.inc"

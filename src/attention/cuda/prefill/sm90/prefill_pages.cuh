@@ -9,6 +9,8 @@
 
 namespace kv8 {
 
+// OPTIONS: rows may have ranges of their own or a mask, and pages may be missing.
+template <bool OPTIONS>
 struct KeyLoader {
     enum { KEYS = KV8_PREFILL_TILE_KEYS };
     const kv8_kernel_args &a;
@@ -35,6 +37,7 @@ struct KeyLoader {
         plain_from = (item.shared_from + KEYS - 1) / KEYS;
         plain_to = min(item.shared_to / KEYS, tile_end);
         page = page_of(tile);
+        if (OPTIONS && a.num_pages != KV8_ANY_PAGES) find_missing();
     }
     __device__ __forceinline__ bool is_plain(int of_tile) const {
         return of_tile >= plain_from && of_tile < plain_to;
@@ -46,12 +49,58 @@ struct KeyLoader {
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(keys.end) : "r"(item_at + offset + 4));
         return keys;
     }
-    // The page of this lane's key of the tile; -1 where nobody looks.
+    __device__ __forceinline__ int item_field(uint32_t offset) const {
+        int x;
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(item_at + offset));
+        return x;
+    }
+    // Whether some row sees one of the keys [from, to), of an item that may have gaps.
+    __device__ __forceinline__ bool some_row_sees(int from, int to) const {
+        short has_gaps;
+        asm volatile("ld.shared.s16 %0, [%1];"
+                     : "=h"(has_gaps)
+                     : "r"(item_at + (uint32_t)offsetof(kv8_prefill_item, has_gaps)));
+        if (has_gaps == 0) return true;
+        ItemView v;
+        v.row_begin = item_field(offsetof(kv8_prefill_item, row_begin));
+        v.q_begin = item_field(offsetof(kv8_prefill_item, q_begin));
+        v.qo_len = item_field(offsetof(kv8_prefill_item, qo_len));
+        v.kv_len = item_field(offsetof(kv8_prefill_item, kv_len));
+        v.num_rows = v.qo_len * a.group_size - v.row_begin;
+        RequestKeys keys;
+        keys.kv_len = v.kv_len, keys.mask = nullptr;
+        if (a.mask_bits != nullptr)
+            keys.mask =
+                a.mask_bits + a.mask_indptr[item_field(offsetof(kv8_prefill_item, request))];
+        return keys.some_row_sees(a, v, from, to);
+    }
+    // Counts pages that the item sees and that are not there, each warp a share of them.
+    __device__ __forceinline__ void find_missing() const {
+        const int from = max(tile * KEYS, item_field(offsetof(kv8_prefill_item, seen_from)));
+        const int to = min(tile_end * KEYS, item_field(offsetof(kv8_prefill_item, seen_to)));
+        const int last = divide(max(to - 1, 0), a.by_page);
+        int count = 0;
+#pragma unroll 1
+        for (int i = divide(from, a.by_page) + 32 * warp + lane; from < to && i <= last; i += 128)
+            if (!page_exists(a, pages[i]) &&
+                some_row_sees(max(i * a.page_size, from), min((i + 1) * a.page_size, to)))
+                count++;
+        count = __reduce_add_sync(~0u, count);
+        if (count == 0 || lane != 0) return;
+        if (a.bad_pages != nullptr) atomicAdd(a.bad_pages, count);
+        store_shared(item_at + offsetof(ItemSlot, missing), 1);
+    }
+    // Whether this lane's key of the next tile is somewhere.
+    __device__ __forceinline__ bool has_page() const {
+        return OPTIONS ? page_exists(a, page) : page >= 0;
+    }
+    // The page of this lane's key of the tile; UNSEEN where nobody looks.
     __device__ __forceinline__ int page_of(int of_tile) const {
         const int key = of_tile * KEYS + 32 * warp + lane;
         if (!is_plain(of_tile)) {
             const KeyRange seen = item_keys(offsetof(kv8_prefill_item, seen_from));
-            if (of_tile >= tile_end || key < seen.begin || key >= seen.end) return -1;
+            if (of_tile >= tile_end || key < seen.begin || key >= seen.end) return UNSEEN;
+            if (OPTIONS && !some_row_sees(key, key + 1)) return UNSEEN;
         }
         return pages[divide(key, a.by_page)];
     }
@@ -67,7 +116,8 @@ struct KeyLoader {
     }
     // Where this lane's key lies; somewhere readable when nobody may see it.
     __device__ __forceinline__ const uint8_t *key_of(const kv8_kernel_pages &p, int slot) const {
-        return key_row(p, max(page, 0), slot, kv_head);
+        if (!OPTIONS) return key_row(p, max(page, 0), slot, kv_head);
+        return key_row(p, has_page() ? page : 0, slot, kv_head);
     }
     __device__ __forceinline__ int slot_of(int of_tile) const {
         const int key = of_tile * KEYS + 32 * warp + lane;

@@ -10,7 +10,12 @@
 namespace kv8 {
 
 template <class SHAPE>
-struct Producer : KeyLoader {
+struct Producer : KeyLoader<SHAPE::OPTIONS> {
+    using loader = KeyLoader<SHAPE::OPTIONS>;
+    using loader::a, loader::shared, loader::warp, loader::lane;
+    using loader::has_twin_pools, loader::pools_apart, loader::publish;
+    using loader::is_plain, loader::has_page, loader::page_of, loader::key_of, loader::slot_of;
+    using loader::tile, loader::tile_end, loader::kv_head, loader::page;
     enum {
         K_WIDE = is_wide(SHAPE::FK),
         V_WIDE = is_wide(SHAPE::FV),
@@ -29,7 +34,7 @@ struct Producer : KeyLoader {
     uint32_t wide_seen;
 
     __device__ Producer(const kv8_kernel_args &args, uint32_t base)
-        : KeyLoader(args, base), together(LOADS == 4 && !K_WIDE && !V_WIDE && has_twin_pools()) {}
+        : loader(args, base), together(LOADS == 4 && !K_WIDE && !V_WIDE && has_twin_pools()) {}
 
     // Into the L2 the item's Q as well: the consumers read it between two tiles. A thread a row.
     __device__ __forceinline__ void open_item(const kv8_prefill_item &item, uint32_t at) {
@@ -41,7 +46,7 @@ struct Producer : KeyLoader {
             const int64_t at = (v.q_begin + query) * a.q_stride_row + head * a.q_stride_head;
             if (a.prefill.q_aligned) prefetch_bulk((const uint16_t *)a.q + at, 2 * SHAPE::HEAD_DIM);
         }
-        KeyLoader::open_item(item, at);
+        loader::open_item(item, at);
     }
     // SHAPE::barrier(), written out: the compiler makes other addresses for 16-bit copies of a
     // call.
@@ -49,7 +54,7 @@ struct Producer : KeyLoader {
         return shared + SHAPE::BARRIERS_AT + 8 * (kind * SHAPE::NUM_STAGES + stage);
     }
     __device__ __forceinline__ __half scale_of(const kv8_kernel_pages &p, int slot) const {
-        return page < 0 ? __ushort_as_half(0) : key_scale(p, page, slot, kv_head);
+        return !has_page() ? __ushort_as_half(0) : key_scale(p, page, slot, kv_head);
     }
     __device__ __forceinline__ uint32_t tile_address(int at, int stage, int column) const {
         return shared + at + (stage * SHAPE::COLUMNS + column) * TILE_BYTES + warp * 32 * 128;
@@ -90,7 +95,7 @@ struct Producer : KeyLoader {
     // Starts the copies of the next tile's codes, the block's n-th.
     __device__ __forceinline__ void fetch_tile(uint32_t n) {
         const int slot = slot_of(tile);
-        const uint32_t seen = __ballot_sync(~0u, page >= 0);
+        const uint32_t seen = __ballot_sync(~0u, has_page());
         const uint32_t raw = raw_address(n, 0) + 16 * lane;
         if (together) {
             fetch_half<true>(raw, key_of(a.k, slot), seen);
@@ -201,7 +206,7 @@ struct Producer : KeyLoader {
     // one's waits for its stage.
     template <bool IS_V>
     __device__ __forceinline__ void copy_half(const uint8_t *mine, bool behind) {
-        const uint32_t seen = __ballot_sync(~0u, page >= 0);
+        const uint32_t seen = __ballot_sync(~0u, has_page());
         if (behind) {
             copy_wait<1>();
             if (IS_V) clear_tile(tile - 1, last_stage());

@@ -28,6 +28,10 @@ template <class SHAPE>
 __device__ __forceinline__ bool item_cleared(uint32_t shared, int slot) {
     return load_word(item_address<SHAPE>(shared, slot) + offsetof(ItemSlot, cleared)) != 0;
 }
+template <class SHAPE>
+__device__ __forceinline__ bool item_missing(uint32_t shared, int slot) {
+    return load_word(item_address<SHAPE>(shared, slot) + offsetof(ItemSlot, missing)) != 0;
+}
 // The next item's place in the queue, by the first lane of a warp: asked for when the item before
 // is fetched, so that nobody waits for it.
 __device__ __forceinline__ int ask_queue(const kv8_kernel_args &a) {

@@ -13,6 +13,7 @@ namespace kv8 {
 template <class SHAPE>
 struct RowState {
     enum { D = SHAPE::HEAD_DIM, NUM_O = D / 2 };
+    static constexpr bool OPTIONS = SHAPE::OPTIONS;
     const kv8_kernel_args &a;
     uint32_t shared;
     int index;
@@ -77,6 +78,56 @@ struct RowState {
             for (int i = 0; i < N / 2; i++) {
                 const int key = i / 2 * 8 + i % 2, at = i / 2 * 4 + 2 * slot + i % 2;
                 if (key < begin || key >= end) s[at] = hidden;
+            }
+        }
+    }
+    // By a warp: the keys that all of its rows may see, of runs in which rows have ranges.
+    __device__ __forceinline__ KeyRange keys_of_all_rows() const {
+        int begin, end;
+        asm volatile(
+            "ld.shared.v2.u32 {%0, %1}, [%2];"
+            : "=r"(begin), "=r"(end)
+            : "r"(row_address(thread() / 32 * 16 + lane() % 16, offsetof(RowRecord, begin))));
+        return {__reduce_max_sync(~0u, begin), __reduce_min_sync(~0u, end)};
+    }
+    // Keys that a mask hides. s: as above.
+    template <int N>
+    __device__ __forceinline__ void hide_by_mask(float (&s)[N], const kv8_prefill_item &item,
+                                                 int first) const {
+        const ItemView v = view_item(a, item);
+        const RequestKeys keys(a, item);
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) {
+            const int row = min(64 * index + row_of(slot), v.num_rows - 1);
+            const int query = query_of(a, v.row_begin + row);
+            const float hidden = SHAPE::FP8 ? copysignf(INFINITY, -factor[slot]) : -INFINITY;
+#pragma unroll
+            for (int word = 0; word < N / 16; word++) {
+                const uint32_t mine = keys.mask_word(query, first + 32 * word) >> (lane() % 4 * 2);
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    if (!(mine >> (i / 2 * 8 + i % 2) & 1))
+                        s[16 * word + i / 2 * 4 + 2 * slot + i % 2] = hidden;
+            }
+        }
+    }
+    // Keys of pages that are not there, in items that have some. s: as above.
+    template <int N>
+    __device__ __forceinline__ void hide_missing(float (&s)[N], const kv8_prefill_item &item,
+                                                 int first) const {
+#pragma unroll
+        for (int word = 0; word < N / 16; word++) {
+            const int key = first + 32 * word + lane();
+            const bool seen = key >= item.seen_from && key < item.seen_to;
+            const bool missing =
+                seen && !page_exists(a, a.table[item.pages_at + divide(key, a.by_page)]);
+            const uint32_t mine = __ballot_sync(~0u, missing) >> (lane() % 4 * 2);
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                const int at = 16 * word + i;
+                const float hidden =
+                    SHAPE::FP8 ? copysignf(INFINITY, -factor[i / 2 % 2]) : -INFINITY;
+                if (mine >> (i / 4 * 8 + i % 2) & 1) s[at] = hidden;
             }
         }
     }
@@ -182,11 +233,14 @@ struct RowState {
         }
     }
 
+    __device__ __forceinline__ bool sees_none(const ItemView &v, int query) const {
+        return row_begin<OPTIONS>(a, v, query) >= row_end<OPTIONS>(a, v, query);
+    }
     // Whether the row's results are 0 by definition, whatever V holds.
     __device__ __forceinline__ bool is_empty(const ItemView &v, const RowPlace &place, int slot,
                                              float sink) const {
         if ((max_[slot] == -INFINITY && sum[slot] == 0) || sink == INFINITY) return true;
-        return row_begin(a, v, place.query) >= row_end(a, v, place.query);
+        return sees_none(v, place.query);
     }
     // Of the row's head; -INFINITY: none, or no such row.
     __device__ __forceinline__ float sink_of(const ItemView &v, int slot) const {
@@ -199,7 +253,7 @@ struct RowState {
     __device__ __forceinline__ uint32_t finish(const kv8_prefill_item &item, const ItemView &v,
                                                bool cleared) {
         // Loads that nothing waits for yet.
-        const float v_scale = v_scale_of(a, v), sinks[2] = {sink_of(v, 0), sink_of(v, 1)};
+        const float v_scale = v_scale_of<OPTIONS>(a, v), sinks[2] = {sink_of(v, 0), sink_of(v, 1)};
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) sum[slot] = quad_sum(sum[slot]);
         if (item.slot >= 0 && !join(item, cleared)) return 0;
@@ -241,8 +295,7 @@ struct RowState {
     // The sink has no part in it.
     __device__ __forceinline__ void store_lse(const ItemView &v, const RowPlace &place,
                                               int slot) const {
-        const bool none = (max_[slot] == -INFINITY && sum[slot] == 0) ||
-                          row_begin(a, v, place.query) >= row_end(a, v, place.query);
+        const bool none = (max_[slot] == -INFINITY && sum[slot] == 0) || sees_none(v, place.query);
         a.lse[place.lse] = none ? -INFINITY : (max_[slot] + __log2f(sum[slot])) * a.lse_scale;
     }
     __device__ __forceinline__ void store_row(int slot, int64_t at, float weight) const {
@@ -254,7 +307,8 @@ struct RowState {
     // wgmma's own columns: a lane has two neighbours of every eight.
     __device__ __forceinline__ void store_pairs(int slot, int64_t at, float weight) const {
         at += lane() % 4 * 2;
-        if (a.o_dtype != KV8_F32 && a.prefill.o_aligned) {  // as a rule
+        const bool wide = OPTIONS ? is_wide(a.o_dtype) : a.o_dtype != KV8_F32;
+        if (wide && a.prefill.o_aligned) {  // as a rule
             uint16_t *const to = (uint16_t *)a.o + at;
             const bool bf16 = a.o_dtype == BF16;
 #pragma unroll
@@ -266,8 +320,8 @@ struct RowState {
         }
 #pragma unroll
         for (int i = 0; i < D / 8; i++)
-            store_pair(a, at + 8 * i, o[4 * i + 2 * slot] * weight,
-                       o[4 * i + 2 * slot + 1] * weight);
+            store_pair<OPTIONS>(a, at + 8 * i, o[4 * i + 2 * slot] * weight,
+                                o[4 * i + 2 * slot + 1] * weight);
     }
     // FP8: column 16m + 8e + r of the product is dimension 16m + 2r + e, so that a lane has four
     // neighbours of every 16.
@@ -284,9 +338,12 @@ struct RowState {
     __device__ __forceinline__ void store_four(int64_t at, const float (&x)[4]) const {
         if (!a.prefill.o_aligned) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) store_one(a, at + i, x[i]);
+            for (int i = 0; i < 4; i++) store_one<OPTIONS>(a, at + i, x[i]);
         } else if (a.o_dtype == KV8_F32) {
             *(float4 *)((float *)a.o + at) = make_float4(x[0], x[1], x[2], x[3]);
+        } else if (OPTIONS && !is_wide(a.o_dtype)) {
+            *(uint32_t *)((uint8_t *)a.o + at) =
+                pack_codes(a.o_dtype, x[0], x[1]) | pack_codes(a.o_dtype, x[2], x[3]) << 16;
         } else {
             const bool bf16 = a.o_dtype == BF16;
             *(uint2 *)((uint16_t *)a.o + at) =

@@ -20,9 +20,10 @@ enum StageBarrier : int { K_FULL, K_EMPTY, V_FULL, V_EMPTY };
 enum ItemBarrier : int { ITEM_FULL, ITEM_EMPTY };
 
 // One row of prefill_kernels.inc.
-template <Format FK_, Format FV_, int HEAD_DIM_, int NUM_CONSUMERS_, int NUM_STAGES_,
+template <bool OPTIONS_, Format FK_, Format FV_, int HEAD_DIM_, int NUM_CONSUMERS_, int NUM_STAGES_,
           int NUM_AHEAD_, int CONSUMER_REGISTERS_, int PRODUCER_REGISTERS_>
 struct Sm90Shape {
+    static constexpr bool OPTIONS = OPTIONS_;    // what few runs ask for: prefill_kernels.inc
     static constexpr Format FK = FK_, FV = FV_;  // of K and of V
     static constexpr int HEAD_DIM = HEAD_DIM_, NUM_CONSUMERS = NUM_CONSUMERS_;
     static constexpr bool FP8 = false;  // products of 8-bit codes: prefill_fp8_shape.cuh
@@ -90,7 +91,7 @@ struct ItemSlot {
     uint32_t cleared;  // whether a producer cleared something of its V
     uint32_t number;   // its place in the queue
     uint32_t listed;   // whether it is in the list of items with broken rows
-    uint32_t unused;
+    uint32_t missing;  // whether pages of keys that it sees are not there
 };
 static_assert(sizeof(kv8_prefill_item) == KV8_PREFILL_ITEM_BYTES &&
                   sizeof(ItemSlot) == KV8_PREFILL_ITEM_SLOT_BYTES,
