@@ -76,7 +76,10 @@ static void each_spec_has_its_kernel(void **state) {
           spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
     TAKES(spec.max_total_q = 513, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_total_q = 128; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
-    TAKES(spec.max_total_q = 512; spec.has_mask = 1, "kv8_prefill_f16_any_d64__sm80");
+    TAKES(spec.max_total_q = 504;
+          spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
+    TAKES(spec.max_total_q = 512; spec.has_mask = 1;
+          BOTH(KV8_E4M3FNUZ), "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.max_batch = 1, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 2, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 8, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
@@ -117,7 +120,7 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_total_q = 1024;
           spec.o_dtype = KV8_E5M2, "kv8_prefill_f16_e4m3_d64_options__sm90");
     TAKES(spec.max_total_q = 1024; spec.o_dtype = KV8_E4M3FNUZ, generic);
-    TAKES(spec.max_total_q = 1024; spec.has_mask = 1, "kv8_prefill_f16_any_d64__sm80");
+    TAKES(spec.max_total_q = 1024; spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_options__sm90");
     TAKES(spec.q_dtype = KV8_E4M3, "kv8_prefill_e4m3_e4m3_d64__sm90");
     TAKES(spec.head_dim = 45, generic);
     TAKES(BOTH(KV8_F32), generic);

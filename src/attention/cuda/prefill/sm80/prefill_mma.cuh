@@ -1,5 +1,5 @@
 // prefill_mma.cuh - attention of many query rows over pages, on mma.sync: every GPU since sm_80,
-// and every pair of formats, head_dim and mask that the wgmma kernels do not take.
+// and every pair of formats and head_dim that the wgmma kernels do not take.
 //
 // Grid: as many blocks as the GPU holds at once, each taking items from the queue until it is
 // empty. Block: WARPS warps of ROW_TILES x 16 packed query rows each. Shared memory: Q, one tile of
