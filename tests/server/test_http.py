@@ -257,6 +257,11 @@ class Http(ServerTest):
             while b"[DONE]" not in data:
                 data = data[-100:] + slow.recv(65536)
 
+
+class Abuse(ServerTest):
+    """Over a pool so small that all of it is in use soon: what grows then is no page of it."""
+    OPTIONS = ("--kv-memory", "24MB", "--max-model-len", "1024", "--max-num-seqs", "8")
+
     def resident_bytes(self):
         with open(f"/proc/{self.server.process.pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
