@@ -21,9 +21,15 @@ static kv8_status open_tokenizer(kv8_tokenizer **out, const char *directory, int
 
 int cli_path(const char *name, kv8_model_options *options) {
     if (name == NULL) return CLI_OK;
-    options->path = strcmp(name, "eager") == 0 ? KV8_PATH_EAGER : KV8_PATH_GRAPH;
-    if (options->path == KV8_PATH_EAGER || strcmp(name, "graph") == 0) return CLI_OK;
-    return cli_fail("--path is \"%s\", must be graph or eager", name);
+    static const char *const names[] = {[KV8_PATH_EAGER] = "eager",
+                                        [KV8_PATH_GRAPH] = "graph",
+                                        [KV8_PATH_PERSISTENT] = "persistent"};
+    for (int i = KV8_PATH_EAGER; i <= KV8_PATH_PERSISTENT; i++) {
+        if (strcmp(name, names[i]) != 0) continue;
+        options->path = (kv8_step_path)i;
+        return CLI_OK;
+    }
+    return cli_fail("--path is \"%s\", must be persistent, graph or eager", name);
 }
 
 int cli_without(const char *list, kv8_model_options *options) {

@@ -19,9 +19,11 @@ typedef int (*kv8_progress)(void *cookie, const char *what, uint64_t done, uint6
 
 /* How a step of a model on a GPU is launched. */
 typedef enum kv8_step_path {
-    KV8_PATH_AUTO = 0, /* graph */
+    KV8_PATH_AUTO = 0, /* persistent where it can be, else graph */
     KV8_PATH_EAGER,    /* kernel by kernel */
-    KV8_PATH_GRAPH     /* steps of a token a request as a recorded graph, others kernel by kernel */
+    KV8_PATH_GRAPH,    /* steps of a token a request as a recorded graph, others kernel by kernel */
+    /* steps of one token as one kernel, others as by the graph; refused where no kernel can */
+    KV8_PATH_PERSISTENT
 } kv8_step_path;
 
 typedef struct kv8_model_options {

@@ -56,6 +56,8 @@ typedef struct kv8_launch {
     /* Programmatic dependent launch: may start while the kernel before it in the stream still
      * runs; it must call griddepcontrol.wait before it reads what that kernel writes. */
     bool overlaps_previous;
+    /* All blocks run at once, or none: they may wait for each other. */
+    bool cooperative;
 } kv8_launch;
 
 /* Clusters of this launch that the GPU holds at once, 0 when it has none so wide; and permission

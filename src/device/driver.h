@@ -48,6 +48,7 @@ enum {
     CU_HOST_PORTABLE = 1,
     CU_EVENT_NODE = 1, /* of a recorded graph, not a mark of the recording */
 
+    CU_LAUNCH_COOPERATIVE = 2,
     CU_LAUNCH_CLUSTER = 4,
     CU_LAUNCH_PROGRAMMATIC = 6,
 
@@ -65,6 +66,7 @@ typedef struct cu_launch_attribute {
             uint32_t x, y, z;
         } cluster;
         int32_t programmatic;
+        int32_t cooperative;
     } value;
 } cu_launch_attribute;
 

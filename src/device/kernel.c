@@ -178,9 +178,10 @@ static kv8_status check_launch(const kv8_kernel *kernel, const kv8_stream *strea
     return KV8_OK;
 }
 
-/* `attributes`: room for two, that of overlaps_previous the last. */
+enum { MAX_ATTRIBUTES = 3 };
+/* `attributes`: room for as many; that of overlaps_previous is the last. */
 static cu_launch_config launch_config(const kv8_launch *launch, cu_launch_attribute *attributes) {
-    memset(attributes, 0, 2 * sizeof *attributes);
+    memset(attributes, 0, MAX_ATTRIBUTES * sizeof *attributes);
     cu_launch_config config = {.dynamic_bytes = (uint32_t)launch->dynamic_bytes,
                                .attributes = attributes};
     for (int i = 0; i < 3; i++) {
@@ -195,6 +196,11 @@ static cu_launch_config launch_config(const kv8_launch *launch, cu_launch_attrib
         attribute->value.cluster.y = at_least_1(cluster[1]);
         attribute->value.cluster.z = at_least_1(cluster[2]);
     }
+    if (launch->cooperative) {
+        cu_launch_attribute *const attribute = &attributes[config.num_attributes++];
+        attribute->id = CU_LAUNCH_COOPERATIVE;
+        attribute->value.cooperative = 1;
+    }
     if (launch->overlaps_previous) {
         cu_launch_attribute *const attribute = &attributes[config.num_attributes++];
         attribute->id = CU_LAUNCH_PROGRAMMATIC;
@@ -206,7 +212,7 @@ static cu_launch_config launch_config(const kv8_launch *launch, cu_launch_attrib
 kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *launch,
                                    int32_t *clusters_out) {
     const kv8_driver *const cu = kernel->device->driver;
-    cu_launch_attribute attributes[2];
+    cu_launch_attribute attributes[MAX_ATTRIBUTES];
     const cu_launch_config config = launch_config(launch, attributes);
     int clusters = 0;
     KV8_TRY(kv8_device_enter(kernel->device));
@@ -223,7 +229,7 @@ kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const
                              const void *args) {
     KV8_TRY(check_launch(kernel, stream, launch));
     const kv8_driver *const cu = kernel->device->driver;
-    cu_launch_attribute attributes[2];
+    cu_launch_attribute attributes[MAX_ATTRIBUTES];
     cu_launch_config config = launch_config(launch, attributes);
     config.stream = stream->handle;
     if (kv8_timeline_sees(stream) && launch->overlaps_previous) config.num_attributes--;

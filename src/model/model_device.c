@@ -15,9 +15,9 @@ static size_t input_ints(size_t rows) {
 
 static kv8_status refuse_options(const kv8_model_options *o) {
     if (o->stream == NULL) return kv8_fail(KV8_ERR_INVALID, "device is set and stream is NULL");
-    if ((int)o->path < KV8_PATH_AUTO || (int)o->path > KV8_PATH_GRAPH)
+    if ((int)o->path < KV8_PATH_AUTO || (int)o->path > KV8_PATH_PERSISTENT)
         return kv8_fail(KV8_ERR_INVALID, "path is %d, must be %d to %d", (int)o->path,
-                        (int)KV8_PATH_AUTO, (int)KV8_PATH_GRAPH);
+                        (int)KV8_PATH_AUTO, (int)KV8_PATH_PERSISTENT);
     return KV8_OK;
 }
 
@@ -235,6 +235,26 @@ float *kv8_model_device_logits(const kv8_model *model) {
     return model->on_device->logits;
 }
 
+/* Whether a step of one token is one kernel's, whose logits are wanted. */
+static kv8_status choose_token(const kv8_model *model, bool *persists_out) {
+    const kv8_model_device *const d = model->on_device;
+    const kv8_device_architecture *const a = model->architecture->device;
+    const kv8_step_path path = model->options.path;
+    *persists_out = false;
+    if (path != KV8_PATH_AUTO && path != KV8_PATH_PERSISTENT) return KV8_OK;
+    const char *const why = d->observer != NULL                   ? "an observer counts"
+                            : model->options.batch_invariant == 1 ? "batch_invariant is asked for"
+                            : d->attention->own_scales ? "a sequence has scales of its own"
+                            : kv8_stream_times_graphs(model->options.stream)
+                                ? "a profile tells kernels apart"
+                            : a->why_not_token == NULL ? "of this architecture"
+                                                       : a->why_not_token(model);
+    *persists_out = why == NULL;
+    if (why == NULL || path == KV8_PATH_AUTO) return KV8_OK;
+    return kv8_fail(KV8_ERR_UNSUPPORTED, "path is persistent, and no kernel computes a token: %s",
+                    why);
+}
+
 /* out NULL: they stay. */
 static kv8_status read_logits(const kv8_model *model, int32_t first, int32_t num, float *out) {
     if (out == NULL) return KV8_OK;
@@ -273,11 +293,17 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
         (int32_t)kv8_min_i64(model->options.max_step_seqs, d->attention->shape.max_seqs);
     const bool replays = is_decode && idx >= 0 && model->options.path != KV8_PATH_EAGER &&
                          step->num_logit_rows == num_rows && !d->attention->own_scales;
+    bool persists = false;
+    if (num_rows == 1 && step->num_logit_rows == 1) KV8_TRY(choose_token(model, &persists));
     kv8_device_batch batch = {.num_rows = num_rows, .num_seqs = step->num_seqs};
     batch.is_decode = is_decode;
-    if (replays) batch.num_rows = batch.num_seqs = (int32_t)kv8_min_i64(recorded, most);
+    if (replays && !persists)
+        batch.num_rows = batch.num_seqs = (int32_t)kv8_min_i64(recorded, most);
     KV8_TRY(send_inputs(model, step, &batch));
-    if (replays) {
+    if (persists) {
+        KV8_TRY(model->architecture->device->token(model, &batch));
+        KV8_TRY(read_logits(model, 0, 1, step->logits_out));
+    } else if (replays) {
         KV8_TRY(run_graph(model, &batch, &graphs->recorded[idx]));
         KV8_TRY(read_logits(model, 0, num_rows, step->logits_out));
     } else {

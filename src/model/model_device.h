@@ -24,6 +24,11 @@ struct kv8_device_architecture {
     kv8_status (*load)(kv8_model *model, kv8_device_loader *loader);
     /* Of a batch: the residual stream after all layers. Neither allocates nor waits, as logits. */
     kv8_status (*layers)(kv8_model *model, const kv8_device_batch *batch);
+    /* Why no one kernel computes a whole token, of a cache that the model's plans fit: a message's
+     * words; NULL: one does. NULL in place of the function: none ever. */
+    const char *(*why_not_token)(const kv8_model *model);
+    /* layers and logits of a batch of one row, by that kernel. */
+    kv8_status (*token)(kv8_model *model, const kv8_device_batch *batch);
     /* on_device->logits [num, vocab_size] of rows logit_rows[0..num). */
     kv8_status (*logits)(kv8_model *model, const int32_t *logit_rows, int32_t num);
 };

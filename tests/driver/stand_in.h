@@ -63,7 +63,7 @@ typedef struct stand_in_launch {
     const char *name;
     uint32_t grid[3], block[3], cluster[3]; /* cluster: 0 without */
     uint32_t dynamic_bytes;
-    bool overlaps_previous;
+    bool overlaps_previous, cooperative;
     size_t args_bytes;
     const void *args; /* a copy of the argument block */
 } stand_in_launch;

@@ -151,6 +151,8 @@ static cu_result read_attributes(const cu_launch_config *config, stand_in_launch
             launch->cluster[2] = attribute->value.cluster.z;
         } else if (attribute->id == CU_LAUNCH_PROGRAMMATIC) {
             launch->overlaps_previous = attribute->value.programmatic != 0;
+        } else if (attribute->id == CU_LAUNCH_COOPERATIVE) {
+            launch->cooperative = attribute->value.cooperative != 0;
         } else {
             return CU_INVALID_VALUE;
         }
@@ -182,6 +184,11 @@ static cu_result describe(const cu_launch_config *config, const struct CUfunc_st
         return CU_INVALID_VALUE;
     if (product(launch->block) > (uint64_t)function->kernel->max_threads)
         return CU_LAUNCH_OUT_OF_RESOURCES;
+    const uint64_t resident = (uint64_t)blocks_per_sm(function->kernel, (int)product(launch->block),
+                                                      launch->dynamic_bytes) *
+                              (uint64_t)stand_in_current_gpu()->num_sms;
+    if (launch->cooperative && product(launch->grid) > resident)
+        return 720; /* COOPERATIVE_LAUNCH_TOO_LARGE */
     return check_cluster(function, launch);
 }
 

@@ -42,7 +42,7 @@ static kv8_status create(kv8_model *model) {
                                    .limit = c->swiglu_limit};
     KV8_TRY(kv8_device_ops_create(&d->ops, device));
     if (model->options.batch_invariant == 1) kv8_device_ops_fix_order(d->ops);
-    return KV8_OK;
+    return kv8_gpt_oss_token_create(model);
 }
 
 void kv8_gpt_oss_device_close(kv8_model *model) {
@@ -111,6 +111,7 @@ static void lay_out(kv8_model *model, kv8_device_memory *memory) {
                                          (size_t)c->head_dim / 2 * sizeof *d->inv_freq);
     for (int32_t i = 0; i < c->num_layers; i++) lay_out_layer(c, &d->shape, memory, &d->layers[i]);
     lay_out_activations(model, c, memory, d);
+    kv8_gpt_oss_token_lay_out(model, memory);
     kv8_device_memory_count(
         memory, KV8_PART_WORKSPACES,
         kv8_device_experts_workspace_bytes(&d->shape, kv8_gpt_oss_device_rows(model)));
@@ -201,4 +202,6 @@ const kv8_device_architecture kv8_gpt_oss_on_device = {.create = create,
                                                        .lay_out = lay_out,
                                                        .load = kv8_gpt_oss_device_load,
                                                        .layers = kv8_gpt_oss_device_layers,
+                                                       .why_not_token = kv8_gpt_oss_why_not_token,
+                                                       .token = kv8_gpt_oss_token_run,
                                                        .logits = kv8_gpt_oss_device_logits};

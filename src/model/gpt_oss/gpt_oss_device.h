@@ -7,12 +7,25 @@
 
 #include "gpt_oss_weights.h"
 #include "model_device.h"
+#include "token_args.h"
+
+enum { KV8_TOKEN_BF16, KV8_TOKEN_F16, KV8_TOKEN_E4M3, KV8_TOKEN_E5M2, KV8_TOKEN_FORMATS };
 
 typedef struct kv8_gpt_oss_device_layer {
     uint8_t *attention_norm, *mlp_norm;                          /* bf16 [hidden] */
     uint8_t *qkv, *qkv_bias, *o, *o_bias, *router, *router_bias; /* bf16; q, k and v in one */
     uint8_t *gate_up, *down; /* as kv8_device_experts_load writes */
 } kv8_gpt_oss_device_layer;
+
+/* The kernel of a whole token, and its workspace. */
+typedef struct kv8_gpt_oss_token {
+    const char *why_not;                   /* of the model and the GPU; NULL: there is one */
+    kv8_kernel kernels[KV8_TOKEN_FORMATS]; /* by the format of K and V */
+    kv8_token_args args;                   /* layers, workspace and mark of the next launch */
+    /* The plans that args.layers were written for; NULL: none. */
+    const kv8_device_attention *set;
+    uint64_t version;
+} kv8_gpt_oss_token;
 
 typedef struct kv8_gpt_oss_device {
     kv8_device_ops *ops;
@@ -33,6 +46,7 @@ typedef struct kv8_gpt_oss_device {
     uint16_t *attended;   /* bf16 [n, num_qo_heads * head_dim] */
     float *cos_sin;       /* [n, head_dim] */
     float *router_logits; /* [n, num_experts] */
+    kv8_gpt_oss_token token;
 } kv8_gpt_oss_device;
 
 extern const kv8_device_architecture kv8_gpt_oss_on_device;
@@ -44,6 +58,13 @@ static inline int32_t kv8_gpt_oss_device_rows(const kv8_model *model) {
 kv8_status kv8_gpt_oss_device_load(kv8_model *model, kv8_device_loader *loader);
 kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *batch);
 kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const int32_t *logit_rows, int32_t num);
+
+/* --- one token by one kernel: gpt_oss_token.c --- */
+
+kv8_status kv8_gpt_oss_token_create(kv8_model *model);
+void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory);
+const char *kv8_gpt_oss_why_not_token(const kv8_model *model);
+kv8_status kv8_gpt_oss_token_run(kv8_model *model, const kv8_device_batch *batch);
 
 /* Device memory that experts pass through on their way, a few at a time. */
 size_t kv8_gpt_oss_staging_bytes(const kv8_gpt_oss_layer *layer, int32_t num_experts);

@@ -1,0 +1,553 @@
+// token.cu - one whole token of gpt-oss in one kernel: embedding, every layer, logits.
+//
+// A layer's phases, and where all blocks meet:
+//   norm, QKV | attention over ranges of keys | combine | O, residual, the router's sums |
+//   routing, norm, gate and up | down |
+// Every block has its share of the rows, strips and keys of each. Its last warp copies them through
+// a ring in shared memory in the order of the whole token, and so is ahead by as much as the ring
+// holds: only the experts' weights wait, for the routing.
+//
+// Sums have an order of their own: the router's, to which all blocks add, are whole numbers; the
+// experts' output comes in two parts, because a block has the experts of a strip one after another
+// and shares no strip with more than one neighbour.
+//
+// Grid: as many blocks as multiprocessors, all resident (a cooperative launch). Block: 8 warps that
+// compute and one that copies. Bytes: every weight of the token once, K and V once. Bound by:
+// memory, and by the blocks' meetings.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "experts_gate.cuh"
+#include "token_attention.cuh"
+#include "token_experts.cuh"
+
+namespace kv8 {
+
+constexpr int HIDDEN = KV8_TOKEN_HIDDEN, TOP_K = KV8_TOKEN_TOP_K;
+constexpr float ROUTER_STEP = 1.0f / (int64_t{1} << KV8_TOKEN_ROUTER_BITS);
+constexpr float ROUTER_LIMIT = 0x1p20f;  // of a block's part
+constexpr int MOST_ROWS = 64;            // of a block, of QKV; and of the head at once
+static_assert(QKV_WIDTH / KV8_TOKEN_MIN_BLOCKS < MOST_ROWS, "rows of a block");
+constexpr int HEAD_ROWS = 32;
+
+enum Place { ATTENDED, RESIDUAL, GATED, EXPERTS_DONE, TOKEN_DONE };
+static_assert(TOKEN_DONE + 1 == KV8_TOKEN_MEETINGS, "meetings");
+static_assert(TOP_K == 2 * TEAMS, "a team has two experts of down");
+
+struct Shared {
+    uint64_t full[KV8_TOKEN_STAGES], empty[KV8_TOKEN_STAGES];
+    float expert_weights[TOP_K];
+    float cos_sin[HEAD_DIM];
+    alignas(16) float scratch[KV8_TOKEN_WARPS];
+    kv8_token_layer layers[KV8_TOKEN_MAX_LAYERS];
+    union alignas(16) {
+        float rows[MOST_ROWS * KV8_TOKEN_WARPS];
+        StripSums strips;
+        CombineScratch combine;
+        FewScratch few;
+        struct {
+            float x[32];
+            float sums[2][KV8_TOKEN_MAX_EXPERTS];
+        } router;
+    };
+};
+
+// Rows of O of a block: pairs, which the router's weights are read in.
+__device__ __forceinline__ Share rows_of_o() {
+    Share s(HIDDEN / 2, blockIdx.x, gridDim.x);
+    s.begin *= 2, s.end *= 2;
+    return s;
+}
+
+__device__ __forceinline__ Meeting meeting(const kv8_token_args &a, Place place,
+                                           uint32_t expected = 0) {
+    return {a.meetings + place * KV8_TOKEN_MEETING_WORDS, expected};
+}
+// Of a layer: in turns, so that the next one's are 0 long before blocks add to them.
+__device__ __forceinline__ int64_t *router_sums(const kv8_token_args &a, int layer) {
+    return a.router + layer % 2 * KV8_TOKEN_MAX_EXPERTS;
+}
+__device__ __forceinline__ void clear_router(const kv8_token_args &a, int layer) {
+    if (blockIdx.x == 0 && threadIdx.x < KV8_TOKEN_MAX_EXPERTS)
+        router_sums(a, layer)[threadIdx.x] = 0;
+}
+
+// --- the copying warp ---
+
+struct Routing {
+    int experts[TOP_K];
+    float weights[TOP_K];
+};
+
+// The best experts of the router's sums, ties to the lower id, NaN last; and their softmax. By a
+// warp.
+__device__ __forceinline__ Routing route(const kv8_token_args &a, const int64_t *router,
+                                         const float (&bias)[4]) {
+    const int lane = threadIdx.x % 32;
+    int64_t sums[4];
+    float squares[KV8_TOKEN_MAX_BLOCKS / 32], square = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sums[i] = lane + 32 * i < a.num_experts ? __ldcg(router + lane + 32 * i) : 0;
+#pragma unroll
+    for (int i = 0; i < KV8_TOKEN_MAX_BLOCKS / 32; i++)
+        squares[i] =
+            lane + 32 * i < static_cast<int>(gridDim.x) ? __ldcg(a.squares + lane + 32 * i) : 0;
+#pragma unroll
+    for (int i = 0; i < KV8_TOKEN_MAX_BLOCKS / 32; i++) square += squares[i];
+    const float scale = rsqrtf(warp_sum(square) / HIDDEN + a.eps);
+    uint32_t keys[4];  // grow with the logit; 1: NaN, 0: none
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float logit = static_cast<float>(sums[i]) * ROUTER_STEP * scale + bias[i] + 0.0f;
+        const uint32_t bits = __float_as_uint(logit);
+        keys[i] = isnan(logit) ? 1 : bits >> 31 ? ~bits : bits | 0x80000000u;
+        if (lane + 32 * i >= a.num_experts) keys[i] = 0;
+    }
+    Routing r;
+    float best = 0, sum = 0;
+#pragma unroll
+    for (int k = 0; k < TOP_K; k++) {
+        const uint32_t top =
+            __reduce_max_sync(~0u, max(max(keys[0], keys[1]), max(keys[2], keys[3])));
+        uint32_t id = ~0u;
+#pragma unroll
+        for (int i = 3; i >= 0; i--)
+            if (keys[i] == top) id = lane + 32 * i;
+        id = __reduce_min_sync(~0u, id);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (id == static_cast<uint32_t>(lane + 32 * i)) keys[i] = 0;
+        const float logit = top == 1 ? NAN : __uint_as_float(top >> 31 ? top & 0x7fffffffu : ~top);
+        if (k == 0) best = logit;
+        r.experts[k] = id;
+        r.weights[k] = __expf(logit - best);
+        sum += r.weights[k];
+    }
+#pragma unroll
+    for (int k = 0; k < TOP_K; k++) r.weights[k] = __fdividef(r.weights[k], sum);
+    return r;
+}
+
+__device__ __forceinline__ int expert_of(const Routing &r, int k) {
+    return k == 0 ? r.experts[0] : k == 1 ? r.experts[1] : k == 2 ? r.experts[2] : r.experts[3];
+}
+
+// Strips of gate and up stand expert by expert; those of down strip by strip, the experts in turn.
+__device__ __forceinline__ Share gate_up_strips() {
+    return Share(TOP_K * GATE_UP_STRIPS, blockIdx.x, gridDim.x);
+}
+__device__ __forceinline__ Share down_strips() {
+    return Share(TOP_K * DOWN_STRIPS, blockIdx.x, gridDim.x);
+}
+
+__device__ __forceinline__ void copy_experts(RingWriter &ring, const kv8_token_layer &l,
+                                             const Routing &r) {
+    const Share up = gate_up_strips(), down = down_strips();
+#pragma unroll 1
+    for (int u = up.begin; u < up.end; u++) {
+        const int64_t strip =
+            int64_t{expert_of(r, u / GATE_UP_STRIPS)} * GATE_UP_STRIPS + u % GATE_UP_STRIPS;
+        ring.put(l.gate_up + strip * STRIP_BYTES, STRIP_BYTES);
+    }
+#pragma unroll 1
+    for (int u = down.begin; u < down.end; u++) {
+        const int64_t strip = int64_t{expert_of(r, u % TOP_K)} * DOWN_STRIPS + u / TOP_K;
+        ring.put(l.down + strip * STRIP_BYTES, STRIP_BYTES);
+    }
+}
+
+template <Format F>
+__device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shared, uint32_t rings,
+                                           int position) {
+    const int lane = threadIdx.x % 32;
+    RingWriter ring;
+    ring.ring = rings, ring.full = smem_address(shared.full);
+    ring.empty = smem_address(shared.empty);
+    ring.policy = leave_first_policy(), ring.in_flight = 2;
+    const Share qkv(QKV_WIDTH, blockIdx.x, gridDim.x), o = rows_of_o();
+#pragma unroll 1
+    for (int i = 0; i < a.num_layers; i++) {
+        const kv8_token_layer &l = shared.layers[i];
+        if (lane == 0) copy_rows<HIDDEN>(ring, l.qkv, qkv);
+        __syncwarp();
+        const KeySplits keys(l.window_left, position, gridDim.x);
+        const int block = blockIdx.x;
+        if (keys.are_few() && block < KV_HEADS)
+            copy_few<Keys<F, 1>>(ring, l, keys, block, a.page_size);
+        if (!keys.are_few() && block < keys.splits)
+            copy_keys<Keys<F, KV_HEADS>>(ring, l, keys.of(block), a.page_size);
+        float bias[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            bias[k] = lane + 32 * k < a.num_experts
+                          ? widen_bf16(__ldg(l.router_bias + lane + 32 * k))
+                          : 0;
+        if (lane == 0) copy_rows<Q_WIDTH>(ring, l.o, o);
+        __syncwarp();
+        if (lane == 0) meeting(a, RESIDUAL, gridDim.x * (i + 1)).poll();
+        __syncwarp();
+        const Routing r = route(a, router_sums(a, i), bias);
+        if (lane == 0) {
+#pragma unroll
+            for (int k = 0; k < TOP_K; k++) shared.expert_weights[k] = r.weights[k];
+            copy_experts(ring, l, r);
+        }
+        __syncwarp();
+    }
+    if (lane == 0) copy_rows<HIDDEN>(ring, a.head, Share(a.vocab_size, blockIdx.x, gridDim.x));
+}
+
+// --- the computing warps ---
+
+// The residual stream as the experts of the layer before leave it: in two parts.
+__device__ __forceinline__ float4 load_residual(const kv8_token_args &a, int at) {
+    const float4 x = __ldcg(reinterpret_cast<const float4 *>(a.residual + HIDDEN + at));
+    const float4 y = __ldcg(reinterpret_cast<const float4 *>(a.residual + 2 * HIDDEN + at));
+    return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+}
+
+// Its normed row. What does not depend on the meeting is loaded before.
+__device__ __forceinline__ void norm_row(const kv8_token_args &a, const uint16_t *gain,
+                                         const uint16_t *embedding, const Meeting &before,
+                                         Shared &shared, DenseInput<HIDDEN> &row) {
+    using D = Dense<HIDDEN>;
+    uint4 gains[D::STEPS], embedded[D::STEPS];
+#pragma unroll
+    for (int j = 0; j < D::STEPS; j++) {
+        gains[j] = embedded[j] = make_uint4(0, 0, 0, 0);
+        if (!D::has(j)) continue;
+        gains[j] = __ldg(reinterpret_cast<const uint4 *>(gain + D::column(j)));
+        if (embedding != nullptr)
+            embedded[j] = __ldg(reinterpret_cast<const uint4 *>(embedding + D::column(j)));
+    }
+    before.wait();
+    float x[D::STEPS][8], squares = 0;
+#pragma unroll
+    for (int j = 0; j < D::STEPS; j++) {
+        const uint32_t e[4] = {embedded[j].x, embedded[j].y, embedded[j].z, embedded[j].w};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float4 v = make_float4(low_bf16(e[2 * half]), high_bf16(e[2 * half]),
+                                   low_bf16(e[2 * half + 1]), high_bf16(e[2 * half + 1]));
+            if (embedding == nullptr && D::has(j)) v = load_residual(a, D::column(j) + 4 * half);
+            x[j][4 * half] = v.x, x[j][4 * half + 1] = v.y;
+            x[j][4 * half + 2] = v.z, x[j][4 * half + 3] = v.w;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) squares = fmaf(x[j][i], x[j][i], squares);
+    }
+    if (threadIdx.x / 4 % 2 != 0) squares = 0;  // two lanes have each column
+    const float scale = rsqrtf(block_sum(squares, shared.scratch) / HIDDEN + a.eps);
+#pragma unroll
+    for (int j = 0; j < D::STEPS; j++) {
+        const uint32_t w[4] = {gains[j].x, gains[j].y, gains[j].z, gains[j].w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[j][2 * i] *= scale * low_bf16(w[i]);
+            x[j][2 * i + 1] *= scale * high_bf16(w[i]);
+        }
+        row.set(j, x[j]);
+    }
+}
+
+__device__ __forceinline__ void compute_qkv(const kv8_token_args &a, const kv8_token_layer &l,
+                                            const uint16_t *embedding, const Meeting &before,
+                                            uint32_t mark, Shared &shared, RingReader &ring) {
+    const Share rows(QKV_WIDTH, blockIdx.x, gridDim.x);
+    const int row = threadIdx.x;
+    const float bias = row < rows.count() ? widen_bf16(__ldg(l.qkv_bias + rows.begin + row)) : 0;
+    DenseInput<HIDDEN> x;
+    norm_row(a, l.attention_norm, embedding, before, shared, x);
+    dense_rows<HIDDEN>(ring, x, shared.rows, rows.count());
+    meet_warps();
+    if (row < rows.count())
+        store_marked(a.qkv + rows.begin + row,
+                     add_warps(shared.rows + row * KV8_TOKEN_WARPS) + bias, mark);
+    meet_warps();
+}
+
+// O into the residual stream, and the block's part of the router's product with its normed row: the
+// root mean square divides the result.
+__device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_token_layer &l,
+                                          const uint16_t *embedding, uint32_t mark, int64_t *router,
+                                          Shared &shared, RingReader &ring) {
+    using D = Dense<Q_WIDTH>;
+    constexpr int MOST_PAIRS = (HIDDEN / KV8_TOKEN_MIN_BLOCKS + 3) / 2, HALF = (MOST_PAIRS + 1) / 2;
+    static_assert(2 * MOST_PAIRS <= 32, "rows of a warp");
+    const Share rows = rows_of_o();
+    const int t = threadIdx.x, expert = t % KV8_TOKEN_MAX_EXPERTS, half = t / KV8_TOKEN_MAX_EXPERTS;
+    // Two threads an expert, neighbouring pairs of rows to each in turn.
+    uint32_t weights[HALF];
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        const int pair = 2 * i + half;
+        weights[i] = 0;
+        if (expert < a.num_experts && 2 * pair < rows.count())
+            weights[i] = __ldg(reinterpret_cast<const uint32_t *>(
+                l.router + int64_t{expert} * HIDDEN + rows.begin + 2 * pair));
+    }
+    float residual = 0, gain = 0;
+    if (t < rows.count()) {
+        const int at = rows.begin + t;
+        residual = (embedding != nullptr
+                        ? widen_bf16(__ldg(embedding + at))
+                        : __ldcg(a.residual + HIDDEN + at) + __ldcg(a.residual + 2 * HIDDEN + at)) +
+                   widen_bf16(__ldg(l.o_bias + at));
+        gain = widen_bf16(__ldg(l.mlp_norm + at));
+    }
+    MarkedPair attended[4 * D::STEPS];
+    load_marked(attended, mark, [&](int i) { return a.attended + D::column(i / 4) + i % 4 * 2; });
+    DenseInput<Q_WIDTH> x;
+#pragma unroll
+    for (int j = 0; j < D::STEPS; j++) {
+        const MarkedPair *const p = attended + 4 * j;
+        x.set(j, {p[0].first(), p[0].second(), p[1].first(), p[1].second(), p[2].first(),
+                  p[2].second(), p[3].first(), p[3].second()});
+    }
+    dense_rows<Q_WIDTH>(ring, x, shared.rows, rows.count());
+    meet_warps();
+    float normed = 0;
+    if (t < 32) {
+        float sum = 0;
+        if (t < rows.count()) {
+            sum = residual + add_warps(shared.rows + t * KV8_TOKEN_WARPS);
+            a.residual[rows.begin + t] = sum;
+            normed = sum * gain;
+        }
+        sum = warp_sum(sum * sum);
+        if (t == 0) a.squares[blockIdx.x] = sum;
+    }
+    meet_warps();
+    if (t < 32) shared.router.x[t] = normed;
+    meet_warps();
+    float part = 0;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        const float2 pair =
+            reinterpret_cast<const float2 *>(shared.router.x)[min(2 * i + half, 15)];
+        part = fmaf(high_bf16(weights[i]), pair.y, fmaf(low_bf16(weights[i]), pair.x, part));
+    }
+    shared.router.sums[half][expert] = part;
+    meet_warps();
+    if (t >= a.num_experts) return;
+    part = shared.router.sums[0][t] + shared.router.sums[1][t];
+    // What whole numbers do not hold makes the token NaN.
+    if (!(fabsf(part) <= ROUTER_LIMIT)) a.squares[blockIdx.x] = NAN;
+    atomicAdd(reinterpret_cast<unsigned long long *>(router) + t,
+              static_cast<unsigned long long>(__float2ll_rn(part * (1.0f / ROUTER_STEP))));
+}
+
+// The strips of a share, from the first that is this team's turn.
+template <class STRIP>
+__device__ __forceinline__ void for_strips(RingReader &ring, const Share &strips, STRIP &&strip) {
+    const uint32_t begin = ring.n;
+#pragma unroll 1
+    for (int i = StripInput::team(); i < strips.count(); i += TEAMS) {
+        ring.n = begin + i;
+        strip(i);
+    }
+    ring.n = begin + strips.count();
+}
+
+__device__ __forceinline__ void compute_gate_up(const kv8_token_args &a, const kv8_token_layer &l,
+                                                const Meeting &before, Shared &shared,
+                                                RingReader &ring) {
+    const int lane = threadIdx.x % 32, t = threadIdx.x;
+    constexpr int FOURTHS = (HIDDEN / 4 + COMPUTE_THREADS - 1) / COMPUTE_THREADS;
+    uint2 gains[FOURTHS];
+#pragma unroll
+    for (int i = 0; i < FOURTHS; i++) {
+        const int at = t + i * COMPUTE_THREADS;
+        gains[i] = make_uint2(0, 0);
+        if (at < HIDDEN / 4) gains[i] = __ldg(reinterpret_cast<const uint2 *>(l.mlp_norm) + at);
+    }
+    before.wait();
+    float square = 0;
+#pragma unroll
+    for (int i = 0; i < KV8_TOKEN_MAX_BLOCKS / 32; i++)
+        square +=
+            lane + 32 * i < static_cast<int>(gridDim.x) ? __ldcg(a.squares + lane + 32 * i) : 0;
+    float4 x[FOURTHS];
+#pragma unroll
+    for (int i = 0; i < FOURTHS; i++) {
+        const int at = t + i * COMPUTE_THREADS;
+        x[i] = make_float4(0, 0, 0, 0);
+        if (at < HIDDEN / 4) x[i] = __ldcg(reinterpret_cast<const float4 *>(a.residual) + at);
+    }
+    const float scale = rsqrtf(warp_sum(square) / HIDDEN + a.eps);
+#pragma unroll
+    for (int i = 0; i < FOURTHS; i++) {
+        const int at = t + i * COMPUTE_THREADS;
+        if (at < HIDDEN / 4)
+            reinterpret_cast<uint2 *>(shared.strips.x)[at] =
+                make_uint2(pack_f16(x[i].x * (scale * low_bf16(gains[i].x)),
+                                    x[i].y * (scale * high_bf16(gains[i].x))),
+                           pack_f16(x[i].z * (scale * low_bf16(gains[i].y)),
+                                    x[i].w * (scale * high_bf16(gains[i].y))));
+    }
+    meet_warps();
+    StripInput in;
+#pragma unroll
+    for (int i = 0; i < FOURS; i++)
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            in.pairs[i][p] =
+                StripInput::block(i) < HIDDEN
+                    ? *reinterpret_cast<const uint32_t *>(shared.strips.x + StripInput::pair(i, p))
+                    : 0;
+    const Share strips = gate_up_strips();
+    for_strips(ring, strips, [&](int i) { multiply_strip(ring, in, shared.strips, i); });
+    meet_warps();
+    const int idx = t / 8, row = t % 8;
+    if (idx >= strips.count()) return;
+    const int strip = strips.begin + idx, output = strip % GATE_UP_STRIPS * 8 + row;
+    const float value =
+        gate(shared.strips.row(idx, row), shared.strips.row(idx, row + 8), a.alpha, a.limit);
+    a.gated[strip / GATE_UP_STRIPS * HIDDEN + StripInput::place(output)] =
+        static_cast<uint16_t>(pack_f16(value, 0));
+}
+
+// Down, weighted, and the residual: the part of the block that has a strip's first expert takes it.
+__device__ __forceinline__ void compute_down(const kv8_token_args &a, const Meeting &before,
+                                             Shared &shared, RingReader &ring) {
+    const Share strips = down_strips();
+    const int t = threadIdx.x, idx = t / KV8_STRIP_ROWS, row = t % KV8_STRIP_ROWS;
+    const int first_strip = strips.begin / TOP_K, strip = first_strip + idx;
+    const int from = max(strip * TOP_K, strips.begin), to = min((strip + 1) * TOP_K, strips.end);
+    const int at = strip * KV8_STRIP_ROWS + row;
+    const float residual = from < to ? __ldcg(a.residual + at) : 0;
+    before.wait();
+    // Teams take turns, so that each has two of the experts.
+    const int turn = strips.begin + StripInput::team();
+    StripInput in[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+#pragma unroll
+        for (int i = 0; i < FOURS; i++) {
+            uint4 x = make_uint4(0, 0, 0, 0);
+            if (StripInput::block(i) < HIDDEN)
+                x = __ldcg(reinterpret_cast<const uint4 *>(a.gated +
+                                                           (turn + TEAMS * k) % TOP_K * HIDDEN +
+                                                           StripInput::block(i) + t % 4 * 8));
+            in[k].pairs[i][0] = x.x, in[k].pairs[i][1] = x.y;
+            in[k].pairs[i][2] = x.z, in[k].pairs[i][3] = x.w;
+        }
+    for_strips(ring, strips, [&](int i) {
+        StripInput mine;
+#pragma unroll
+        for (int j = 0; j < FOURS; j++)
+#pragma unroll
+            for (int p = 0; p < 4; p++)
+                mine.pairs[j][p] = i / TEAMS % 2 == 0 ? in[0].pairs[j][p] : in[1].pairs[j][p];
+        multiply_strip(ring, mine, shared.strips, i);
+    });
+    meet_warps();
+    if (from >= to) return;
+    float sum = from == strip * TOP_K ? residual : 0;
+    for (int u = from; u < to; u++)
+        sum = fmaf(shared.expert_weights[u % TOP_K], shared.strips.row(u - strips.begin, row), sum);
+    float *const parts = a.residual + HIDDEN;
+    if (from == strip * TOP_K) parts[at] = sum;
+    if (to == (strip + 1) * TOP_K) parts[HIDDEN + at] = from == strip * TOP_K ? 0 : sum;
+}
+
+__device__ __forceinline__ void compute_head(const kv8_token_args &a, const Meeting &before,
+                                             Shared &shared, RingReader &ring) {
+    DenseInput<HIDDEN> x;
+    norm_row(a, a.final_norm, nullptr, before, shared, x);
+    const Share rows(a.vocab_size, blockIdx.x, gridDim.x);
+#pragma unroll 1
+    for (int r = rows.begin; r < rows.end; r += HEAD_ROWS) {
+        const int n = min(HEAD_ROWS, rows.end - r);
+        float *const sums = shared.rows + (r - rows.begin) % (2 * HEAD_ROWS) * KV8_TOKEN_WARPS;
+        dense_rows<HIDDEN>(ring, x, sums, n);
+        meet_warps();
+        if (static_cast<int>(threadIdx.x) < n)
+            a.logits[r + threadIdx.x] = add_warps(sums + threadIdx.x * KV8_TOKEN_WARPS);
+    }
+}
+
+template <Format F>
+__device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &shared,
+                                              uint32_t rings, int position) {
+    const uint32_t blocks = gridDim.x, block = blockIdx.x;
+    RingReader ring;
+    ring.ring = rings, ring.full = smem_address(shared.full);
+    ring.empty = smem_address(shared.empty);
+    const uint16_t *embedding = a.embedding + int64_t{__ldg(a.token_ids)} * HIDDEN;
+    uint32_t attended = 0;  // arrivals so far
+#pragma unroll 1
+    for (int i = 0; i < a.num_layers; i++) {
+        const kv8_token_layer &l = shared.layers[i];
+        const uint32_t all = blocks * (i + 1), mark = a.mark + i;
+        compute_qkv(a, l, embedding, meeting(a, EXPERTS_DONE, blocks * i), mark, shared, ring);
+        const KeySplits keys(l.window_left, position, blocks);
+        if (keys.are_few()) {
+            if (block < KV_HEADS) {
+                attend_few<Keys<F, 1>>(ring, a, l, keys, block, mark, shared.cos_sin, shared.few);
+                meet_warps();
+            }
+        } else {
+            if (block < static_cast<uint32_t>(keys.splits)) {
+                attend<Keys<F, KV_HEADS>>(ring, a, l, keys, block, mark, shared.cos_sin);
+                meeting(a, ATTENDED).arrive();
+            }
+            attended += keys.splits;
+            if (block < COMBINE_ITEMS) meeting(a, ATTENDED, attended).wait();
+            for (uint32_t item = block; item < COMBINE_ITEMS; item += blocks) {
+                combine_item(a, l, item, keys.splits, mark, shared.combine);
+                meet_warps();
+            }
+        }
+        compute_o(a, l, embedding, mark, router_sums(a, i), shared, ring);
+        meeting(a, RESIDUAL).arrive();
+        compute_gate_up(a, l, meeting(a, RESIDUAL, all), shared, ring);
+        clear_router(a, i + 1);
+        meeting(a, GATED).arrive();
+        compute_down(a, meeting(a, GATED, all), shared, ring);
+        meeting(a, EXPERTS_DONE).arrive();
+        embedding = nullptr;
+    }
+    compute_head(a, meeting(a, EXPERTS_DONE, blocks * a.num_layers), shared, ring);
+    clear_router(a, 0);
+    // The last block to get here leaves the meetings as it found them.
+    if (threadIdx.x != 0) return;
+    if (atomicAdd(meeting(a, TOKEN_DONE).word, 1) != blocks - 1) return;
+    for (int i = 0; i < KV8_TOKEN_MEETINGS; i++) a.meetings[i * KV8_TOKEN_MEETING_WORDS] = 0;
+}
+
+template <Format F>
+__device__ __forceinline__ void token_body(const kv8_token_args &a) {
+    extern __shared__ __align__(128) uint8_t rings[];
+    __shared__ Shared shared;
+    const int t = threadIdx.x, position = __ldg(a.positions);
+    if (t == 0) {
+        for (int i = 0; i < KV8_TOKEN_STAGES; i++) {
+            barrier_init(smem_address(shared.full + i), 1);
+            barrier_init(smem_address(shared.empty + i), KV8_TOKEN_WARPS);
+        }
+        barrier_init_fence();
+    }
+    if (t < HEAD_DIM) shared.cos_sin[t] = __ldg(a.cos_sin + t);
+    constexpr int WORDS = sizeof(kv8_token_layer) / 8;
+    const auto *const from = reinterpret_cast<const uint64_t *>(a.layers);
+    for (int i = t; i < a.num_layers * WORDS; i += KV8_TOKEN_THREADS)
+        reinterpret_cast<uint64_t *>(shared.layers)[i] = __ldg(from + i);
+    __syncthreads();
+    if (t / 32 == KV8_TOKEN_WARPS)
+        copy_token<F>(a, shared, smem_address(rings), position);
+    else
+        compute_token<F>(a, shared, smem_address(rings), position);
+}
+
+}  // namespace kv8
+
+#define KV8_TOKEN_KERNEL(name, FORMAT)                                                    \
+    extern "C" __global__ void __launch_bounds__(KV8_TOKEN_THREADS, 1)                    \
+        kv8_gpt_oss_token_##name##_d64__sm90a(const __grid_constant__ kv8_token_args a) { \
+        kv8::token_body<kv8::FORMAT>(a);                                                  \
+    }
+KV8_TOKEN_KERNEL(bf16, BF16)
+KV8_TOKEN_KERNEL(e4m3, E4M3)
+KV8_TOKEN_KERNEL(f16, F16)
+KV8_TOKEN_KERNEL(e5m2, E5M2)

@@ -1,0 +1,73 @@
+/* token_args.h - the argument of the kernels that compute one whole token of gpt-oss, for C and
+ * CUDA. Every pointer is the device's.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef KV8_TOKEN_ARGS_H
+#define KV8_TOKEN_ARGS_H
+
+#include <stdint.h>
+
+/* What the kernels are built for: the shape of gpt-oss-20b and 120b. */
+enum {
+    KV8_TOKEN_HIDDEN = 2880, /* and the intermediate size of an expert */
+    KV8_TOKEN_HEAD_DIM = 64,
+    KV8_TOKEN_QO_HEADS = 64,
+    KV8_TOKEN_KV_HEADS = 8,
+    KV8_TOKEN_TOP_K = 4,
+    KV8_TOKEN_MAX_EXPERTS = 128,
+    KV8_TOKEN_MAX_LAYERS = 40,
+    KV8_TOKEN_MIN_BLOCKS = 96, /* and the most: of them, one a multiprocessor */
+    KV8_TOKEN_MAX_BLOCKS = 160,
+    KV8_TOKEN_GRANULE = 16, /* keys; a page holds whole granules */
+
+    KV8_TOKEN_WARPS = 8, /* that compute; one more copies */
+    KV8_TOKEN_THREADS = 32 * KV8_TOKEN_WARPS + 32,
+    KV8_TOKEN_STAGES = 8,
+    KV8_TOKEN_STAGE_BYTES = 24576,
+    KV8_TOKEN_RING_BYTES = KV8_TOKEN_STAGES * KV8_TOKEN_STAGE_BYTES
+};
+
+/* One layer: its weights (those of experts as experts_args.h has them), and where the cache keeps
+ * its K and V. */
+typedef struct kv8_token_layer {
+    const uint16_t *attention_norm, *mlp_norm; /* bf16 */
+    const uint16_t *qkv, *qkv_bias, *o, *o_bias, *router, *router_bias;
+    const uint8_t *gate_up, *down;
+    const float *sinks;                        /* [qo heads]; NULL = none */
+    uint8_t *k, *v;                            /* [page, slot, kv head, dim] */
+    const float *k_scale, *v_scale;            /* [kv heads]; NULL = 1 */
+    uint64_t *k_counters, *v_counters;         /* [kv heads, 2]: clips, NaN; NULL = not counted */
+    int64_t k_stride_page, v_stride_page;      /* bytes */
+    const int32_t *page_indptr, *page_indices; /* of the one sequence */
+    int32_t window_left;                       /* -1 = all */
+    int32_t padding;
+} kv8_token_layer;
+
+/* Words that blocks meet at, 128 bytes apart; 0 before and after every launch. */
+enum { KV8_TOKEN_MEETINGS = 5, KV8_TOKEN_MEETING_WORDS = 32 };
+
+typedef struct kv8_token_args {
+    const kv8_token_layer *layers;
+    const uint16_t *embedding, *final_norm, *head; /* bf16 */
+    const int32_t *token_ids, *positions;          /* one of each */
+    const float *cos_sin;                          /* [head_dim] of the position */
+    float *logits;                                 /* [vocab_size] */
+    /* Workspace. */
+    uint32_t *meetings;  /* [KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS] */
+    float *residual;     /* [3, hidden]: after attention; after the experts, two parts */
+    uint64_t *qkv;       /* [qkv rows], marked */
+    float *partials;     /* [blocks, qo heads, head dim] */
+    float *partial_sums; /* [blocks, qo heads, 2]: maximum (log2), sum */
+    uint64_t *attended;  /* [qo heads * head dim], marked */
+    float *squares;      /* [blocks]: of the residual after attention */
+    int64_t *router;     /* [2, KV8_TOKEN_MAX_EXPERTS] in steps of
+                          * 2^-KV8_TOKEN_ROUTER_BITS; 0 before and after */
+    uint16_t *gated;     /* f16 [top_k, hidden] */
+    int32_t num_layers, num_experts, vocab_size, page_size;
+    float eps, alpha, limit;
+    uint32_t mark; /* of marked values: one more from layer to layer, on through all launches */
+} kv8_token_args;
+
+enum { KV8_TOKEN_ROUTER_BITS = 34 };
+
+#endif

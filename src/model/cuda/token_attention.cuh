@@ -1,0 +1,551 @@
+// token_attention.cuh - one token's attention, two ways. Of many keys a block takes a range, a warp
+// one KV head of them and its eight query heads; then every block combines the ranges for some
+// heads. Of few keys, as windows leave, a block takes a KV head, and its warps share the keys: they
+// combine in shared memory, and the blocks meet once less.
+//
+// Rotation, rounding and softmax as the library's kernels have them (rowwise.cu, append_rope.cu,
+// decode_mainloop.cuh). The block whose range ends with the token itself stores its K and V.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "codec.cuh"
+#include "common/softmax.cuh"
+#include "decode/decode_tile.cuh"
+#include "token_dense.cuh"
+
+namespace kv8 {
+
+constexpr int HEAD_DIM = KV8_TOKEN_HEAD_DIM, KV_HEADS = KV8_TOKEN_KV_HEADS;
+constexpr int QO_HEADS = KV8_TOKEN_QO_HEADS, GROUP = QO_HEADS / KV_HEADS;
+constexpr int Q_WIDTH = QO_HEADS * HEAD_DIM, KV_WIDTH = KV_HEADS * HEAD_DIM;
+constexpr int QKV_WIDTH = Q_WIDTH + 2 * KV_WIDTH;
+static_assert(GROUP == 8 && KV_HEADS == KV8_TOKEN_WARPS && TOKENS == KV8_TOKEN_GRANULE,
+              "a warp has the eight heads of a KV head");
+
+// A window of 128 keys, which need not begin with a granule.
+enum { FEW_GRANULES = 9 };
+
+// Granules of keys that a layer sees, and how the blocks share them.
+struct KeySplits {
+    int begin, end;       // keys
+    int first, granules;  // the first granule, and how many
+    int splits;
+
+    __device__ KeySplits(int window_left, int position, int blocks) {
+        end = position + 1;
+        begin = window_left < 0 ? 0 : max(position - window_left, 0);
+        first = begin / TOKENS;
+        granules = (end + TOKENS - 1) / TOKENS - first;
+        splits = min(granules, blocks);
+    }
+    __device__ bool are_few() const { return granules <= FEW_GRANULES; }
+    __device__ Share of(int split) const {
+        Share s(granules, split, splits);
+        s.begin += first, s.end += first;
+        return s;
+    }
+};
+
+// K and V in the ring: of 8 bits in one stage, of 16 in one each. A row has HEADS of a token.
+template <Format F, int HEADS>
+struct Keys {
+    static constexpr Format FORMAT = F;
+    static constexpr int HEAD = HEAD_DIM * size_of(F);  // bytes
+    static constexpr int STAGES = size_of(F);
+    using Row = PlainRow<HEADS * HEAD>;
+    using K = KeyTile<F, HEAD_DIM, Row>;
+    using V = ValueTile<F, HEAD_DIM, Row>;
+    // Granules at once.
+    static constexpr int GRANULES = HEADS == 1 ? FEW_GRANULES : 1;
+    static constexpr int VALUES = GRANULES * Row::TILE_BYTES;  // where V begins, of 8 bits
+    static_assert(2 * VALUES <= STAGES * KV8_TOKEN_STAGE_BYTES, "stages");
+
+    // Where V is, when K is in the next stage; both have come.
+    __device__ static uint32_t wait(const RingReader &ring, uint32_t &keys) {
+        keys = ring.wait();
+        if constexpr (STAGES == 1) return keys + VALUES;
+        RingReader next = ring;
+        next.n++;
+        return next.wait();
+    }
+    __device__ static void release(RingReader &ring) {
+#pragma unroll
+        for (int i = 0; i < STAGES; i++) ring.release();
+    }
+};
+
+// --- the copying warp ---
+
+template <class T>
+__device__ void copy_keys(RingWriter &ring, const kv8_token_layer &layer, const Share &granules,
+                          int page_size) {
+    const int per_page = page_size / TOKENS;
+    const int32_t *const pages = layer.page_indices + __ldg(layer.page_indptr);
+    int page = 0;
+#pragma unroll 1
+    for (int i = granules.begin; i < granules.end; i++) {
+        const int n = (i - granules.begin) % 32;
+        if (n == 0) {
+            const int mine = min(i + static_cast<int>(threadIdx.x) % 32, granules.end - 1);
+            page = __ldg(pages + mine / per_page);
+        }
+        const int64_t at = __shfl_sync(~0u, page, n);
+        const int64_t slot = static_cast<int64_t>(i % per_page) * T::Row::TILE_BYTES;
+        if (threadIdx.x % 32 == 0) {
+            const uint8_t *const k = layer.k + at * layer.k_stride_page + slot;
+            const uint8_t *const v = layer.v + at * layer.v_stride_page + slot;
+            if constexpr (T::STAGES == 1) {
+                const uint32_t to = ring.take(2 * T::Row::TILE_BYTES);
+                ring.copy(to, k, T::Row::TILE_BYTES);
+                ring.copy(to + T::VALUES, v, T::Row::TILE_BYTES);
+                ring.n++;
+            } else {
+                ring.put(k, T::Row::TILE_BYTES);
+                ring.put(v, T::Row::TILE_BYTES);
+            }
+        }
+        __syncwarp();
+    }
+}
+
+// One head of all of them: a row is a copy, of a lane.
+template <class T>
+__device__ void copy_few(RingWriter &ring, const kv8_token_layer &layer, const KeySplits &keys,
+                         int head, int page_size) {
+    const int lane = threadIdx.x % 32, first = keys.first * TOKENS, rows = keys.granules * TOKENS;
+    const int32_t *const pages = layer.page_indices + __ldg(layer.page_indptr);
+    constexpr int TOKEN_BYTES = KV_HEADS * T::HEAD;
+    const auto copy_plane = [&](const uint8_t *data, int64_t stride_page, uint32_t to,
+                                uint32_t barrier) {
+        const uint64_t policy = leave_first_policy();
+        for (int i = lane; i < rows; i += 32) {
+            const int token = first + i, page = token / page_size;
+            copy_bulk(to + i * T::HEAD,
+                      data + __ldg(pages + page) * stride_page +
+                          (token - page * page_size) * TOKEN_BYTES + head * T::HEAD,
+                      T::HEAD, barrier, policy);
+        }
+    };
+    for (int plane = 0; plane < 2; plane++) {
+        uint32_t to = 0, barrier = 0;
+        if (lane == 0 && (plane == 0 || T::STAGES == 2)) {
+            to = ring.take((3 - T::STAGES) * rows * T::HEAD);
+            barrier = ring.full_barrier();
+        } else if (lane == 0) {
+            to = ring.stage() + T::VALUES;
+            barrier = ring.full_barrier();
+        }
+        to = __shfl_sync(~0u, to, 0), barrier = __shfl_sync(~0u, barrier, 0);
+        copy_plane(plane == 0 ? layer.k : layer.v,
+                   plane == 0 ? layer.k_stride_page : layer.v_stride_page, to, barrier);
+        if (lane == 0 && (plane == 1 || T::STAGES == 2)) ring.n++;
+        __syncwarp();
+    }
+}
+
+// --- a computing warp: a KV head over a range of keys ---
+
+struct HeadState {
+    float o[HEAD_DIM / 16][4];
+    float max[2], sum[2];  // of columns 2c and 2c + 1
+
+    __device__ HeadState() : o{}, max{NO_KEY, NO_KEY}, sum{} {}
+};
+
+__device__ __forceinline__ float rotated(float x, float y, float cosine, float sine, bool first) {
+    return first ? __fsub_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine))
+                 : __fadd_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine));
+}
+
+// The rotated rows of the warp's query heads as the B fragment of the first MMA; and the factor of
+// a score of columns 2c and 2c + 1.
+template <Format F>
+__device__ __forceinline__ void load_queries(const uint64_t *qkv, uint32_t mark,
+                                             const float *cos_sin, int head, float scale,
+                                             uint32_t (&q)[1][1][HEAD_DIM / 16][2],
+                                             float (&factor)[2]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const uint64_t *const row = qkv + (head * GROUP + g) * HEAD_DIM;
+    constexpr int PER = 64 / size_of(F) / 16;
+    const auto dim = [&](int s) { return Keys<F, 1>::K::dim(s / PER, c, s % PER * 4); };
+    // Of every step four elements, and the four that they turn with.
+    MarkedPair pairs[HEAD_DIM / 4];
+    load_marked(pairs, mark, [&](int i) {
+        const int d = dim(i / 4);
+        return row + (i % 4 < 2 ? d : d ^ HEAD_DIM / 2) + i % 2 * 2;
+    });
+    float x[HEAD_DIM / 16][4];
+#pragma unroll
+    for (int s = 0; s < HEAD_DIM / 16; s++) {
+        const int d = dim(s), pair = d % (HEAD_DIM / 2);
+        const MarkedPair *const p = pairs + 4 * s;
+        const float a[4] = {p[0].first(), p[0].second(), p[1].first(), p[1].second()};
+        const float b[4] = {p[2].first(), p[2].second(), p[3].first(), p[3].second()};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[s][i] = rotated(a[i], b[i], cos_sin[pair + i], cos_sin[HEAD_DIM / 2 + pair + i],
+                              d < HEAD_DIM / 2);
+    }
+    float top = 0;
+#pragma unroll
+    for (int s = 0; s < HEAD_DIM / 16; s++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            q[0][0][s][i] = pack_bf16(x[s][2 * i], x[s][2 * i + 1]);
+            const float low = fabsf(low_bf16(q[0][0][s][i])),
+                        high = fabsf(high_bf16(q[0][0][s][i]));
+            if (low < INFINITY) top = fmaxf(top, low);
+            if (high < INFINITY) top = fmaxf(top, high);
+        }
+    if constexpr (F != BF16) {
+        // A row of bf16 is scaled by a power of two into f16's range.
+        top = quad_max(top);
+        const int shift =
+            min(max(14 - (static_cast<int>(__float_as_uint(top) >> 23) - 127), -126), 126);
+        const float up = __int_as_float((shift + 127) << 23);
+#pragma unroll
+        for (int s = 0; s < HEAD_DIM / 16; s++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                q[0][0][s][i] =
+                    pack_f16(low_bf16(q[0][0][s][i]) * up, high_bf16(q[0][0][s][i]) * up);
+        scale *= __int_as_float((127 - shift) << 23);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) factor[i] = __shfl_sync(~0u, scale, (2 * c + i) * 4);
+}
+
+// The token's own K (rotated) and V of the warp's head: quantised as append does.
+template <Format F>
+struct OwnRow {
+    using Code = typename format<static_cast<kv8_dtype>(F)>::code;
+    Code k[2], v[2];  // of dims lane and lane + 32
+
+    __device__ static float divide(float x, float scale) {
+        return isnan(x) ? __uint_as_float(__float_as_uint(x) | KV8_F32_QUIET) : __fdiv_rn(x, scale);
+    }
+    __device__ static void narrow(const float (&x)[2], float scale, Code (&codes)[2],
+                                  uint64_t *counters) {
+        using to = format<static_cast<kv8_dtype>(F)>;
+        uint32_t clips = 0, nans = 0;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float q = divide(x[i], scale);
+            codes[i] = to::encode(q);
+            clips += fabsf(q) > to::max;
+            nans += isnan(q) != 0;
+        }
+        if (counters == nullptr || !__any_sync(~0u, clips + nans > 0)) return;
+        auto *const cell = reinterpret_cast<unsigned long long *>(counters);
+        if (clips > 0) atomicAdd(cell, static_cast<unsigned long long>(clips));
+        if (nans > 0) atomicAdd(cell + 1, static_cast<unsigned long long>(nans));
+    }
+    __device__ void load(const kv8_token_layer &l, const uint64_t *qkv, uint32_t mark,
+                         const float *cos_sin, int head) {
+        const int lane = threadIdx.x % 32;
+        const uint64_t *const row = qkv + Q_WIDTH + head * HEAD_DIM + lane;
+        float x[4];  // K of dims lane and lane + 32, V of them
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint64_t both;
+            do {
+                asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];"
+                             : "=l"(both)
+                             : "l"(row + i / 2 * KV_WIDTH + i % 2 * (HEAD_DIM / 2))
+                             : "memory");
+            } while (both >> 32 != mark);
+            x[i] = __uint_as_float(static_cast<uint32_t>(both));
+        }
+        __syncwarp();
+        const float values[2] = {x[2], x[3]};
+        const float cosine = cos_sin[lane], sine = cos_sin[HEAD_DIM / 2 + lane];
+        const float keys[2] = {rotated(x[0], x[1], cosine, sine, true),
+                               rotated(x[1], x[0], cosine, sine, false)};
+        narrow(keys, l.k_scale == nullptr ? 1.0f : __ldg(l.k_scale + head), k,
+               l.k_counters == nullptr ? nullptr : l.k_counters + 2 * head);
+        narrow(values, l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head), v,
+               l.v_counters == nullptr ? nullptr : l.v_counters + 2 * head);
+    }
+    // Into slot `slot` of the page; and to where its rows lie in the ring.
+    __device__ void store(const kv8_token_layer &l, int64_t page, int slot, int head,
+                          uint8_t *key_row, uint8_t *value_row) const {
+        const int lane = threadIdx.x % 32;
+        const auto put = [&](uint8_t *row, const Code(&codes)[2]) {
+            reinterpret_cast<Code *>(row)[lane] = codes[0];
+            reinterpret_cast<Code *>(row)[lane + HEAD_DIM / 2] = codes[1];
+        };
+        const int64_t at = (int64_t{slot} * KV_HEADS + head) * HEAD_DIM * sizeof(Code);
+        put(l.k + page * l.k_stride_page + at, k);
+        put(l.v + page * l.v_stride_page + at, v);
+        put(key_row, k);
+        put(value_row, v);
+    }
+};
+
+constexpr float LAZY_LIMIT = 0x1p14f, LAZY_TARGET = 6.0f;  // as in decode_mainloop.cuh
+
+__device__ __forceinline__ void raise_max(const float (&s)[4], HeadState &state) {
+#pragma unroll
+    for (int col = 0; col < 2; col++) {
+        float m = fmaxf(s[col], s[2 + col]);
+#pragma unroll
+        for (int lanes = 4; lanes < 32; lanes *= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, lanes));
+        m = fmaxf(state.max[col], m - LAZY_TARGET);
+        const float keep = exp2_fast(state.max[col] - m);
+        state.max[col] = m;
+        state.sum[col] *= keep;
+#pragma unroll
+        for (int t = 0; t < HEAD_DIM / 16; t++)
+            state.o[t][col] *= keep, state.o[t][col + 2] *= keep;
+    }
+}
+
+// One granule, of keys from `key` on, those in [begin, end) seen; tiles of the head.
+template <class T>
+__device__ __forceinline__ void add_granule(int key, int begin, int end, uint32_t keys,
+                                            uint32_t values,
+                                            const uint32_t (&q)[1][1][HEAD_DIM / 16][2],
+                                            const float (&factor)[2], HeadState &state) {
+    constexpr Format F = T::FORMAT;
+    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    float s[1][4] = {};
+    T::K::template multiply<1, 1>(keys, 0, g, c, q, s);
+    float w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int at = key + i / 2 * 8 + g;
+        s[0][i] = at >= begin && at < end ? s[0][i] * factor[i % 2] : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = exp2_fast(s[0][i] - state.max[i % 2]);
+    if (__any_sync(~0u, fmaxf(fmaxf(w[0], w[1]), fmaxf(w[2], w[3])) > LAZY_LIMIT)) {
+        raise_max(s[0], state);
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = exp2_fast(s[0][i] - state.max[i % 2]);
+    }
+    constexpr int PARTS = F == BF16 ? 2 : 1;  // bf16 probabilities are kept to 16 bits
+    uint32_t p[PARTS][2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) state.sum[i % 2] += w[i];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float left = w[2 * half], right = w[2 * half + 1];
+        if constexpr (F == BF16) {
+            const uint32_t high = pack_bf16(left, right);
+            p[0][half] = transpose8x8(high);
+            p[1][half] = transpose8x8(pack_bf16(left - low_bf16(high), right - high_bf16(high)));
+        } else {
+            p[0][half] = transpose8x8(pack_f16(left, right));
+        }
+    }
+    T::V::each(values, 0, g, c, [&](int t, const uint32_t(&v)[4]) {
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) mma<F == BF16>(state.o[t], v, p[part]);
+    });
+}
+
+__device__ __forceinline__ uint8_t *generic(uint32_t at) {
+    return static_cast<uint8_t *>(__cvta_shared_to_generic(at));
+}
+
+// A granule at an edge, in the head's tiles: V of keys that nobody sees becomes 0, for a
+// probability of 0 does not hide a NaN; and the token's own row goes where it belongs.
+template <class T>
+__device__ __forceinline__ void finish_edge(const kv8_token_args &a, const kv8_token_layer &l,
+                                            const OwnRow<T::FORMAT> &own, const KeySplits &keys,
+                                            int key, int head, uint32_t k_tile, uint32_t v_tile) {
+    const int lane = threadIdx.x % 32, position = keys.end - 1;
+    if (key + TOKENS > position) {
+        const int page = position / a.page_size, row = (position - key) * T::Row::BYTES;
+        own.store(l, __ldg(l.page_indices + __ldg(l.page_indptr) + page),
+                  position - page * a.page_size, head, generic(k_tile + row),
+                  generic(v_tile + row));
+    }
+    for (int i = 0; i < TOKENS; i++) {
+        if (key + i >= keys.begin && key + i < keys.end) continue;
+        if (lane < T::HEAD / 4) store_shared(v_tile + i * T::Row::BYTES + lane * 4, 0);
+    }
+    fence_stores_before_wgmma();  // and before the stage's next copy
+    __syncwarp();
+}
+__device__ __forceinline__ bool is_edge(const KeySplits &keys, int key) {
+    return key < keys.begin || key + TOKENS > keys.end - 1;
+}
+
+// What a warp has of its head before the first key.
+template <class T>
+struct WarpHead {
+    OwnRow<T::FORMAT> own;
+    uint32_t q[1][1][HEAD_DIM / 16][2];
+    float factor[2];
+    HeadState state;
+
+    __device__ WarpHead(const kv8_token_args &a, const kv8_token_layer &l, uint32_t mark,
+                        const float *cos_sin, int head, bool has_own)
+        : own{} {
+        const float k_scale = l.k_scale == nullptr ? 1.0f : __ldg(l.k_scale + head);
+        if (has_own) own.load(l, a.qkv, mark, cos_sin, head);
+        load_queries<T::FORMAT>(a.qkv, mark, cos_sin, head, LOG2E / 8 * k_scale, q, factor);
+    }
+    __device__ void add(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
+                        int key, int head, uint32_t k_tile, uint32_t v_tile) {
+        if (is_edge(keys, key)) finish_edge<T>(a, l, own, keys, key, head, k_tile, v_tile);
+        add_granule<T>(key, keys.begin, keys.end, k_tile, v_tile, q, factor, state);
+    }
+    // what(row, dim, o, o of dim + 1) and end(row, maximum, sum) of its eight query heads.
+    template <class WHAT, class END>
+    __device__ void each(WHAT &&what, END &&end) const {
+        const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+#pragma unroll
+        for (int col = 0; col < 2; col++) {
+            float sum = state.sum[col];
+#pragma unroll
+            for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+            if (g == 0) end(2 * c + col, state.max[col], sum);
+#pragma unroll
+            for (int t = 0; t < HEAD_DIM / 16; t++)
+                what(2 * c + col, T::V::dim(t, g), state.o[t][col], state.o[t][col + 2]);
+        }
+    }
+};
+
+// --- many keys: the block's range, a warp a KV head ---
+
+template <class T>
+__device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
+                       const KeySplits &keys, int split, uint32_t mark, const float *cos_sin) {
+    const int head = threadIdx.x / 32;
+    const Share granules = keys.of(split);
+    WarpHead<T> warp(a, l, mark, cos_sin, head, split == keys.splits - 1);
+#pragma unroll 1
+    for (int i = granules.begin; i < granules.end; i++) {
+        uint32_t k_stage = 0;
+        const uint32_t v_stage = T::wait(ring, k_stage);
+        warp.add(a, l, keys, i * TOKENS, head, k_stage + head * T::HEAD, v_stage + head * T::HEAD);
+        T::release(ring);
+    }
+    const int64_t first = int64_t{split} * QO_HEADS + head * GROUP;
+    warp.each(
+        [&](int row, int dim, float x, float y) {
+            *reinterpret_cast<float2 *>(a.partials + (first + row) * HEAD_DIM + dim) =
+                make_float2(x, y);
+        },
+        [&](int row, float max, float sum) {
+            reinterpret_cast<float2 *>(a.partial_sums)[first + row] = make_float2(max, sum);
+        });
+}
+
+// The end of a row: the sink joins the denominator. weight(i) is of parts relative to `top`.
+struct RowSums {
+    float max, sum, value;
+
+    __device__ float finish(const kv8_token_layer &l, int head) const {
+        const float sink = l.sinks == nullptr ? -INFINITY : __ldg(l.sinks + head) * LOG2E;
+        const float v_scale = l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head / GROUP);
+        const float top = fmaxf(max, sink), weight = exp2_fast(max - top);
+        const float all = fmaf(sum, weight, exp2_fast(sink - top));
+        return sum == 0 || sink == INFINITY ? 0 : __fdividef(value * weight, all) * v_scale;
+    }
+};
+
+// Combine: an item is half the dims of a query head.
+
+enum { COMBINE_DIMS = 32, COMBINE_ITEMS = QO_HEADS * HEAD_DIM / COMBINE_DIMS };
+
+struct CombineScratch {
+    float o[KV8_TOKEN_WARPS][COMBINE_DIMS], max[KV8_TOKEN_WARPS], sum[KV8_TOKEN_WARPS];
+};
+
+__device__ __forceinline__ void combine_item(const kv8_token_args &a, const kv8_token_layer &l,
+                                             int item, int splits, uint32_t mark,
+                                             CombineScratch &scratch) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = item / 2;
+    const int dim = item % 2 * COMBINE_DIMS + lane;
+    const float2 *const sums = reinterpret_cast<const float2 *>(a.partial_sums) + head;
+    const float *const partials = a.partials + head * HEAD_DIM + dim;
+    float max = NO_KEY, sum = 0, o = 0;
+    constexpr int AT_ONCE = 6;
+#pragma unroll 1
+    for (int first = warp; first < splits; first += AT_ONCE * KV8_TOKEN_WARPS) {
+        float2 s[AT_ONCE];
+        float x[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int split = first + i * KV8_TOKEN_WARPS;
+            s[i] = make_float2(NO_KEY, 0), x[i] = 0;
+            if (split < splits) {
+                s[i] = __ldcg(sums + split * QO_HEADS);
+                x[i] = __ldcg(partials + int64_t{split} * QO_HEADS * HEAD_DIM);
+            }
+        }
+        float top = max;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) top = fmaxf(top, s[i].x);
+        const float keep = exp2_fast(max - top);
+        sum *= keep, o *= keep, max = top;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const float weight = exp2_fast(s[i].x - top);
+            sum = fmaf(s[i].y, weight, sum), o = fmaf(x[i], weight, o);
+        }
+    }
+    scratch.o[warp][lane] = o;
+    if (lane == 0) scratch.max[warp] = max, scratch.sum[warp] = sum;
+    meet_warps();
+    if (warp != 0) return;
+    RowSums row = {NO_KEY, 0, 0};
+    for (int i = 0; i < KV8_TOKEN_WARPS; i++) row.max = fmaxf(row.max, scratch.max[i]);
+    for (int i = 0; i < KV8_TOKEN_WARPS; i++) {
+        const float weight = exp2_fast(scratch.max[i] - row.max);
+        row.sum = fmaf(scratch.sum[i], weight, row.sum);
+        row.value = fmaf(scratch.o[i][lane], weight, row.value);
+    }
+    store_marked(a.attended + head * HEAD_DIM + dim, row.finish(l, head), mark);
+}
+
+// --- few keys: the block has a KV head, its warps share the granules ---
+
+struct FewScratch {
+    float o[KV8_TOKEN_WARPS][GROUP][HEAD_DIM];
+    float max[KV8_TOKEN_WARPS][GROUP], sum[KV8_TOKEN_WARPS][GROUP];
+};
+
+template <class T>
+__device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
+                           const KeySplits &keys, int head, uint32_t mark, const float *cos_sin,
+                           FewScratch &scratch) {
+    const int idx = threadIdx.x / 32;
+    WarpHead<T> warp(a, l, mark, cos_sin, head, idx == (keys.granules - 1) % KV8_TOKEN_WARPS);
+    uint32_t k_stage = 0;
+    const uint32_t v_stage = T::wait(ring, k_stage);
+#pragma unroll 1
+    for (int i = idx; i < keys.granules; i += KV8_TOKEN_WARPS)
+        warp.add(a, l, keys, (keys.first + i) * TOKENS, head, k_stage + i * T::Row::TILE_BYTES,
+                 v_stage + i * T::Row::TILE_BYTES);
+    T::release(ring);
+    warp.each(
+        [&](int row, int dim, float x, float y) {
+            *reinterpret_cast<float2 *>(&scratch.o[idx][row][dim]) = make_float2(x, y);
+        },
+        [&](int row, float max, float sum) {
+            scratch.max[idx][row] = max, scratch.sum[idx][row] = sum;
+        });
+    meet_warps();
+    // A warp a query head, two dims a lane.
+    const int lane = threadIdx.x % 32;
+    RowSums low = {NO_KEY, 0, 0};
+    float high = 0;
+    for (int i = 0; i < KV8_TOKEN_WARPS; i++) low.max = fmaxf(low.max, scratch.max[i][idx]);
+    for (int i = 0; i < KV8_TOKEN_WARPS; i++) {
+        const float weight = exp2_fast(scratch.max[i][idx] - low.max);
+        const float2 o = reinterpret_cast<const float2 *>(scratch.o[i][idx])[lane];
+        low.sum = fmaf(scratch.sum[i][idx], weight, low.sum);
+        low.value = fmaf(o.x, weight, low.value), high = fmaf(o.y, weight, high);
+    }
+    const int qo_head = head * GROUP + idx;
+    const RowSums second = {low.max, low.sum, high};
+    store_marked(a.attended + qo_head * HEAD_DIM + 2 * lane, low.finish(l, qo_head),
+                 second.finish(l, qo_head), mark);
+}
+
+}  // namespace kv8

@@ -1,0 +1,151 @@
+// token_ring.cuh - weights and K and V on their way to one block, and how the blocks of a token
+// meet.
+//
+// One warp copies, all others compute. The copies stand in the order of the whole token, so that
+// the ring fills with what the next phase reads while the blocks wait for each other.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "ptx_sm90.cuh"
+#include "token_args.h"
+
+namespace kv8 {
+
+constexpr int COMPUTE_THREADS = 32 * KV8_TOKEN_WARPS;
+
+// All computing warps of a block.
+__device__ __forceinline__ void meet_warps() {
+    named_barrier_sync(1, COMPUTE_THREADS);
+}
+
+// A place in the ring, of either side.
+struct RingCursor {
+    uint32_t ring, full, empty;  // in shared memory
+    uint32_t n = 0;              // of uses
+
+    __device__ uint32_t index() const { return n % KV8_TOKEN_STAGES; }
+    __device__ uint32_t parity() const { return n / KV8_TOKEN_STAGES & 1; }
+    __device__ uint32_t stage() const { return ring + index() * KV8_TOKEN_STAGE_BYTES; }
+    __device__ uint32_t full_barrier() const { return full + index() * 8; }
+};
+
+// The computing side.
+struct RingReader : RingCursor {
+    __device__ uint32_t wait() const {
+        barrier_wait(full_barrier(), parity());
+        return stage();
+    }
+    // The warp has read the stage. A stage is empty after as many arrivals as there are warps; one
+    // that fewer warps read gets several from each.
+    template <int ARRIVALS = 1>
+    __device__ void release() {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(empty + index() * 8),
+                         "n"(ARRIVALS)
+                         : "memory");
+        n++;
+    }
+};
+
+// The copying side, one lane. Copies queue in front of the small reads of the critical path: few
+// are under way at any time.
+struct RingWriter : RingCursor {
+    uint64_t policy;
+    uint32_t in_flight;
+
+    // The next stage, once it is empty, that `bytes` will come to.
+    __device__ uint32_t take(uint32_t bytes) {
+        barrier_wait(empty + index() * 8, parity() ^ 1);
+        if (n >= in_flight) {
+            const uint32_t before = n - in_flight;
+            barrier_wait(full + before % KV8_TOKEN_STAGES * 8, before / KV8_TOKEN_STAGES & 1);
+        }
+        expect_bytes(full_barrier(), bytes);
+        return stage();
+    }
+    __device__ void copy(uint32_t to, const void *from, uint32_t bytes) const {
+        copy_bulk(to, from, bytes, full_barrier(), policy);
+    }
+    __device__ void put(const void *from, uint32_t bytes) {
+        copy(take(bytes), from, bytes);
+        n++;
+    }
+};
+
+// --- all blocks ---
+
+// Where blocks meet: some arrive, others wait until enough have. Counts rise over a launch.
+struct Meeting {
+    uint32_t *word;
+    uint32_t expected;
+
+    // After everything that the block's computing warps wrote.
+    __device__ void arrive() const {
+        meet_warps();
+        if (threadIdx.x == 0)
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(word) : "memory");
+    }
+    // Of one thread.
+    __device__ void poll() const {
+        uint32_t seen;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
+        } while (static_cast<int32_t>(seen - expected) < 0);
+    }
+    __device__ void wait() const {
+        if (threadIdx.x == 0) poll();
+        meet_warps();
+    }
+};
+
+// A value that carries the mark of the layer and the launch it is of: blocks that read few of them
+// wait for those alone, without a meeting. One access of 8 bytes.
+__device__ __forceinline__ void store_marked(uint64_t *to, float value, uint32_t mark) {
+    const uint64_t both = static_cast<uint64_t>(mark) << 32 | __float_as_uint(value);
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+}
+__device__ __forceinline__ void store_marked(uint64_t *to, float x, float y, uint32_t mark) {
+    const uint64_t high = static_cast<uint64_t>(mark) << 32;
+    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" ::"l"(to),
+                 "l"(high | __float_as_uint(x)), "l"(high | __float_as_uint(y))
+                 : "memory");
+}
+// Two neighbours.
+struct MarkedPair {
+    uint64_t low, high;
+
+    __device__ bool load(const uint64_t *from, uint32_t mark) {
+        asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+                     : "=l"(low), "=l"(high)
+                     : "l"(from)
+                     : "memory");
+        return low >> 32 == mark && high >> 32 == mark;
+    }
+    __device__ float first() const { return __uint_as_float(static_cast<uint32_t>(low)); }
+    __device__ float second() const { return __uint_as_float(static_cast<uint32_t>(high)); }
+};
+// N pairs at from(i), once all are there; until the first is, only that is asked for. All lanes.
+template <int N, class FROM>
+__device__ __forceinline__ void load_marked(MarkedPair (&pairs)[N], uint32_t mark, FROM &&from) {
+    while (!pairs[0].load(from(0), mark)) {
+    }
+    bool are_there;
+    do {
+        are_there = true;
+#pragma unroll
+        for (int i = 1; i < N; i++) are_there &= pairs[i].load(from(i), mark);
+    } while (!are_there);
+    __syncwarp();
+}
+
+// Block `idx` of `blocks` has items [begin, end) of n.
+struct Share {
+    int begin, end;
+    __device__ Share(int n, int idx, int blocks)
+        : begin(static_cast<int>(static_cast<int64_t>(n) * idx / blocks)),
+          end(static_cast<int>(static_cast<int64_t>(n) * (idx + 1) / blocks)) {}
+    __device__ int count() const { return end - begin; }
+};
+
+}  // namespace kv8

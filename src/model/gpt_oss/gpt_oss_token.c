@@ -1,0 +1,202 @@
+/* gpt_oss_token.c - a step of one token by one kernel (cuda/token.cu): which models, GPUs and
+ * caches it takes, its workspace, its launch.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "gpt_oss.h"
+#include "gpt_oss_device.h"
+
+static const struct {
+    kv8_dtype dtype;
+    const char *name;
+} formats[KV8_TOKEN_FORMATS] = {[KV8_TOKEN_BF16] = {KV8_BF16, "kv8_gpt_oss_token_bf16_d64__sm90a"},
+                                [KV8_TOKEN_F16] = {KV8_F16, "kv8_gpt_oss_token_f16_d64__sm90a"},
+                                [KV8_TOKEN_E4M3] = {KV8_E4M3, "kv8_gpt_oss_token_e4m3_d64__sm90a"},
+                                [KV8_TOKEN_E5M2] = {KV8_E5M2, "kv8_gpt_oss_token_e5m2_d64__sm90a"}};
+
+static const char *check_model(const kv8_gpt_oss_config *c, kv8_device *device) {
+    const int32_t num_sms = kv8_device_get_info(device)->num_sms;
+    if (!kv8_kernel_exists(device, formats[0].name)) return "there is none for this GPU";
+    if (num_sms < KV8_TOKEN_MIN_BLOCKS || num_sms > KV8_TOKEN_MAX_BLOCKS)
+        return "of this GPU's number of multiprocessors";
+    const bool fits =
+        c->hidden_size == KV8_TOKEN_HIDDEN && c->intermediate_size == KV8_TOKEN_HIDDEN &&
+        c->head_dim == KV8_TOKEN_HEAD_DIM && c->num_qo_heads == KV8_TOKEN_QO_HEADS &&
+        c->num_kv_heads == KV8_TOKEN_KV_HEADS && c->num_experts_per_token == KV8_TOKEN_TOP_K &&
+        c->num_experts <= KV8_TOKEN_MAX_EXPERTS && c->num_layers <= KV8_TOKEN_MAX_LAYERS;
+    return fits ? NULL : "it is built for the widths of gpt-oss-20b and 120b";
+}
+
+kv8_status kv8_gpt_oss_token_create(kv8_model *model) {
+    kv8_gpt_oss *const own = model->own;
+    kv8_gpt_oss_token *const t = &own->device->token;
+    kv8_device *const device = model->options.device;
+    t->why_not = check_model(&own->config, device);
+    for (int i = 0; t->why_not == NULL && i < KV8_TOKEN_FORMATS; i++)
+        KV8_TRY(kv8_kernel_get(&t->kernels[i], device, formats[i].name, sizeof t->args,
+                               KV8_TOKEN_RING_BYTES));
+    return KV8_OK;
+}
+
+void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory) {
+    const kv8_gpt_oss *const own = model->own;
+    kv8_gpt_oss_token *const t = &own->device->token;
+    if (t->why_not != NULL) return;
+    const kv8_gpt_oss_config *const c = &own->config;
+    kv8_token_args *const a = &t->args;
+    const size_t blocks = (size_t)kv8_device_get_info(model->options.device)->num_sms;
+    const size_t heads = KV8_TOKEN_QO_HEADS, width = heads * KV8_TOKEN_HEAD_DIM;
+    const size_t kv_width = (size_t)KV8_TOKEN_KV_HEADS * KV8_TOKEN_HEAD_DIM;
+    enum { HIDDEN = KV8_TOKEN_HIDDEN };
+    const struct {
+        void **array;
+        size_t bytes;
+    } arrays[] = {
+        /* What begins as 0 stands first. */
+        {(void **)&a->meetings, KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS * sizeof *a->meetings},
+        {(void **)&a->router, 2 * KV8_TOKEN_MAX_EXPERTS * sizeof *a->router},
+        {(void **)&a->qkv, (width + 2 * kv_width) * sizeof *a->qkv},
+        {(void **)&a->attended, width * sizeof *a->attended},
+        {(void **)&a->layers, (size_t)c->num_layers * sizeof *a->layers},
+        {(void **)&a->residual, 3 * HIDDEN * sizeof *a->residual},
+        {(void **)&a->partials, blocks * width * sizeof *a->partials},
+        {(void **)&a->partial_sums, blocks * heads * 2 * sizeof *a->partial_sums},
+        {(void **)&a->squares, blocks * sizeof *a->squares},
+        {(void **)&a->gated, KV8_TOKEN_TOP_K * HIDDEN * sizeof *a->gated},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        *arrays[i].array = kv8_device_memory_take(memory, KV8_PART_ACTIVATIONS, arrays[i].bytes);
+}
+
+/* --- caches --- */
+
+static int format_of(const kv8_layer_kind *kind) {
+    for (int i = 0; i < KV8_TOKEN_FORMATS; i++) {
+        if (kind->stored.k_dtype == formats[i].dtype && kind->stored.v_dtype == formats[i].dtype)
+            return i;
+    }
+    return -1;
+}
+
+/* The cache's one format, -1 where it has none that a kernel takes. */
+static int format_of_cache(const kv8_device_attention *set) {
+    const int format = format_of(&set->kinds[0]);
+    for (int32_t i = 1; i < set->num_kinds; i++) {
+        if (format_of(&set->kinds[i]) != format) return -1;
+    }
+    return format;
+}
+
+static bool lies_in_rows(const kv8_paged *p) {
+    return p->stride_head == KV8_TOKEN_HEAD_DIM &&
+           p->stride_slot == (int64_t)KV8_TOKEN_KV_HEADS * KV8_TOKEN_HEAD_DIM;
+}
+
+const char *kv8_gpt_oss_why_not_token(const kv8_model *model) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_token *const t = &own->device->token;
+    const kv8_device_attention *const set = model->on_device->attention;
+    if (t->why_not != NULL) return t->why_not;
+    if (format_of_cache(set) < 0)
+        return "K and V are not both bf16, f16, e4m3 or e5m2 in all layers";
+    if (set->shape.page_size % KV8_TOKEN_GRANULE != 0) return "a page is no multiple of 16 tokens";
+    for (int32_t i = 0; i < set->num_layers; i++) {
+        if (!lies_in_rows(&set->layers[i].k) || !lies_in_rows(&set->layers[i].v))
+            return "a token's heads do not lie side by side in the pages";
+    }
+    return NULL;
+}
+
+/* --- a step --- */
+
+static kv8_token_layer layer_of(const kv8_model *model, int32_t idx, int format) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_device *const d = own->device;
+    const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
+    const kv8_device_attention *const set = model->on_device->attention;
+    const kv8_layer_place *const place = &set->layers[idx];
+    const kv8_page_table *const table = &set->tables[place->group];
+    const int64_t size = (int64_t)kv8_dtype_size(formats[format].dtype);
+    uint64_t *const counters = place->own.counters;
+    return (kv8_token_layer){
+        .attention_norm = (const uint16_t *)l->attention_norm,
+        .mlp_norm = (const uint16_t *)l->mlp_norm,
+        .qkv = (const uint16_t *)l->qkv,
+        .qkv_bias = (const uint16_t *)l->qkv_bias,
+        .o = (const uint16_t *)l->o,
+        .o_bias = (const uint16_t *)l->o_bias,
+        .router = (const uint16_t *)l->router,
+        .router_bias = (const uint16_t *)l->router_bias,
+        .gate_up = l->gate_up,
+        .down = l->down,
+        .sinks = model->options.without_sinks
+                     ? NULL
+                     : d->sinks + (size_t)idx * (size_t)own->config.num_qo_heads,
+        .k = (uint8_t *)(uintptr_t)place->k.data,
+        .v = (uint8_t *)(uintptr_t)place->v.data,
+        .k_scale = place->own.k_scale,
+        .v_scale = place->own.v_scale,
+        .k_counters = counters,
+        .v_counters = counters == NULL ? NULL : counters + 2 * KV8_TOKEN_KV_HEADS,
+        .k_stride_page = place->k.stride_page * size,
+        .v_stride_page = place->v.stride_page * size,
+        .page_indptr = table->page_indptr,
+        .page_indices = table->page_indices,
+        .window_left = set->kinds[place->kind].window_left};
+}
+
+/* Layers as the kernel reads them, for the plans of the moment; once, what begins as 0. */
+static kv8_status write_layers(kv8_model *model, int format) {
+    const kv8_gpt_oss *const own = model->own;
+    kv8_gpt_oss_token *const t = &own->device->token;
+    const kv8_device_attention *const set = model->on_device->attention;
+    kv8_stream *const stream = model->options.stream;
+    if (t->args.mark == 0) {
+        uint8_t *const first = (uint8_t *)t->args.meetings;
+        const size_t bytes = (size_t)((const uint8_t *)t->args.layers - first);
+        KV8_TRY(kv8_stream_fill(stream, first, 0, bytes));
+        t->args.mark = 1;
+    }
+    if (t->set == set && t->version == set->version) return KV8_OK;
+    kv8_token_layer layers[KV8_TOKEN_MAX_LAYERS];
+    for (int32_t i = 0; i < own->config.num_layers; i++) layers[i] = layer_of(model, i, format);
+    t->set = NULL;
+    KV8_TRY(kv8_stream_copy(stream, (void *)(uintptr_t)t->args.layers, layers,
+                            (size_t)own->config.num_layers * sizeof *layers));
+    KV8_TRY(kv8_stream_synchronize(stream));
+    t->set = set;
+    t->version = set->version;
+    return KV8_OK;
+}
+
+kv8_status kv8_gpt_oss_token_run(kv8_model *model, const kv8_device_batch *batch) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    kv8_gpt_oss_device *const d = own->device;
+    kv8_stream *const stream = model->options.stream;
+    const int format = format_of_cache(model->on_device->attention);
+    KV8_TRY(write_layers(model, format));
+    KV8_TRY(kv8_device_rope_angles(d->ops, stream, batch->positions, 1, d->inv_freq, d->rope_factor,
+                                   c->head_dim, d->cos_sin));
+    kv8_token_args args = d->token.args;
+    d->token.args.mark += (uint32_t)c->num_layers;
+    args.embedding = (const uint16_t *)d->embedding;
+    args.final_norm = (const uint16_t *)d->final_norm;
+    args.head = (const uint16_t *)d->head;
+    args.token_ids = batch->token_ids;
+    args.positions = batch->positions;
+    args.cos_sin = d->cos_sin;
+    args.logits = model->on_device->logits;
+    args.num_layers = c->num_layers;
+    args.num_experts = c->num_experts;
+    args.vocab_size = c->vocab_size;
+    args.page_size = model->on_device->attention->shape.page_size;
+    args.eps = c->rms_norm_eps;
+    args.alpha = c->swiglu_alpha;
+    args.limit = c->swiglu_limit;
+    const kv8_launch launch = {
+        .grid = {(uint32_t)kv8_device_get_info(model->options.device)->num_sms},
+        .block = {KV8_TOKEN_THREADS},
+        .dynamic_bytes = KV8_TOKEN_RING_BYTES,
+        .cooperative = true};
+    return kv8_kernel_launch(&d->token.kernels[format], stream, &launch, &args);
+}

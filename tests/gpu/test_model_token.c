@@ -1,0 +1,191 @@
+/* test_model_token.c - a token by one kernel: against the host's model, and where many blocks share
+ * the keys against the graph of many kernels; formats of the cache, windows, numbers of experts;
+ * equal bits in every run; what it refuses.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <unistd.h>
+
+#include "gpu_testing.h"
+#include "model_runs.h"
+
+enum { VOCAB = 5000 };
+
+/* Two layers of the published shape, random weights; g NULL: on the host. */
+static kv8_model *open_published(const gpu *g, int num_experts, kv8_step_path path) {
+    static const char config[] =
+        "{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": 2, \"num_local_experts\": %d, "
+        "\"num_experts_per_tok\": 4, \"hidden_size\": 2880, \"intermediate_size\": 2880, "
+        "\"num_attention_heads\": 64, \"num_key_value_heads\": 8, \"head_dim\": 64, "
+        "\"vocab_size\": 5000, \"sliding_window\": 128, \"max_position_embeddings\": 131072, "
+        "\"rms_norm_eps\": 1e-05, \"rope_theta\": 150000, \"rope_scaling\": {\"rope_type\": "
+        "\"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, \"truncate\": "
+        "false, \"original_max_position_embeddings\": 4096}}";
+    char path_of[] = "/tmp/kv8_config_XXXXXX", name[64];
+    const int fd = mkstemp(path_of);
+    FILE *const file = fd < 0 ? NULL : fdopen(fd, "w");
+    assert_non_null(file);
+    fprintf(file, config, num_experts);
+    assert_int_equal(fclose(file), 0);
+    snprintf(name, sizeof name, "random:%s", path_of);
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    if (g != NULL) options.device = g->device;
+    if (g != NULL) options.stream = g->stream;
+    options.path = path;
+    kv8_model *model = NULL;
+    assert_ok(kv8_model_open(&model, name, &options));
+    unlink(path_of);
+    return model;
+}
+
+/* Logits of all tokens but the first `skipped`, which are chunks of many; the others of `chunk`. */
+static float *run(kv8_model *model, kv8_dtype dtype, int32_t page_size, int32_t skipped, int32_t n,
+                  int32_t chunk) {
+    int32_t *const ids = malloc((size_t)(skipped + n) * sizeof *ids);
+    float *const logits = malloc((size_t)n * VOCAB * sizeof *logits);
+    assert_true(ids != NULL && logits != NULL);
+    for (int32_t i = 0; i < skipped + n; i++) ids[i] = 37 * i % VOCAB;
+    kv8_cache *const cache = open_cache(model, dtype, page_size, 1, skipped + n, false);
+    kv8_seq seq = KV8_SEQ_NONE;
+    assert_ok(kv8_cache_seq_create(cache, &seq));
+    run_ids(model, cache, seq, ids, skipped, 512, NULL);
+    run_ids(model, cache, seq, ids + skipped, n, chunk, logits);
+    kv8_cache_destroy(cache);
+    free(ids);
+    return logits;
+}
+
+/* |got - want| / |want| of a row. */
+static double row_error(const float *got, const float *want) {
+    double error = 0, size = 0;
+    for (int32_t i = 0; i < VOCAB; i++) {
+        const double d = (double)got[i] - (double)want[i];
+        error += d * d;
+        size += (double)want[i] * (double)want[i];
+    }
+    return sqrt(error / size);
+}
+
+/* All rows within `worst`, but for num_far, which a router's near choice moved. */
+static void check(const char *what, const float *got, const float *want, int32_t n, double worst,
+                  int32_t num_far) {
+    double sum = 0, most = 0;
+    int32_t far = 0;
+    for (int32_t r = 0; r < n; r++) {
+        const double error = row_error(got + (size_t)r * VOCAB, want + (size_t)r * VOCAB);
+        if (!(error <= worst)) {
+            far++;
+            continue;
+        }
+        sum += error;
+        most = fmax(most, error);
+    }
+    print_message("%s: error of a row %.5f in the mean, %.5f at worst, %d of %d far\n", what,
+                  sum / n, most, far, n);
+    if (far > num_far) fail_msg("%s: %d rows of %d are far off", what, far, n);
+}
+
+static void one_kernel_agrees_with_the_host(void **state) {
+    enum { NUM = 150 };
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const struct {
+        int num_experts;
+        kv8_dtype dtype;
+        int32_t page_size, num_far;
+        double worst; /* a rounding of K or V that falls the other way is of the format's size */
+    } cases[] = {{4, KV8_BF16, 16, 0, 0.01},   {4, KV8_F16, 32, 0, 0.01},
+                 {4, KV8_E4M3, 16, 0, 0.05},   {4, KV8_E5M2, 64, 0, 0.09},
+                 {32, KV8_BF16, 16, 75, 0.02}, {128, KV8_BF16, 16, 75, 0.02}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kv8_model *const host = open_published(NULL, cases[i].num_experts, KV8_PATH_AUTO);
+        kv8_model *const model = open_published(g, cases[i].num_experts, KV8_PATH_PERSISTENT);
+        char what[64];
+        snprintf(what, sizeof what, "%d experts, %s", cases[i].num_experts,
+                 kv8_dtype_name(cases[i].dtype));
+        float *const got = run(model, cases[i].dtype, cases[i].page_size, 0, NUM, 1);
+        float *const want = run(host, cases[i].dtype, cases[i].page_size, 0, NUM, NUM);
+        check(what, got, want, NUM, cases[i].worst, cases[i].num_far);
+        free(got);
+        free(want);
+        kv8_model_close(model);
+        kv8_model_close(host);
+    }
+}
+
+/* More keys than one range, and more than one granule a block. */
+static void long_sequences_agree_with_the_graph(void **state) {
+    enum { NUM = 3 };
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const struct {
+        kv8_dtype dtype;
+        int32_t page_size, skipped;
+    } cases[] = {{KV8_BF16, 16, 700}, {KV8_BF16, 32, 2300}, {KV8_E4M3, 128, 9000}};
+    kv8_model *const one = open_published(g, 4, KV8_PATH_PERSISTENT);
+    kv8_model *const many = open_published(g, 4, KV8_PATH_GRAPH);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char what[64];
+        snprintf(what, sizeof what, "%s, after %d tokens", kv8_dtype_name(cases[i].dtype),
+                 cases[i].skipped);
+        float *const got = run(one, cases[i].dtype, cases[i].page_size, cases[i].skipped, NUM, 1);
+        float *const want = run(many, cases[i].dtype, cases[i].page_size, cases[i].skipped, NUM, 1);
+        check(what, got, want, NUM, 0.02, 0);
+        free(got);
+        free(want);
+    }
+    kv8_model_close(many);
+    kv8_model_close(one);
+}
+
+static void runs_repeat(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    kv8_model *const model = open_published(g, 32, KV8_PATH_AUTO);
+    float *const first = run(model, KV8_E4M3, 16, 300, 20, 1);
+    for (int i = 0; i < 10; i++) {
+        float *const again = run(model, KV8_E4M3, 16, 300, 20, 1);
+        assert_memory_equal(first, again, 20 * VOCAB * sizeof *first);
+        free(again);
+    }
+    free(first);
+    kv8_model_close(model);
+}
+
+/* What no kernel takes is refused where it is asked for, and takes the graph where it is not. */
+static void what_it_does_not_take_is_refused(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    for (int is_asked = 0; is_asked < 2; is_asked++) {
+        kv8_model *const model =
+            open_published(g, 4, is_asked ? KV8_PATH_PERSISTENT : KV8_PATH_AUTO);
+        kv8_cache *const cache = open_cache(model, KV8_INT8, 16, 1, 8, false);
+        kv8_seq seq = KV8_SEQ_NONE;
+        int32_t length = -1;
+        float *const logits = malloc(VOCAB * sizeof *logits);
+        assert_ok(kv8_cache_seq_create(cache, &seq));
+        const kv8_step step = {.struct_size = sizeof step,
+                               .num_seqs = 1,
+                               .seqs = &seq,
+                               .indptr = (const int32_t[]){0, 1},
+                               .token_ids = (const int32_t[]){5},
+                               .num_logit_rows = 1,
+                               .logit_rows = (const int32_t[]){0},
+                               .logits_out = logits};
+        if (is_asked)
+            assert_refused(kv8_model_step(model, cache, &step), KV8_ERR_UNSUPPORTED, "persistent");
+        else
+            assert_ok(kv8_model_step(model, cache, &step));
+        assert_ok(kv8_cache_seq_length(cache, seq, &length));
+        assert_int_equal(length, is_asked ? 0 : 1);
+        free(logits);
+        kv8_cache_destroy(cache);
+        kv8_model_close(model);
+    }
+}
+
+int main(int argc, char **argv) {
+    gpu_filter(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_kernel_agrees_with_the_host),
+        cmocka_unit_test(long_sequences_agree_with_the_graph),
+        cmocka_unit_test(runs_repeat),
+        cmocka_unit_test(what_it_does_not_take_is_refused),
+    };
+    return cmocka_run_group_tests_name("model_token", tests, gpu_open, gpu_close);
+}
