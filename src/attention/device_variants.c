@@ -76,6 +76,10 @@ enum {
      .tile_keys = keys,                                                              \
      .shared_bytes = bytes},
 
+/* Tiles of 16 rows beside those of 8 that have as many warps a KV head: one arithmetic. */
+#define WIDE_ROWS_TAKE(format, dim) \
+    ((format) == KV8_INT8 && (dim) == 64 ? DECODE_TAKES & ~KV8_NEEDS_INVARIANT : DECODE_TAKES)
+
 /* Of several that take a spec and work one way, the first is taken: the faster stand first. */
 static const kv8_variant variants[] = {
 #define KV8_DECODE_CLUSTER(format, name, dim, rows, warps, stages, bytes)                         \
@@ -84,6 +88,9 @@ static const kv8_variant variants[] = {
 #define KV8_DECODE_BULK(format, name, dim, rows, kv_heads, warps, stages, bytes)                   \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_BULK, name, dim, rows, KV8_DECODE_TOKENS, kv_heads, \
            BULK_LEAST_BATCH, INT32_MAX, DECODE_TAKES, warps, 1, bytes)
+#define KV8_DECODE_ROWS16(format, name, dim, warps, stages, bytes)                           \
+    DECODE(KV8_##format, KV8_##format, KV8_WAY_ROWS, name, dim, 16, KV8_DECODE_TOKENS, 0, 1, \
+           INT32_MAX, WIDE_ROWS_TAKE(KV8_##format, dim), warps, 1, bytes)
 #define KV8_DECODE_MIXED(k, v, name, dim, warps, stages, whole, heads, bytes) \
     ROWS(KV8_##k, KV8_##v, name, dim, warps, whole, heads, bytes)
 #define KV8_DECODE_E4M3(name, dim, warps, stages, whole, heads, bytes) \
@@ -256,6 +263,19 @@ static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec 
 static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec) {
     return variant->block_rows == KV8_DECODE_ROWS || has_more_rows_than(spec, KV8_DECODE_ROWS);
 }
+/* Tiles of 16 rows are more than the registers of a block with a producer hold: rows take them, but
+ * where batch_invariant wants one arithmetic. */
+static bool fits_whole_pages(const kv8_attention_spec *spec) {
+    const bool has_wide_rows = spec->k_dtype == KV8_E4M3 && spec->head_dim == 64;
+    return spec->batch_invariant || kv8_may_mix(spec) || !has_wide_rows ||
+           !has_more_rows_than(spec, KV8_DECODE_ROWS);
+}
+/* Windows of few keys, of so few requests that the heads of one are better spread over blocks. */
+static bool has_short_windows(const kv8_attention_spec *spec, const kv8_device_info *info) {
+    enum { SHORT = 512, BLOCKS = 4 }; /* multiprocessors for each request */
+    return spec->window_left >= 0 && spec->window_left < SHORT && !spec->batch_invariant &&
+           spec->max_batch <= info->num_sms / BLOCKS;
+}
 /* Keys of a head, read once for each tile of rows, not so many that reading them takes longer than
  * combining what clusters leave. */
 static bool fits_cluster(const kv8_variant *variant, const kv8_attention_spec *spec) {
@@ -286,6 +306,8 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
     switch (v->way) {
         case KV8_WAY_CLUSTER: return fits_rows(v, spec) && fits_cluster(v, spec);
         case KV8_WAY_BULK:
+            return !has_short_windows(spec, info) && fits_whole_pages(spec) && fits_rows(v, spec) &&
+                   fits_decode(v, spec, info);
         case KV8_WAY_ROWS: return fits_rows(v, spec) && fits_decode(v, spec, info);
         case KV8_WAY_PREFILL:
             return !is_on_wgmma(v) || v->block_rows > WARPGROUP_ROWS ||

@@ -59,6 +59,27 @@ static void whole_pages(void **state) {
         c.mask = n % 8 == 3 ? MASK_TREE : n % 8 == 7 ? MASK_RANDOM : MASK_NONE;
         c.soft_cap = n % 11 == 10 ? 20.0f : 0.0f;
         set_lengths(&c, n, num_rows[n % NUM_ROWS], 1);
+        c.batch_invariant = true; /* else rows take them */
+        if (packed_rows(&c) > 8) check(g, &c, 0);
+    }
+}
+
+static void rows_of_pages(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const kv8_dtype dtypes[] = {KV8_E4M3, KV8_INT8, KV8_BF16};
+    kernels = "kv8_decode_*_d*_rows16__*";
+    for (uint64_t n = 0; n < 6 * NUM_ROWS; n++) {
+        attention_case c = rows_case(n, num_rows[n % NUM_ROWS]);
+        c.k_dtype = c.v_dtype = dtypes[n / 2 % 3];
+        if (c.k_dtype == KV8_BF16) c.q_dtype = KV8_BF16;
+        c.head_dim = n % 2 ? 64 : 128;
+        c.num_kv_heads = 1 + (int32_t)(n % 4);
+        c.batch = 1 + (int32_t)(n * 5 % 16);
+        c.layout = n % 3 ? LAYOUT_NHD : LAYOUT_HND;
+        c.mask = n % 8 == 3 ? MASK_TREE : n % 8 == 7 ? MASK_RANDOM : MASK_NONE;
+        c.soft_cap = n % 11 == 10 ? 20.0f : 0.0f;
+        c.batch_invariant = n % 5 == 1 && (c.k_dtype != KV8_INT8 || c.head_dim == 128);
+        set_lengths(&c, n, num_rows[n % NUM_ROWS], 1);
         if (packed_rows(&c) > 8) check(g, &c, 0);
     }
 }
@@ -144,9 +165,9 @@ static void decode_beside_prefill(void **state) {
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_pages),           cmocka_unit_test(a_cluster),
-        cmocka_unit_test(one_warpgroup),         cmocka_unit_test(warpgroups),
-        cmocka_unit_test(decode_beside_prefill),
+        cmocka_unit_test(whole_pages), cmocka_unit_test(rows_of_pages),
+        cmocka_unit_test(a_cluster),   cmocka_unit_test(one_warpgroup),
+        cmocka_unit_test(warpgroups),  cmocka_unit_test(decode_beside_prefill),
     };
     return cmocka_run_group_tests_name("attention_rows", tests, gpu_open, gpu_close);
 }

@@ -142,10 +142,14 @@ __device__ __forceinline__ void decode_body(const kv8_kernel_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_DEFINE(name, k, v, head_dim, warps, stages, whole, heads, fixed_bytes)        \
-    extern "C" __global__ void __launch_bounds__(warps * 32, 1)                                  \
-        name(const __grid_constant__ kv8_kernel_args a) {                                        \
-        using config = kv8::DecodeConfig<k, v, head_dim, 1, warps, stages, whole, false, heads>; \
-        static_assert(config::FIXED_BYTES == fixed_bytes);                                       \
-        kv8::decode_body<config>(a);                                                             \
+#define KV8_DECODE_DEFINE(name, k, v, head_dim, warps, stages, whole, heads, fixed_bytes) \
+    KV8_DECODE_DEFINE_ROWS(name, k, v, head_dim, 8, warps, stages, whole, heads, fixed_bytes)
+#define KV8_DECODE_DEFINE_ROWS(name, k, v, head_dim, rows, warps, stages, whole, heads,      \
+                               fixed_bytes)                                                  \
+    extern "C" __global__ void __launch_bounds__(warps * 32, 1)                              \
+        name(const __grid_constant__ kv8_kernel_args a) {                                    \
+        using config =                                                                       \
+            kv8::DecodeConfig<k, v, head_dim, rows / 8, warps, stages, whole, false, heads>; \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                                   \
+        kv8::decode_body<config>(a);                                                         \
     }
