@@ -29,12 +29,13 @@ constexpr int MOST_ROWS = 64;            // of a block, of QKV; and of the head 
 static_assert(QKV_WIDTH / KV8_TOKEN_MIN_BLOCKS < MOST_ROWS, "rows of a block");
 constexpr int HEAD_ROWS = 32;
 
-enum Place { ATTENDED, RESIDUAL, GATED, EXPERTS_DONE, TOKEN_DONE };
+enum Place { QKV_DONE, ATTENDED, COMBINED, RESIDUAL, GATED, EXPERTS_DONE, TOKEN_DONE };
 static_assert(TOKEN_DONE + 1 == KV8_TOKEN_MEETINGS, "meetings");
 static_assert(TOP_K == 2 * TEAMS, "a team has two experts of down");
 
 struct Shared {
     uint64_t full[KV8_TOKEN_STAGES], empty[KV8_TOKEN_STAGES];
+    uint64_t routable;  // the layer's router has all its sums
     float expert_weights[TOP_K];
     float cos_sin[HEAD_DIM];
     alignas(16) float scratch[KV8_TOKEN_WARPS];
@@ -58,17 +59,8 @@ __device__ __forceinline__ Share rows_of_o() {
     return s;
 }
 
-__device__ __forceinline__ Meeting meeting(const kv8_token_args &a, Place place,
-                                           uint32_t expected = 0) {
-    return {a.meetings + place * KV8_TOKEN_MEETING_WORDS, expected};
-}
-// Of a layer: in turns, so that the next one's are 0 long before blocks add to them.
-__device__ __forceinline__ int64_t *router_sums(const kv8_token_args &a, int layer) {
-    return a.router + layer % 2 * KV8_TOKEN_MAX_EXPERTS;
-}
-__device__ __forceinline__ void clear_router(const kv8_token_args &a, int layer) {
-    if (blockIdx.x == 0 && threadIdx.x < KV8_TOKEN_MAX_EXPERTS)
-        router_sums(a, layer)[threadIdx.x] = 0;
+__device__ __forceinline__ uint32_t *meeting_word(const kv8_token_args &a, Place place) {
+    return a.meetings + place * KV8_TOKEN_MEETING_WORDS;
 }
 
 // --- the copying warp ---
@@ -80,14 +72,13 @@ struct Routing {
 
 // The best experts of the router's sums, ties to the lower id, NaN last; and their softmax. By a
 // warp.
-__device__ __forceinline__ Routing route(const kv8_token_args &a, const int64_t *router,
-                                         const float (&bias)[4]) {
+__device__ __forceinline__ Routing route(const kv8_token_args &a, const float (&bias)[4]) {
     const int lane = threadIdx.x % 32;
     int64_t sums[4];
     float squares[KV8_TOKEN_MAX_BLOCKS / 32], square = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        sums[i] = lane + 32 * i < a.num_experts ? __ldcg(router + lane + 32 * i) : 0;
+        sums[i] = lane + 32 * i < a.num_experts ? __ldcg(a.router + lane + 32 * i) : 0;
 #pragma unroll
     for (int i = 0; i < KV8_TOKEN_MAX_BLOCKS / 32; i++)
         squares[i] =
@@ -184,9 +175,8 @@ __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shar
                           : 0;
         if (lane == 0) copy_rows<Q_WIDTH>(ring, l.o, o);
         __syncwarp();
-        if (lane == 0) meeting(a, RESIDUAL, gridDim.x * (i + 1)).poll();
-        __syncwarp();
-        const Routing r = route(a, router_sums(a, i), bias);
+        barrier_wait(smem_address(&shared.routable), i & 1);
+        const Routing r = route(a, bias);
         if (lane == 0) {
 #pragma unroll
             for (int k = 0; k < TOP_K; k++) shared.expert_weights[k] = r.weights[k];
@@ -252,24 +242,23 @@ __device__ __forceinline__ void norm_row(const kv8_token_args &a, const uint16_t
 
 __device__ __forceinline__ void compute_qkv(const kv8_token_args &a, const kv8_token_layer &l,
                                             const uint16_t *embedding, const Meeting &before,
-                                            uint32_t mark, Shared &shared, RingReader &ring) {
+                                            Shared &shared, RingReader &ring) {
     const Share rows(QKV_WIDTH, blockIdx.x, gridDim.x);
     const int row = threadIdx.x;
     const float bias = row < rows.count() ? widen_bf16(__ldg(l.qkv_bias + rows.begin + row)) : 0;
     DenseInput<HIDDEN> x;
     norm_row(a, l.attention_norm, embedding, before, shared, x);
+    if (blockIdx.x == 0 && row < a.num_experts) a.router[row] = 0;
     dense_rows<HIDDEN>(ring, x, shared.rows, rows.count());
     meet_warps();
     if (row < rows.count())
-        store_marked(a.qkv + rows.begin + row,
-                     add_warps(shared.rows + row * KV8_TOKEN_WARPS) + bias, mark);
-    meet_warps();
+        a.qkv[rows.begin + row] = add_warps(shared.rows + row * KV8_TOKEN_WARPS) + bias;
 }
 
 // O into the residual stream, and the block's part of the router's product with its normed row: the
 // root mean square divides the result.
 __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_token_layer &l,
-                                          const uint16_t *embedding, uint32_t mark, int64_t *router,
+                                          const uint16_t *embedding, const Meeting &before,
                                           Shared &shared, RingReader &ring) {
     using D = Dense<Q_WIDTH>;
     constexpr int MOST_PAIRS = (HIDDEN / KV8_TOKEN_MIN_BLOCKS + 3) / 2, HALF = (MOST_PAIRS + 1) / 2;
@@ -277,13 +266,13 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
     const Share rows = rows_of_o();
     const int t = threadIdx.x, expert = t % KV8_TOKEN_MAX_EXPERTS, half = t / KV8_TOKEN_MAX_EXPERTS;
     // Two threads an expert, neighbouring pairs of rows to each in turn.
-    uint32_t weights[HALF];
+    uint32_t router[HALF];
 #pragma unroll
     for (int i = 0; i < HALF; i++) {
         const int pair = 2 * i + half;
-        weights[i] = 0;
+        router[i] = 0;
         if (expert < a.num_experts && 2 * pair < rows.count())
-            weights[i] = __ldg(reinterpret_cast<const uint32_t *>(
+            router[i] = __ldg(reinterpret_cast<const uint32_t *>(
                 l.router + int64_t{expert} * HIDDEN + rows.begin + 2 * pair));
     }
     float residual = 0, gain = 0;
@@ -295,14 +284,13 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
                    widen_bf16(__ldg(l.o_bias + at));
         gain = widen_bf16(__ldg(l.mlp_norm + at));
     }
-    MarkedPair attended[4 * D::STEPS];
-    load_marked(attended, mark, [&](int i) { return a.attended + D::column(i / 4) + i % 4 * 2; });
+    before.wait();
     DenseInput<Q_WIDTH> x;
 #pragma unroll
     for (int j = 0; j < D::STEPS; j++) {
-        const MarkedPair *const p = attended + 4 * j;
-        x.set(j, {p[0].first(), p[0].second(), p[1].first(), p[1].second(), p[2].first(),
-                  p[2].second(), p[3].first(), p[3].second()});
+        const float4 *const from = reinterpret_cast<const float4 *>(a.attended + D::column(j));
+        const float4 u = __ldcg(from), v = __ldcg(from + 1);
+        x.set(j, {u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w});
     }
     dense_rows<Q_WIDTH>(ring, x, shared.rows, rows.count());
     meet_warps();
@@ -325,7 +313,7 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
     for (int i = 0; i < HALF; i++) {
         const float2 pair =
             reinterpret_cast<const float2 *>(shared.router.x)[min(2 * i + half, 15)];
-        part = fmaf(high_bf16(weights[i]), pair.y, fmaf(low_bf16(weights[i]), pair.x, part));
+        part = fmaf(high_bf16(router[i]), pair.y, fmaf(low_bf16(router[i]), pair.x, part));
     }
     shared.router.sums[half][expert] = part;
     meet_warps();
@@ -333,7 +321,7 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
     part = shared.router.sums[0][t] + shared.router.sums[1][t];
     // What whole numbers do not hold makes the token NaN.
     if (!(fabsf(part) <= ROUTER_LIMIT)) a.squares[blockIdx.x] = NAN;
-    atomicAdd(reinterpret_cast<unsigned long long *>(router) + t,
+    atomicAdd(reinterpret_cast<unsigned long long *>(a.router) + t,
               static_cast<unsigned long long>(__float2ll_rn(part * (1.0f / ROUTER_STEP))));
 }
 
@@ -361,7 +349,11 @@ __device__ __forceinline__ void compute_gate_up(const kv8_token_args &a, const k
         gains[i] = make_uint2(0, 0);
         if (at < HIDDEN / 4) gains[i] = __ldg(reinterpret_cast<const uint2 *>(l.mlp_norm) + at);
     }
-    before.wait();
+    if (t == 0) {
+        before.poll();
+        barrier_arrive(smem_address(&shared.routable));
+    }
+    meet_warps();
     float square = 0;
 #pragma unroll
     for (int i = 0; i < KV8_TOKEN_MAX_BLOCKS / 32; i++)
@@ -475,44 +467,53 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
     ring.ring = rings, ring.full = smem_address(shared.full);
     ring.empty = smem_address(shared.empty);
     const uint16_t *embedding = a.embedding + int64_t{__ldg(a.token_ids)} * HIDDEN;
-    uint32_t attended = 0;  // arrivals so far
+    uint32_t attended = 0, combined = 0;  // arrivals so far
+    const auto meeting = [&](Place place, uint32_t expected) {
+        return Meeting{meeting_word(a, place), expected};
+    };
 #pragma unroll 1
     for (int i = 0; i < a.num_layers; i++) {
         const kv8_token_layer &l = shared.layers[i];
-        const uint32_t all = blocks * (i + 1), mark = a.mark + i;
-        compute_qkv(a, l, embedding, meeting(a, EXPERTS_DONE, blocks * i), mark, shared, ring);
+        const uint32_t all = blocks * (i + 1);
+        compute_qkv(a, l, embedding, meeting(EXPERTS_DONE, blocks * i), shared, ring);
+        meeting(QKV_DONE, 0).arrive();
         const KeySplits keys(l.window_left, position, blocks);
         if (keys.are_few()) {
             if (block < KV_HEADS) {
-                attend_few<Keys<F, 1>>(ring, a, l, keys, block, mark, shared.cos_sin, shared.few);
-                meet_warps();
+                meeting(QKV_DONE, all).wait();
+                attend_few<Keys<F, 1>>(ring, a, l, keys, block, shared.cos_sin, shared.few);
+                meeting(COMBINED, 0).arrive();
             }
+            combined += KV_HEADS;
         } else {
             if (block < static_cast<uint32_t>(keys.splits)) {
-                attend<Keys<F, KV_HEADS>>(ring, a, l, keys, block, mark, shared.cos_sin);
-                meeting(a, ATTENDED).arrive();
+                meeting(QKV_DONE, all).wait();
+                attend<Keys<F, KV_HEADS>>(ring, a, l, keys, block, shared.cos_sin);
+                meeting(ATTENDED, 0).arrive();
             }
             attended += keys.splits;
-            if (block < COMBINE_ITEMS) meeting(a, ATTENDED, attended).wait();
-            for (uint32_t item = block; item < COMBINE_ITEMS; item += blocks) {
-                combine_item(a, l, item, keys.splits, mark, shared.combine);
-                meet_warps();
+            if (block < COMBINE_ITEMS) {
+                meeting(ATTENDED, attended).wait();
+                for (uint32_t item = block; item < COMBINE_ITEMS; item += blocks) {
+                    combine_item(a, l, item, keys.splits, shared.combine);
+                    meet_warps();
+                }
+                meeting(COMBINED, 0).arrive();
             }
+            combined += min(blocks, static_cast<uint32_t>(COMBINE_ITEMS));
         }
-        compute_o(a, l, embedding, mark, router_sums(a, i), shared, ring);
-        meeting(a, RESIDUAL).arrive();
-        compute_gate_up(a, l, meeting(a, RESIDUAL, all), shared, ring);
-        clear_router(a, i + 1);
-        meeting(a, GATED).arrive();
-        compute_down(a, meeting(a, GATED, all), shared, ring);
-        meeting(a, EXPERTS_DONE).arrive();
+        compute_o(a, l, embedding, meeting(COMBINED, combined), shared, ring);
+        meeting(RESIDUAL, 0).arrive();
+        compute_gate_up(a, l, meeting(RESIDUAL, all), shared, ring);
+        meeting(GATED, 0).arrive();
+        compute_down(a, meeting(GATED, all), shared, ring);
+        meeting(EXPERTS_DONE, 0).arrive();
         embedding = nullptr;
     }
-    compute_head(a, meeting(a, EXPERTS_DONE, blocks * a.num_layers), shared, ring);
-    clear_router(a, 0);
+    compute_head(a, meeting(EXPERTS_DONE, blocks * a.num_layers), shared, ring);
     // The last block to get here leaves the meetings as it found them.
     if (threadIdx.x != 0) return;
-    if (atomicAdd(meeting(a, TOKEN_DONE).word, 1) != blocks - 1) return;
+    if (atomicAdd(meeting_word(a, TOKEN_DONE), 1) != blocks - 1) return;
     for (int i = 0; i < KV8_TOKEN_MEETINGS; i++) a.meetings[i * KV8_TOKEN_MEETING_WORDS] = 0;
 }
 
@@ -526,6 +527,7 @@ __device__ __forceinline__ void token_body(const kv8_token_args &a) {
             barrier_init(smem_address(shared.full + i), 1);
             barrier_init(smem_address(shared.empty + i), KV8_TOKEN_WARPS);
         }
+        barrier_init(smem_address(&shared.routable), 1);
         barrier_init_fence();
     }
     if (t < HEAD_DIM) shared.cos_sin[t] = __ldg(a.cos_sin + t);

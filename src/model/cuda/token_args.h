@@ -44,10 +44,10 @@ typedef struct kv8_token_layer {
 } kv8_token_layer;
 
 /* Words that blocks meet at, 128 bytes apart; 0 before and after every launch. */
-enum { KV8_TOKEN_MEETINGS = 5, KV8_TOKEN_MEETING_WORDS = 32 };
+enum { KV8_TOKEN_MEETINGS = 7, KV8_TOKEN_MEETING_WORDS = 32 };
 
 typedef struct kv8_token_args {
-    const kv8_token_layer *layers;
+    kv8_token_layer *layers;
     const uint16_t *embedding, *final_norm, *head; /* bf16 */
     const int32_t *token_ids, *positions;          /* one of each */
     const float *cos_sin;                          /* [head_dim] of the position */
@@ -55,17 +55,16 @@ typedef struct kv8_token_args {
     /* Workspace. */
     uint32_t *meetings;  /* [KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS] */
     float *residual;     /* [3, hidden]: after attention; after the experts, two parts */
-    uint64_t *qkv;       /* [qkv rows], marked */
+    float *qkv;          /* [qkv rows] */
     float *partials;     /* [blocks, qo heads, head dim] */
     float *partial_sums; /* [blocks, qo heads, 2]: maximum (log2), sum */
-    uint64_t *attended;  /* [qo heads * head dim], marked */
+    float *attended;     /* [qo heads * head dim] */
     float *squares;      /* [blocks]: of the residual after attention */
-    int64_t *router;     /* [2, KV8_TOKEN_MAX_EXPERTS] in steps of
-                          * 2^-KV8_TOKEN_ROUTER_BITS; 0 before and after */
+    int64_t *router;     /* [num_experts] in steps of 2^-KV8_TOKEN_ROUTER_BITS */
     uint16_t *gated;     /* f16 [top_k, hidden] */
     int32_t num_layers, num_experts, vocab_size, page_size;
     float eps, alpha, limit;
-    uint32_t mark; /* of marked values: one more from layer to layer, on through all launches */
+    int32_t padding;
 } kv8_token_args;
 
 enum { KV8_TOKEN_ROUTER_BITS = 34 };

@@ -160,27 +160,20 @@ __device__ __forceinline__ float rotated(float x, float y, float cosine, float s
 // The rotated rows of the warp's query heads as the B fragment of the first MMA; and the factor of
 // a score of columns 2c and 2c + 1.
 template <Format F>
-__device__ __forceinline__ void load_queries(const uint64_t *qkv, uint32_t mark,
-                                             const float *cos_sin, int head, float scale,
-                                             uint32_t (&q)[1][1][HEAD_DIM / 16][2],
+__device__ __forceinline__ void load_queries(const float *qkv, const float *cos_sin, int head,
+                                             float scale, uint32_t (&q)[1][1][HEAD_DIM / 16][2],
                                              float (&factor)[2]) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const uint64_t *const row = qkv + (head * GROUP + g) * HEAD_DIM;
+    const float *const row = qkv + (head * GROUP + g) * HEAD_DIM;
     constexpr int PER = 64 / size_of(F) / 16;
-    const auto dim = [&](int s) { return Keys<F, 1>::K::dim(s / PER, c, s % PER * 4); };
-    // Of every step four elements, and the four that they turn with.
-    MarkedPair pairs[HEAD_DIM / 4];
-    load_marked(pairs, mark, [&](int i) {
-        const int d = dim(i / 4);
-        return row + (i % 4 < 2 ? d : d ^ HEAD_DIM / 2) + i % 2 * 2;
-    });
     float x[HEAD_DIM / 16][4];
 #pragma unroll
     for (int s = 0; s < HEAD_DIM / 16; s++) {
-        const int d = dim(s), pair = d % (HEAD_DIM / 2);
-        const MarkedPair *const p = pairs + 4 * s;
-        const float a[4] = {p[0].first(), p[0].second(), p[1].first(), p[1].second()};
-        const float b[4] = {p[2].first(), p[2].second(), p[3].first(), p[3].second()};
+        const int d = Keys<F, 1>::K::dim(s / PER, c, s % PER * 4), pair = d % (HEAD_DIM / 2);
+        const float4 mine = __ldcg(reinterpret_cast<const float4 *>(row + d));
+        const float4 other = __ldcg(reinterpret_cast<const float4 *>(row + (d ^ HEAD_DIM / 2)));
+        const float a[4] = {mine.x, mine.y, mine.z, mine.w};
+        const float b[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
         for (int i = 0; i < 4; i++)
             x[s][i] = rotated(a[i], b[i], cos_sin[pair + i], cos_sin[HEAD_DIM / 2 + pair + i],
@@ -240,27 +233,15 @@ struct OwnRow {
         if (clips > 0) atomicAdd(cell, static_cast<unsigned long long>(clips));
         if (nans > 0) atomicAdd(cell + 1, static_cast<unsigned long long>(nans));
     }
-    __device__ void load(const kv8_token_layer &l, const uint64_t *qkv, uint32_t mark,
-                         const float *cos_sin, int head) {
+    __device__ void load(const kv8_token_layer &l, const float *qkv, const float *cos_sin,
+                         int head) {
         const int lane = threadIdx.x % 32;
-        const uint64_t *const row = qkv + Q_WIDTH + head * HEAD_DIM + lane;
-        float x[4];  // K of dims lane and lane + 32, V of them
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint64_t both;
-            do {
-                asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];"
-                             : "=l"(both)
-                             : "l"(row + i / 2 * KV_WIDTH + i % 2 * (HEAD_DIM / 2))
-                             : "memory");
-            } while (both >> 32 != mark);
-            x[i] = __uint_as_float(static_cast<uint32_t>(both));
-        }
-        __syncwarp();
-        const float values[2] = {x[2], x[3]};
+        const float *const row = qkv + Q_WIDTH + head * HEAD_DIM + lane;
+        const float x = __ldcg(row), y = __ldcg(row + HEAD_DIM / 2);
+        const float values[2] = {__ldcg(row + KV_WIDTH), __ldcg(row + KV_WIDTH + HEAD_DIM / 2)};
         const float cosine = cos_sin[lane], sine = cos_sin[HEAD_DIM / 2 + lane];
-        const float keys[2] = {rotated(x[0], x[1], cosine, sine, true),
-                               rotated(x[1], x[0], cosine, sine, false)};
+        const float keys[2] = {rotated(x, y, cosine, sine, true),
+                               rotated(y, x, cosine, sine, false)};
         narrow(keys, l.k_scale == nullptr ? 1.0f : __ldg(l.k_scale + head), k,
                l.k_counters == nullptr ? nullptr : l.k_counters + 2 * head);
         narrow(values, l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head), v,
@@ -380,12 +361,12 @@ struct WarpHead {
     float factor[2];
     HeadState state;
 
-    __device__ WarpHead(const kv8_token_args &a, const kv8_token_layer &l, uint32_t mark,
-                        const float *cos_sin, int head, bool has_own)
+    __device__ WarpHead(const kv8_token_args &a, const kv8_token_layer &l, const float *cos_sin,
+                        int head, bool has_own)
         : own{} {
         const float k_scale = l.k_scale == nullptr ? 1.0f : __ldg(l.k_scale + head);
-        if (has_own) own.load(l, a.qkv, mark, cos_sin, head);
-        load_queries<T::FORMAT>(a.qkv, mark, cos_sin, head, LOG2E / 8 * k_scale, q, factor);
+        if (has_own) own.load(l, a.qkv, cos_sin, head);
+        load_queries<T::FORMAT>(a.qkv, cos_sin, head, LOG2E / 8 * k_scale, q, factor);
     }
     __device__ void add(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
                         int key, int head, uint32_t k_tile, uint32_t v_tile) {
@@ -413,10 +394,10 @@ struct WarpHead {
 
 template <class T>
 __device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
-                       const KeySplits &keys, int split, uint32_t mark, const float *cos_sin) {
+                       const KeySplits &keys, int split, const float *cos_sin) {
     const int head = threadIdx.x / 32;
     const Share granules = keys.of(split);
-    WarpHead<T> warp(a, l, mark, cos_sin, head, split == keys.splits - 1);
+    WarpHead<T> warp(a, l, cos_sin, head, split == keys.splits - 1);
 #pragma unroll 1
     for (int i = granules.begin; i < granules.end; i++) {
         uint32_t k_stage = 0;
@@ -457,8 +438,7 @@ struct CombineScratch {
 };
 
 __device__ __forceinline__ void combine_item(const kv8_token_args &a, const kv8_token_layer &l,
-                                             int item, int splits, uint32_t mark,
-                                             CombineScratch &scratch) {
+                                             int item, int splits, CombineScratch &scratch) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = item / 2;
     const int dim = item % 2 * COMBINE_DIMS + lane;
     const float2 *const sums = reinterpret_cast<const float2 *>(a.partial_sums) + head;
@@ -500,7 +480,7 @@ __device__ __forceinline__ void combine_item(const kv8_token_args &a, const kv8_
         row.sum = fmaf(scratch.sum[i], weight, row.sum);
         row.value = fmaf(scratch.o[i][lane], weight, row.value);
     }
-    store_marked(a.attended + head * HEAD_DIM + dim, row.finish(l, head), mark);
+    a.attended[head * HEAD_DIM + dim] = row.finish(l, head);
 }
 
 // --- few keys: the block has a KV head, its warps share the granules ---
@@ -512,10 +492,10 @@ struct FewScratch {
 
 template <class T>
 __device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
-                           const KeySplits &keys, int head, uint32_t mark, const float *cos_sin,
+                           const KeySplits &keys, int head, const float *cos_sin,
                            FewScratch &scratch) {
     const int idx = threadIdx.x / 32;
-    WarpHead<T> warp(a, l, mark, cos_sin, head, idx == (keys.granules - 1) % KV8_TOKEN_WARPS);
+    WarpHead<T> warp(a, l, cos_sin, head, idx == (keys.granules - 1) % KV8_TOKEN_WARPS);
     uint32_t k_stage = 0;
     const uint32_t v_stage = T::wait(ring, k_stage);
 #pragma unroll 1
@@ -544,8 +524,8 @@ __device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_
     }
     const int qo_head = head * GROUP + idx;
     const RowSums second = {low.max, low.sum, high};
-    store_marked(a.attended + qo_head * HEAD_DIM + 2 * lane, low.finish(l, qo_head),
-                 second.finish(l, qo_head), mark);
+    reinterpret_cast<float2 *>(a.attended + qo_head * HEAD_DIM)[lane] =
+        make_float2(low.finish(l, qo_head), second.finish(l, qo_head));
 }
 
 }  // namespace kv8

@@ -99,46 +99,6 @@ struct Meeting {
     }
 };
 
-// A value that carries the mark of the layer and the launch it is of: blocks that read few of them
-// wait for those alone, without a meeting. One access of 8 bytes.
-__device__ __forceinline__ void store_marked(uint64_t *to, float value, uint32_t mark) {
-    const uint64_t both = static_cast<uint64_t>(mark) << 32 | __float_as_uint(value);
-    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
-}
-__device__ __forceinline__ void store_marked(uint64_t *to, float x, float y, uint32_t mark) {
-    const uint64_t high = static_cast<uint64_t>(mark) << 32;
-    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" ::"l"(to),
-                 "l"(high | __float_as_uint(x)), "l"(high | __float_as_uint(y))
-                 : "memory");
-}
-// Two neighbours.
-struct MarkedPair {
-    uint64_t low, high;
-
-    __device__ bool load(const uint64_t *from, uint32_t mark) {
-        asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
-                     : "=l"(low), "=l"(high)
-                     : "l"(from)
-                     : "memory");
-        return low >> 32 == mark && high >> 32 == mark;
-    }
-    __device__ float first() const { return __uint_as_float(static_cast<uint32_t>(low)); }
-    __device__ float second() const { return __uint_as_float(static_cast<uint32_t>(high)); }
-};
-// N pairs at from(i), once all are there; until the first is, only that is asked for. All lanes.
-template <int N, class FROM>
-__device__ __forceinline__ void load_marked(MarkedPair (&pairs)[N], uint32_t mark, FROM &&from) {
-    while (!pairs[0].load(from(0), mark)) {
-    }
-    bool are_there;
-    do {
-        are_there = true;
-#pragma unroll
-        for (int i = 1; i < N; i++) are_there &= pairs[i].load(from(i), mark);
-    } while (!are_there);
-    __syncwarp();
-}
-
 // Block `idx` of `blocks` has items [begin, end) of n.
 struct Share {
     int begin, end;

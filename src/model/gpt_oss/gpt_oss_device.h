@@ -21,10 +21,11 @@ typedef struct kv8_gpt_oss_device_layer {
 typedef struct kv8_gpt_oss_token {
     const char *why_not;                   /* of the model and the GPU; NULL: there is one */
     kv8_kernel kernels[KV8_TOKEN_FORMATS]; /* by the format of K and V */
-    kv8_token_args args;                   /* layers, workspace and mark of the next launch */
+    kv8_token_args args;                   /* layers and workspace, in device memory */
     /* The plans that args.layers were written for; NULL: none. */
     const kv8_device_attention *set;
     uint64_t version;
+    bool is_clear; /* the meetings have been set to 0 */
 } kv8_gpt_oss_token;
 
 typedef struct kv8_gpt_oss_device {

@@ -51,16 +51,15 @@ void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory
         void **array;
         size_t bytes;
     } arrays[] = {
-        /* What begins as 0 stands first. */
-        {(void **)&a->meetings, KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS * sizeof *a->meetings},
-        {(void **)&a->router, 2 * KV8_TOKEN_MAX_EXPERTS * sizeof *a->router},
-        {(void **)&a->qkv, (width + 2 * kv_width) * sizeof *a->qkv},
-        {(void **)&a->attended, width * sizeof *a->attended},
         {(void **)&a->layers, (size_t)c->num_layers * sizeof *a->layers},
+        {(void **)&a->meetings, KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS * sizeof *a->meetings},
         {(void **)&a->residual, 3 * HIDDEN * sizeof *a->residual},
+        {(void **)&a->qkv, (width + 2 * kv_width) * sizeof *a->qkv},
         {(void **)&a->partials, blocks * width * sizeof *a->partials},
         {(void **)&a->partial_sums, blocks * heads * 2 * sizeof *a->partial_sums},
+        {(void **)&a->attended, width * sizeof *a->attended},
         {(void **)&a->squares, blocks * sizeof *a->squares},
+        {(void **)&a->router, KV8_TOKEN_MAX_EXPERTS * sizeof *a->router},
         {(void **)&a->gated, KV8_TOKEN_TOP_K * HIDDEN * sizeof *a->gated},
     };
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
@@ -144,23 +143,21 @@ static kv8_token_layer layer_of(const kv8_model *model, int32_t idx, int format)
         .window_left = set->kinds[place->kind].window_left};
 }
 
-/* Layers as the kernel reads them, for the plans of the moment; once, what begins as 0. */
+/* Layers as the kernel reads them, for the plans of the moment; once, the meetings. */
 static kv8_status write_layers(kv8_model *model, int format) {
     const kv8_gpt_oss *const own = model->own;
     kv8_gpt_oss_token *const t = &own->device->token;
     const kv8_device_attention *const set = model->on_device->attention;
     kv8_stream *const stream = model->options.stream;
-    if (t->args.mark == 0) {
-        uint8_t *const first = (uint8_t *)t->args.meetings;
-        const size_t bytes = (size_t)((const uint8_t *)t->args.layers - first);
-        KV8_TRY(kv8_stream_fill(stream, first, 0, bytes));
-        t->args.mark = 1;
-    }
+    if (!t->is_clear)
+        KV8_TRY(kv8_stream_fill(stream, t->args.meetings, 0,
+                                KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS * sizeof(uint32_t)));
+    t->is_clear = true;
     if (t->set == set && t->version == set->version) return KV8_OK;
     kv8_token_layer layers[KV8_TOKEN_MAX_LAYERS];
     for (int32_t i = 0; i < own->config.num_layers; i++) layers[i] = layer_of(model, i, format);
     t->set = NULL;
-    KV8_TRY(kv8_stream_copy(stream, (void *)(uintptr_t)t->args.layers, layers,
+    KV8_TRY(kv8_stream_copy(stream, t->args.layers, layers,
                             (size_t)own->config.num_layers * sizeof *layers));
     KV8_TRY(kv8_stream_synchronize(stream));
     t->set = set;
@@ -178,7 +175,6 @@ kv8_status kv8_gpt_oss_token_run(kv8_model *model, const kv8_device_batch *batch
     KV8_TRY(kv8_device_rope_angles(d->ops, stream, batch->positions, 1, d->inv_freq, d->rope_factor,
                                    c->head_dim, d->cos_sin));
     kv8_token_args args = d->token.args;
-    d->token.args.mark += (uint32_t)c->num_layers;
     args.embedding = (const uint16_t *)d->embedding;
     args.final_norm = (const uint16_t *)d->final_norm;
     args.head = (const uint16_t *)d->head;
