@@ -11,6 +11,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 
 /* --- headers --- */
 
@@ -126,6 +127,31 @@ static void take_body(exchange *x, const char *bytes, size_t length) {
     if (x->body.failed) api_fail_memory(&x->error);
 }
 
+/* peer_has_gone: the client has closed, and nothing of it is left to read. libmicrohttpd's epoll
+ * set is edge-triggered: the end of a stream that came with the last bytes read is not reported
+ * again. */
+static bool peer_has_gone(struct MHD_Connection *connection) {
+    const union MHD_ConnectionInfo *const info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    char byte;
+    return info != NULL && recv(info->connect_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+/* await_body: the body stands still for less long than a connection between requests. */
+static void await_body(exchange *x, const framing *f) {
+    if (f->length == NULL && f->encoding == NULL) return;
+    if (f->length != NULL) x->num_awaited = (size_t)strtoll(f->length, NULL, 10);
+    (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT,
+                                    (unsigned)BODY_SECONDS);
+}
+
+/* Returns MHD_NO, which ends the connection, when the rest of the body never comes. */
+static enum MHD_Result take_part(exchange *x, const char *bytes, size_t length) {
+    take_body(x, bytes, length);
+    x->num_awaited -= length < x->num_awaited ? length : x->num_awaited;
+    return x->num_awaited > 0 && peer_has_gone(x->connection) ? MHD_NO : MHD_YES;
+}
+
 static json_t *parse_body(exchange *x) {
     json_error_t why;
     json_t *const body =
@@ -146,6 +172,8 @@ static json_t *parse_body(exchange *x) {
 static enum MHD_Result handle(exchange *x) {
     const bool posts = x->route != NULL && strcmp(x->route->method, "POST") == 0;
     x->handled = true;
+    (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT,
+                                    (unsigned)IDLE_SECONDS);
     json_t *const body =
         x->error.status == 0 && posts && x->route->handle != handle_health ? parse_body(x) : NULL;
     if (x->error.status != 0)
@@ -172,12 +200,13 @@ enum MHD_Result http_answer(void *cookie, struct MHD_Connection *connection, con
         if (check_framing(x, &f)) return refuse_now(x);
         find_route(x, url);
         if (x->error.status != 0 && f.expects) return refuse_now(x);
+        await_body(x, &f);
         return MHD_YES;
     }
     if (*upload_size > 0) {
-        take_body(x, upload, *upload_size);
+        const size_t length = *upload_size;
         *upload_size = 0;
-        return MHD_YES;
+        return take_part(x, upload, length);
     }
     return x->handled ? continue_generation(x) : handle(x);
 }

@@ -21,7 +21,6 @@ enum {
     DEFAULT_BODY_BYTES = 32 << 20,
     DEFAULT_THREADS = 2,
     BACKLOG = 4096,
-    IDLE_SECONDS = 600,       /* of a connection that neither sends nor takes */
     CONNECTION_BYTES = 32768, /* headers and one event */
     RESERVED_FILES = 64       /* of the process, that are no connections */
 };

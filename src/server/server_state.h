@@ -14,6 +14,12 @@ typedef enum server_phase { SERVER_LOADING, SERVER_OPEN, SERVER_DRAINING } serve
 
 typedef struct exchange exchange;
 
+/* How long a connection may neither send nor take. */
+enum {
+    IDLE_SECONDS = 600, /* between requests, and while it is answered */
+    BODY_SECONDS = 30   /* within the body of one */
+};
+
 struct server {
     server_options options;
     server_model model_given; /* from SERVER_OPEN on */
@@ -57,8 +63,9 @@ struct exchange {
     char request_id[132];
     uint64_t arrived_ns;
     byte_buffer body;
-    api_error error;   /* of the headers; told when the body has passed */
-    const char *allow; /* methods, for 405 and OPTIONS */
+    size_t num_awaited; /* bytes that Content-Length announces and that have not come */
+    api_error error;    /* of the headers; told when the body has passed */
+    const char *allow;  /* methods, for 405 and OPTIONS */
     bool handled;
     int status; /* of the answer; 0 = none yet */
 

@@ -246,6 +246,17 @@ class Http(ServerTest):
             wait_until(lambda: self.server.metric("vllm:num_requests_running") == 0, 5)
             self.assertEqual(self.server.metric("vllm:kv_cache_usage_perc"), 0)
 
+    def test_bodies_cut_off_leave_no_connection(self):
+        """The end comes with the last bytes: libmicrohttpd hears of both at once."""
+        def open_files():
+            return len(os.listdir(f"/proc/{self.server.process.pid}/fd"))
+
+        before = open_files()
+        for _ in range(50):
+            with self.server.connect() as connection:
+                connection.sendall(raw_post("/v1/completions", b"{", "Content-Length: 9999"))
+        wait_until(lambda: open_files() < before + 5, 5)
+
     def test_readers_that_do_not_read(self):
         body = json.dumps(dict(LONG, max_tokens=2000, stream=True)).encode()
         with socket.socket() as slow:
