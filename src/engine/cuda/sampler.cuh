@@ -322,14 +322,12 @@ struct Row {
         return board.choice;
     }
     // The ids that stay when, by falling logit and rising id, those go before which `limit` or more
-    // of mass stands: all with this key or a larger one; *mass_out: of all that stay. Ids are
-    // looked at in strips of falling weight, so that the many unlikely ones are counted only if
-    // they must.
+    // of mass stands: all with this key or a larger one. `near`: order from which most of it lies.
+    // *mass_out: of all that stay.
     template <typename VALUE>
-    __device__ __forceinline__ u64 cut(const VALUE &value, u64 limit, float largest, float factor,
+    __device__ __forceinline__ u64 cut(const VALUE &value, u64 limit, uint32_t near, uint32_t top,
                                        u64 *mass_out) {
-        float reach = 8;  // e^-8: a three-thousandth of the largest weight
-        uint32_t high = order_of(largest), low = min(high, order_of(largest - reach / factor));
+        uint32_t low = near, high = top;
         u64 before = 0;
         for (;;) {
             const int shift = max(0, 32 - __clz(high - low) - (31 - __clz(BUCKETS)));
@@ -338,9 +336,8 @@ struct Row {
             if (in.bucket == NO_BUCKET) {
                 *mass_out = before;
                 if (low == 0) return 0;  // all stay
-                reach += 2;
                 high = low - 1;
-                low = reach > 26 ? 0 : min(high, order_of(largest - reach / factor));
+                low = 0;
                 continue;
             }
             low += in.bucket << shift;
@@ -421,6 +418,11 @@ __device__ __forceinline__ void change(const Row<CLUSTER> &row, bool back) {
     __syncthreads();
 }
 
+// The order from which on ids have more than a three-thousandth of the largest's weight.
+__device__ __forceinline__ uint32_t near_order(float high, float factor) {
+    return min(order_of(high), order_of(high - 8.0f / factor));
+}
+
 // The token, in the threads of the warp that has it; the others get -1.
 template <bool CLUSTER>
 __device__ __forceinline__ int32_t draw(Row<CLUSTER> &row, u64 best) {
@@ -430,16 +432,17 @@ __device__ __forceinline__ int32_t draw(Row<CLUSTER> &row, u64 best) {
         const int32_t id = id_of(best);
         return id >= row.warp_begin && id < row.warp_end ? id : -1;
     }
+    const uint32_t top = order_of(high), near = near_order(high, how.factor);
     const auto weight = [&](int32_t, float l) { return weight_of(l, high, how.factor); };
     u64 last = 0, mass = 0;  // keys from `last` on stay
     if (how.top_k > 0) {
         const auto is_one = [&](int32_t i, float l) { return u64{weight(i, l) != 0}; };
-        last = row.cut(is_one, how.top_k, high, how.factor, &mass);
+        last = row.cut(is_one, how.top_k, near, top, &mass);
     }
     const auto kept = [&](int32_t i, float l) { return key_of(l, i) >= last ? weight(i, l) : 0; };
     if (how.top_p != 0) {
         const u64 part = __umul64hi(row.sum(kept), how.top_p);
-        const u64 key = row.cut(kept, part > 0 ? part : 1, high, how.factor, &mass);
+        const u64 key = row.cut(kept, part > 0 ? part : 1, near, top, &mass);
         last = key > last ? key : last;
     }
     const auto stays = [&](int32_t i, float l) {
@@ -458,7 +461,7 @@ __device__ __forceinline__ void log_row(Row<CLUSTER> &row, float high, kv8_drawn
     if (row.how.num_tops == 0) return;
     u64 mass;
     const auto one = [](int32_t, float) { return u64{1}; };
-    const u64 last = row.cut(one, row.how.num_tops, high, 1.0f, &mass);
+    const u64 last = row.cut(one, row.how.num_tops, near_order(high, 1.0f), order_of(high), &mass);
     row.list([&](int32_t i, float l) { return key_of(l, i) >= last; });
     if (row.rank == 0 && threadIdx.x < row.how.num_tops) {
         const u64 key = row.board.list[threadIdx.x];
