@@ -178,7 +178,9 @@ kv8_status kv8_append_kernels_launch(const kv8_append_kernels *kernels, kv8_stre
     for (int kv = 0; kv < 2; kv++)
         fill_passes(&a.plane[kv], spec->num_kv_heads, a.rows_per_block, eights);
     const int64_t num_blocks = kv8_ceil_div(args->max_rows, a.rows_per_block);
-    const kv8_launch launch = {.grid = {(uint32_t)num_blocks, 2}, .block = {KV8_APPEND_THREADS}};
+    const kv8_launch launch = {.grid = {(uint32_t)num_blocks, 2},
+                               .block = {KV8_APPEND_THREADS},
+                               .overlaps_previous = true};
     return kv8_kernel_launch(kernel, stream, &launch, &a);
 }
 

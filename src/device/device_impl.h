@@ -53,8 +53,9 @@ typedef struct kv8_launch {
     uint32_t grid[3], block[3]; /* 0 counts as 1 */
     uint32_t cluster[3];        /* all 0 = no clusters */
     size_t dynamic_bytes;       /* of shared memory */
-    /* Programmatic dependent launch: may start while the kernel before it in the stream still
-     * runs; it must call griddepcontrol.wait before it reads what that kernel writes. */
+    /* Programmatic dependent launch, from sm_90 on: may start while the kernel before it in the
+     * stream still runs; it must call griddepcontrol.wait before it reads what that kernel writes
+     * (cuda/take_turn.cuh). */
     bool overlaps_previous;
     /* All blocks run at once, or none: they may wait for each other. */
     bool cooperative;

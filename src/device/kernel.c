@@ -179,8 +179,9 @@ static kv8_status check_launch(const kv8_kernel *kernel, const kv8_stream *strea
 }
 
 enum { MAX_ATTRIBUTES = 3 };
-/* `attributes`: room for as many; that of overlaps_previous is the last. */
-static cu_launch_config launch_config(const kv8_launch *launch, cu_launch_attribute *attributes) {
+/* `attributes`: room for as many. overlaps: programmatic dependent launch. */
+static cu_launch_config launch_config(const kv8_launch *launch, bool overlaps,
+                                      cu_launch_attribute *attributes) {
     memset(attributes, 0, MAX_ATTRIBUTES * sizeof *attributes);
     cu_launch_config config = {.dynamic_bytes = (uint32_t)launch->dynamic_bytes,
                                .attributes = attributes};
@@ -201,7 +202,7 @@ static cu_launch_config launch_config(const kv8_launch *launch, cu_launch_attrib
         attribute->id = CU_LAUNCH_COOPERATIVE;
         attribute->value.cooperative = 1;
     }
-    if (launch->overlaps_previous) {
+    if (overlaps) {
         cu_launch_attribute *const attribute = &attributes[config.num_attributes++];
         attribute->id = CU_LAUNCH_PROGRAMMATIC;
         attribute->value.programmatic = 1;
@@ -213,7 +214,7 @@ kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *l
                                    int32_t *clusters_out) {
     const kv8_driver *const cu = kernel->device->driver;
     cu_launch_attribute attributes[MAX_ATTRIBUTES];
-    const cu_launch_config config = launch_config(launch, attributes);
+    const cu_launch_config config = launch_config(launch, false, attributes);
     int clusters = 0;
     KV8_TRY(kv8_device_enter(kernel->device));
     /* A GPU that refuses the one or the other has no such clusters. */
@@ -227,12 +228,15 @@ kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *l
 
 kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const kv8_launch *launch,
                              const void *args) {
+    enum { OVERLAPS_FROM = 90 }; /* sm_90 */
     KV8_TRY(check_launch(kernel, stream, launch));
     const kv8_driver *const cu = kernel->device->driver;
     cu_launch_attribute attributes[MAX_ATTRIBUTES];
-    cu_launch_config config = launch_config(launch, attributes);
+    const bool overlaps = launch->overlaps_previous &&
+                          kernel->device->info.sm_version >= OVERLAPS_FROM &&
+                          !kv8_timeline_sees(stream);
+    cu_launch_config config = launch_config(launch, overlaps, attributes);
     config.stream = stream->handle;
-    if (kv8_timeline_sees(stream) && launch->overlaps_previous) config.num_attributes--;
     KV8_TRY(kv8_timeline_begin(stream, kernel->name));
     void *const pointer = (void *)(uintptr_t)args; /* the driver reads it only */
     void *arguments[] = {pointer};

@@ -258,10 +258,10 @@ kv8_status kv8_device_experts_load(const kv8_device_experts *e, kv8_stream *stre
     return kv8_kernel_launch(&e->load, stream, &launch, &args);
 }
 
-/* Ahead of its turn where the GPU knows that: the kernels wait themselves, cuda/take_turn.cuh. */
-static kv8_status launch_early(const kv8_device_experts *e, const kv8_kernel *kernel,
-                               kv8_stream *stream, kv8_launch launch, const void *args) {
-    launch.overlaps_previous = kv8_device_get_info(e->device)->sm_version >= 90;
+/* Ahead of its turn: the kernels wait themselves. */
+static kv8_status launch_early(const kv8_kernel *kernel, kv8_stream *stream, kv8_launch launch,
+                               const void *args) {
+    launch.overlaps_previous = true;
     return kv8_kernel_launch(kernel, stream, &launch, args);
 }
 
@@ -275,13 +275,13 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
                                       .top_k = e->shape.top_k};
     const kv8_launch few = {.grid = {1}, .block = {KV8_EXPERTS_SORT_THREADS}};
     if (args->n * e->shape.top_k <= KV8_EXPERTS_FEW_PLACES)
-        return launch_early(e, &e->route_few, stream, few, &a);
+        return launch_early(&e->route_few, stream, few, &a);
     const uint32_t blocks = (uint32_t)kv8_ceil_div(args->n, KV8_EXPERTS_CHOOSE_THREADS / 32);
     const kv8_launch choose = {.grid = {blocks}, .block = {KV8_EXPERTS_CHOOSE_THREADS}};
     const kv8_launch sort = {.grid = {(uint32_t)e->shape.num_experts},
                              .block = {KV8_EXPERTS_SORT_THREADS}};
-    KV8_TRY(launch_early(e, &e->choose, stream, choose, &a));
-    return launch_early(e, &e->sort, stream, sort, &a);
+    KV8_TRY(launch_early(&e->choose, stream, choose, &a));
+    return launch_early(&e->sort, stream, sort, &a);
 }
 
 /* By rows an expert on average: then many experts have twice as many. Both streaming kernels sum in
@@ -309,7 +309,7 @@ static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int 
                                        .num_x = form->num_x,
                                        .alpha = e->shape.alpha,
                                        .limit = e->shape.limit};
-    return launch_early(e, &form->kernel, stream, form->launch, &a);
+    return launch_early(&form->kernel, stream, form->launch, &a);
 }
 
 static kv8_status combine(const kv8_device_experts *e, kv8_stream *stream,
@@ -325,7 +325,7 @@ static kv8_status combine(const kv8_device_experts *e, kv8_stream *stream,
     const kv8_launch launch = {
         .grid = {(uint32_t)kv8_ceil_div(threads, KV8_EXPERTS_COMBINE_THREADS)},
         .block = {KV8_EXPERTS_COMBINE_THREADS}};
-    return launch_early(e, &e->combine, stream, launch, &a);
+    return launch_early(&e->combine, stream, launch, &a);
 }
 
 kv8_status kv8_device_experts_run(kv8_device_experts *e, kv8_stream *stream,

@@ -94,7 +94,8 @@ static kv8_status run_stream(const kv8_kernel *kernel, kv8_stream *stream, int32
                              size_t dynamic_bytes, const void *args) {
     const kv8_launch launch = {.grid = {(uint32_t)kv8_ceil_div(rows, KV8_LINEAR_STREAM_ROWS)},
                                .block = {KV8_LINEAR_STREAM_THREADS},
-                               .dynamic_bytes = dynamic_bytes};
+                               .dynamic_bytes = dynamic_bytes,
+                               .overlaps_previous = true};
     return kv8_kernel_launch(kernel, stream, &launch, args);
 }
 
@@ -104,7 +105,8 @@ static kv8_status run_tiles(const kv8_device_ops *ops, kv8_stream *stream,
     const tile_shape *const shape = &shapes[tile];
     const kv8_launch launch = {.grid = {(uint32_t)num_tiles(args, shape->rows, shape->tokens)},
                                .block = {KV8_LINEAR_TILE_THREADS},
-                               .dynamic_bytes = shape->bytes};
+                               .dynamic_bytes = shape->bytes,
+                               .overlaps_previous = true};
     return kv8_kernel_launch(&ops->linear.tiles[tile], stream, &launch, args);
 }
 
@@ -170,7 +172,8 @@ static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
     const kv8_launch launch = {.grid = {(uint32_t)(tiles * splits)},
                                .block = {(uint32_t)KV8_LINEAR_WGMMA_THREADS(shape->groups)},
                                .cluster = {(uint32_t)splits},
-                               .dynamic_bytes = shape->bytes};
+                               .dynamic_bytes = shape->bytes,
+                               .overlaps_previous = true};
     return kv8_kernel_launch(&ops->linear.wgmma[idx], stream, &launch, &mapped);
 }
 
@@ -191,16 +194,14 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
 
 static kv8_status check_rotation(const kv8_device_norm_linear *args) {
     if (args->num_rotated == 0) return KV8_OK;
-    KV8_REQUIRE(args->cos_sin);
+    KV8_REQUIRE(args->cos_sin, args->rotated);
     if (args->head_dim < 16 || args->head_dim % 16 != 0)
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "product: heads of %d to rotate, on a GPU it must be a multiple of 16",
                         args->head_dim);
-    if (args->num_rotated < 0 || args->num_rotated > args->w.rows / args->head_dim ||
-        args->y_dtype != KV8_BF16)
-        return kv8_fail(KV8_ERR_INVALID, "product: %d heads of %d to rotate in %d rows of %s",
-                        args->num_rotated, args->head_dim, args->w.rows,
-                        kv8_dtype_name(args->y_dtype));
+    if (args->num_rotated < 0 || args->num_rotated > args->w.rows / args->head_dim)
+        return kv8_fail(KV8_ERR_INVALID, "product: %d heads of %d to rotate in %d rows",
+                        args->num_rotated, args->head_dim, args->w.rows);
     return KV8_OK;
 }
 
@@ -219,6 +220,7 @@ static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
         .gain = args->gain,
         .row_ids = args->row_ids,
         .f16_out = args->f16_out,
+        .rotated = args->rotated,
         .cos_sin = args->cos_sin,
         .eps = args->eps,
         .half_dim = args->head_dim / 2,
@@ -241,5 +243,6 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
                                   false));
     if (args->num_rotated == 0) return KV8_OK;
     return kv8_device_rope(ops, stream, args->cos_sin, n, args->num_rotated, args->head_dim,
-                           args->y, KV8_BF16, args->w.rows, args->y, args->w.rows);
+                           args->y, args->y_dtype, args->w.rows, args->rotated,
+                           (int64_t)args->num_rotated * args->head_dim);
 }

@@ -55,10 +55,12 @@ typedef struct kv8_device_norm_linear {
     const int32_t *row_ids; /* [n], as kv8_device_rmsnorm's; NULL = i */
     void *normed;           /* bf16 [n, cols] to work in */
     void *f16_out;          /* the normed rows [n, cols]; NULL = not wanted */
-    /* The first num_rotated heads of y, bf16, are rotated as by kv8_device_rope; 0 = none. */
+    /* The product's first num_rotated heads come rotated as by kv8_device_rope, bf16 [n,
+     * num_rotated, head_dim]; what y has in their place is undefined. 0 = none. */
     int32_t num_rotated, head_dim; /* head_dim a multiple of 16 */
     const float *cos_sin;          /* [n, head_dim] */
-    void *y;                       /* [n, rows] of y_dtype */
+    void *rotated;
+    void *y; /* [n, rows] of y_dtype */
     kv8_dtype y_dtype;
 } kv8_device_norm_linear;
 kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *stream,

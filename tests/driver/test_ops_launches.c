@@ -154,6 +154,7 @@ static kv8_device_norm_linear normed_qkv(const case_ops *c) {
                                     .num_rotated = 64,
                                     .head_dim = 64,
                                     .cos_sin = (void *)(c->s.memory + 5120),
+                                    .rotated = c->s.memory + 7168,
                                     .y = c->s.memory + 6144,
                                     .y_dtype = KV8_BF16};
 }
@@ -169,14 +170,15 @@ static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     assert_int_equal(args->half_dim, 32);
     assert_int_equal(args->rotated_rows, 4096);
     assert_ptr_equal(args->product.y, p.y);
+    assert_ptr_equal(args->rotated, p.rotated);
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 5));
     assert_ok(kv8_stream_synchronize(c.s.stream));
     assert_int_equal(stand_in_num_launches(), 4);
     assert_string_equal(stand_in_get_launch(3)->name, "kv8_rope_bf16__sm80");
     const kv8_rope_args *const turn = stand_in_get_launch(3)->args;
-    assert_true(turn->x == p.y && turn->y == p.y);
+    assert_true(turn->x == p.y && turn->y == p.rotated);
     assert_int_equal(turn->x_stride_row, 5120);
-    assert_int_equal(turn->y_stride_row, 5120);
+    assert_int_equal(turn->y_stride_row, 4096);
     p.num_rotated = 0;
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 5));
     assert_ok(kv8_stream_synchronize(c.s.stream));
@@ -194,9 +196,9 @@ static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_INVALID,
                    "81 heads of 64 to rotate in 5120 rows");
     p = normed_qkv(&c);
-    p.y_dtype = KV8_F32;
+    p.rotated = NULL;
     assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_INVALID,
-                   "rows of f32");
+                   "args->rotated is NULL");
     close_ops(&c);
 }
 

@@ -220,7 +220,8 @@ static double normed_product(const float *x, double scale, const kv8_bf16 *gain,
 /* One token's results; cos_sin: of the rotated heads, NULL = none. `step`: rows of w that are left
  * out between two that are looked at. */
 static void check_normed(const kv8_device_norm_linear *p, const float *x, const kv8_bf16 *gain,
-                         const kv8_bf16 *w, const float *cos_sin, const kv8_bf16 *y, int32_t step) {
+                         const kv8_bf16 *w, const float *cos_sin, const kv8_bf16 *rotated,
+                         const kv8_bf16 *y, int32_t step) {
     double squares = 0;
     const int32_t cols = p->w.cols, half = p->head_dim / 2;
     for (int32_t c = 0; c < cols; c++) squares += (double)x[c] * (double)x[c];
@@ -236,7 +237,8 @@ static void check_normed(const kv8_device_norm_linear *p, const float *x, const 
             const double sine = (double)cos_sin[half + pair] * (is_second ? 1 : -1);
             wanted = wanted * (double)cos_sin[pair] + other * sine;
         }
-        const double got = (double)kv8_bf16_to_f32(y[r]);
+        const double got =
+            (double)kv8_bf16_to_f32(r < p->num_rotated * p->head_dim ? rotated[r] : y[r]);
         if (!(fabs(got - wanted) <= of_terms * (size + other_size) + 0x1p-7 * fabs(wanted)))
             fail_msg("%d x %d: y[%d] is %g, not %g", p->w.rows, cols, r, got, wanted);
     }
@@ -276,6 +278,8 @@ static void products_of_normed_rows(void **state) {
         void *const normed = gpu_alloc(s.g, inputs * 2);
         for (int32_t n = 1; n <= NORM_ROWS; n++) {
             const size_t y_bytes = (size_t)(n * rows) * 2, x_bytes = (size_t)(n * cols) * 2;
+            const int32_t q_width = sizes[i].num_rotated * sizes[i].head_dim;
+            const size_t q_bytes = (size_t)(n * q_width) * 2;
             kv8_device_norm_linear p = {.w = {w_on_gpu, NULL, rows, cols},
                                         .x = x_on_gpu,
                                         .gain = gain_on_gpu,
@@ -286,18 +290,22 @@ static void products_of_normed_rows(void **state) {
                                         .num_rotated = sizes[i].num_rotated,
                                         .head_dim = sizes[i].head_dim,
                                         .cos_sin = cos_sin_on_gpu,
+                                        .rotated = q_bytes == 0 ? NULL : make_output(&s, q_bytes),
                                         .y = make_output(&s, y_bytes),
                                         .y_dtype = KV8_BF16};
             assert_ok(kv8_device_norm_linear_run(s.ops, s.g->stream, &p, n));
             kv8_bf16 *const y = take_output(&s, p.y, y_bytes);
+            kv8_bf16 *const q = q_bytes == 0 ? NULL : take_output(&s, p.rotated, q_bytes);
             kv8_f16 *const as_f16 = p.f16_out == NULL ? NULL : take_output(&s, p.f16_out, x_bytes);
             for (int32_t row = 0; row < n; row++) {
                 const float *const from = x + (p.row_ids == NULL ? row : ids[row]) * cols;
-                check_normed(&p, from, gain, w, cos_sin + row * p.head_dim, y + row * rows,
+                check_normed(&p, from, gain, w, cos_sin + row * p.head_dim,
+                             q_bytes == 0 ? NULL : q + row * q_width, y + row * rows,
                              rows > 1000 ? 97 : 1);
                 if (as_f16 != NULL) check_f16_rows(from, gain, cols, as_f16 + row * cols);
             }
             free(y);
+            free(q);
             free(as_f16);
         }
         void *const on_gpu[] = {x_on_gpu, gain_on_gpu, normed, w_on_gpu};

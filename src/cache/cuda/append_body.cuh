@@ -15,6 +15,7 @@
 
 #include "append_args.h"
 #include "codec.cuh"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -429,6 +430,7 @@ static __device__ __forceinline__ void append_plane(const kv8_append_kernel_args
 template <typename SOURCE, bool EIGHTS, typename ROTATION>
 static __device__ __forceinline__ void append_rows(const kv8_append_kernel_args &a) {
     __shared__ Place places[KV8_APPEND_MAX_ROWS];
+    take_turn();
     if (blockIdx.y == 0)
         append_plane<SOURCE, EIGHTS, ROTATION>(a, a.plane[0], places);
     else

@@ -1,10 +1,10 @@
 /* gpt_oss_device.c - gpt-oss on a GPU: what lies where in its memory, and a step's layers as
  * launches.
  *
- *   norm, QKV                    dense products of bf16, into f32: what is stored is rounded once
- *   rope of q; append, attention model_attention_device.c, k rotated as it is stored
- *   O into the residual, norm, router
- *   experts into the residual    device_experts.h
+ *   norm, QKV, rope of q         one kernel for few rows; k and v f32: what is stored is rounded
+ * once append, attention            model_attention_device.c, k rotated as it is stored O into the
+ * residual norm, router                 one kernel for few rows experts into the residual
+ * device_experts.h
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "gpt_oss_device.h"
@@ -126,14 +126,20 @@ static kv8_status run_attention(kv8_model *model, int32_t idx, const kv8_device_
     const kv8_gpt_oss_device *const d = own->device;
     const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
     kv8_stream *const stream = model->options.stream;
-    const kv8_device_linear qkv = {l->qkv, l->qkv_bias, qkv_width(c), c->hidden_size};
     const kv8_device_linear o = {l->o, l->o_bias, c->hidden_size, q_width(c)};
     const int32_t n = batch->num_rows;
-    KV8_TRY(kv8_device_rmsnorm(d->ops, stream, d->residual, l->attention_norm, c->rms_norm_eps, n,
-                               c->hidden_size, NULL, d->normed, NULL));
-    KV8_TRY(kv8_device_linear_run(d->ops, stream, &qkv, d->normed, n, d->qkv, KV8_F32, false));
-    KV8_TRY(kv8_device_rope(d->ops, stream, d->cos_sin, n, c->num_qo_heads, c->head_dim, d->qkv,
-                            KV8_F32, qkv_width(c), d->q, q_width(c)));
+    const kv8_device_norm_linear qkv = {.w = {l->qkv, l->qkv_bias, qkv_width(c), c->hidden_size},
+                                        .x = d->residual,
+                                        .gain = l->attention_norm,
+                                        .eps = c->rms_norm_eps,
+                                        .normed = d->normed,
+                                        .num_rotated = c->num_qo_heads,
+                                        .head_dim = c->head_dim,
+                                        .cos_sin = d->cos_sin,
+                                        .rotated = d->q,
+                                        .y = d->qkv,
+                                        .y_dtype = KV8_F32};
+    KV8_TRY(kv8_device_norm_linear_run(d->ops, stream, &qkv, n));
     const kv8_device_layer_rows rows = {
         .q = d->q,
         .k = d->qkv + q_width(c),
@@ -152,19 +158,23 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_ba
     const kv8_gpt_oss_device *const d = own->device;
     const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
     kv8_stream *const stream = model->options.stream;
-    const kv8_device_linear router = {l->router, l->router_bias, c->num_experts, c->hidden_size};
-    const int32_t n = batch->num_rows;
-    KV8_TRY(kv8_device_rmsnorm(d->ops, stream, d->residual, l->mlp_norm, c->rms_norm_eps, n,
-                               c->hidden_size, NULL, d->normed, d->expert_x));
-    KV8_TRY(kv8_device_linear_run(d->ops, stream, &router, d->normed, n, d->router_logits, KV8_F32,
-                                  false));
+    const kv8_device_norm_linear router = {
+        .w = {l->router, l->router_bias, c->num_experts, c->hidden_size},
+        .x = d->residual,
+        .gain = l->mlp_norm,
+        .eps = c->rms_norm_eps,
+        .normed = d->normed,
+        .f16_out = d->expert_x,
+        .y = d->router_logits,
+        .y_dtype = KV8_F32};
+    KV8_TRY(kv8_device_norm_linear_run(d->ops, stream, &router, batch->num_rows));
     const kv8_experts_args args = {.gate_up = l->gate_up,
                                    .down = l->down,
                                    .logits = d->router_logits,
                                    .x = d->expert_x,
                                    .residual = d->residual,
                                    .live_rows = batch->indptr + batch->num_seqs,
-                                   .n = n};
+                                   .n = batch->num_rows};
     KV8_TRY(kv8_device_experts_run(d->experts, stream, &args));
     return kv8_model_profile_count(model->on_device->profile, stream, idx,
                                    kv8_device_experts_get_offsets(d->experts));

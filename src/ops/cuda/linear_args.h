@@ -24,8 +24,10 @@ typedef struct kv8_linear_norm_args {
     const void *gain;       /* bf16 [cols] */
     const int32_t *row_ids; /* NULL = i */
     void *f16_out;          /* the normed rows [n, cols], NULL = not wanted */
-    const float *cos_sin; /* [n, head_dim]: the first rotated_rows of y are heads to rotate; NULL =
-                           * none */
+    /* The first rotated_rows of y are heads to rotate, and go rounded to bf16 into rotated [n,
+     * rotated_rows] instead. */
+    void *rotated;
+    const float *cos_sin; /* [n, head_dim] */
     float eps;
     int32_t half_dim, rotated_rows; /* half_dim a multiple of 8 */
     int32_t padding;

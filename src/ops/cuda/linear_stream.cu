@@ -19,6 +19,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "codec.cuh"
 #include "linear_store.cuh"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -55,14 +56,15 @@ struct PlainTokens {
     __device__ __forceinline__ uint4 load8(int32_t at) const {
         return inside ? *reinterpret_cast<const uint4 *>(x + at) : uint4{};
     }
+    static __device__ __forceinline__ void fetch_constants(const Args &) {}
     static __device__ __forceinline__ void stage(const Args &, float *) {}
     static __device__ __forceinline__ float scale(const Args &, float) { return 1; }
     static __device__ __forceinline__ Eights rows_of(const Args &, int32_t first) {
         return {first, first + 8};
     }
-    static __device__ __forceinline__ float finish(const Args &, int32_t, const Eights &, int,
-                                                   float y, float) {
-        return y;
+    static __device__ __forceinline__ void store(const Args &a, int32_t token, const Eights &, int,
+                                                 int32_t row, float y, float) {
+        store_value(a, token, row, y);
     }
     static __device__ __forceinline__ void store_rows(const Args &, const float *) {}
 };
@@ -88,6 +90,13 @@ struct NormedTokens {
     }
     __device__ __forceinline__ uint4 load8(int32_t at) const {
         return inside ? *reinterpret_cast<const uint4 *>(x + 2 * at) : uint4{};
+    }
+    // What the kernel ahead does not write, towards L2.
+    static __device__ __forceinline__ void fetch_constants(const Args &a) {
+        const auto *const gains = static_cast<const kv8_bf16 *>(a.gain);
+        for (int32_t at = 64 * threadIdx.x; at < a.product.cols;
+             at += 64 * KV8_LINEAR_STREAM_THREADS)
+            fetch_line(gains + at);
     }
     // x * gain to shared memory, a warp's part of the squares to warp_squares[token].
     static __device__ __forceinline__ void stage(const Args &a, float *warp_squares) {
@@ -127,15 +136,17 @@ struct NormedTokens {
         const int32_t within = first % (2 * a.half_dim), low = first - within + within / 2;
         return {low, low + a.half_dim};
     }
-    // Row `row` of the block's 16 is y, the other of its pair is `other`.
-    static __device__ __forceinline__ float finish(const Args &a, int32_t token, const Eights &rows,
-                                                   int row, float y, float other) {
-        if (!rotates(a, rows.low)) return y;
-        const int32_t pair = rows.low % (2 * a.half_dim) + row % 8;
+    // Row `row`, which is `idx` of the block's 16, is y, the other of its pair is `other`.
+    static __device__ __forceinline__ void store(const Args &a, int32_t token, const Eights &rows,
+                                                 int idx, int32_t row, float y, float other) {
+        if (!rotates(a, rows.low)) return store_value(a.product, token, row, y);
+        const int32_t pair = rows.low % (2 * a.half_dim) + idx % 8;
         const float *const cosines = a.cos_sin + int64_t{token} * 2 * a.half_dim;
         const float cosine = cosines[pair], sine = cosines[a.half_dim + pair];
-        return row < 8 ? __fsub_rn(__fmul_rn(y, cosine), __fmul_rn(other, sine))
-                       : __fadd_rn(__fmul_rn(y, cosine), __fmul_rn(other, sine));
+        const float turned = idx < 8 ? __fsub_rn(__fmul_rn(y, cosine), __fmul_rn(other, sine))
+                                     : __fadd_rn(__fmul_rn(y, cosine), __fmul_rn(other, sine));
+        static_cast<__nv_bfloat16 *>(a.rotated)[int64_t{token} * a.rotated_rows + row] =
+            __float2bfloat16_rn(turned);
     }
     // This block's share of the normed rows; squares[token].
     static __device__ __forceinline__ void store_rows(const Args &a, const float *squares) {
@@ -223,7 +234,7 @@ static __device__ __forceinline__ void store_block(const typename TOKENS::Args &
         const float paired = TOKENS::IS_NORMED && other_row < a.rows
                                  ? sum_warps(sums + other, STEP) * scale + bias_of(a, other_row)
                                  : 0;
-        store_value(a, token, row, TOKENS::finish(args, token, rows, idx, y, paired));
+        TOKENS::store(args, token, rows, idx, row, y, paired);
     }
 }
 
@@ -244,7 +255,13 @@ static __device__ __forceinline__ void stream(const typename TOKENS::Args &args)
     const int32_t turns = (units - warp + STREAM_WARPS - 1) / STREAM_WARPS;
     const bool takes_rest = left != 0 && warp == units % STREAM_WARPS;
     Weights<COUNT> first;
+    let_next();
     if (turns >= COUNT) first.load(low, high);
+    TOKENS::fetch_constants(args);
+    if (a.bias != nullptr && threadIdx.x < 2)
+        fetch_line(static_cast<const uint16_t *>(a.bias) +
+                   min(threadIdx.x == 0 ? rows.low : rows.high, a.rows - 1));
+    await_turn();
     if (TOKENS::IS_NORMED) {
         TOKENS::stage(args, warp_squares[warp]);
         __syncthreads();

@@ -15,6 +15,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "linear_store.cuh"
 #include "ptx_sm80.cuh"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -152,6 +153,7 @@ static __device__ __forceinline__ void multiply_tile(const kv8_linear_args &a) {
         copy_commit();
     };
     Sums<SHAPE> sums = {};
+    take_turn();
 #pragma unroll
     for (int i = 0; i < SHAPE::STAGES - 1; i++) load(i);
     for (int32_t i = 0; i < num_stages; i++) {

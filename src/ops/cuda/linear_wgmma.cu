@@ -17,6 +17,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "linear_store.cuh"
 #include "ptx_sm90.cuh"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -48,15 +49,25 @@ static __device__ __forceinline__ void produce(const kv8_linear_mapped_args &a, 
     const int32_t tokens = min(SHAPE::TOKENS, a.product.n - tile.first_token);
     const int32_t boxes = (tokens + KV8_LINEAR_WGMMA_BOX - 1) / KV8_LINEAR_WGMMA_BOX;
     const uint32_t bytes = SHAPE::W_BYTES + boxes * KV8_LINEAR_WGMMA_BOX * 128;
-    for (int32_t i = 0; i < count; i++) {
+    const auto copy_weights = [&](int32_t i) {
         const int stage = i % SHAPE::STAGES;
         const uint32_t to = ring.at + stage * SHAPE::STAGE_BYTES;
-        if (i >= SHAPE::STAGES) barrier_wait(ring.empty(stage), (i / SHAPE::STAGES - 1) & 1);
         expect_bytes(ring.full(stage), bytes);
         if (once)
             copy_tile_once(to, a.w_map, 64 * (begin + i), tile.first_row, ring.full(stage), policy);
         else
             copy_tile(to, a.w_map, 64 * (begin + i), tile.first_row, ring.full(stage));
+    };
+    const int32_t ahead = min(count, SHAPE::STAGES);
+    for (int32_t i = 0; i < ahead; i++) copy_weights(i);
+    await_turn();
+    for (int32_t i = 0; i < count; i++) {
+        const int stage = i % SHAPE::STAGES;
+        const uint32_t to = ring.at + stage * SHAPE::STAGE_BYTES;
+        if (i >= ahead) {
+            barrier_wait(ring.empty(stage), (i / SHAPE::STAGES - 1) & 1);
+            copy_weights(i);
+        }
         for (int box = 0; box < boxes; box++)
             copy_tile(to + SHAPE::W_BYTES + box * KV8_LINEAR_WGMMA_BOX * 128, a.x_map,
                       64 * (begin + i), tile.first_token + box * KV8_LINEAR_WGMMA_BOX,
@@ -132,6 +143,7 @@ static __device__ __forceinline__ void multiply_mapped(const kv8_linear_mapped_a
         }
         barrier_init_fence();
     }
+    let_next();
     __syncthreads();
     const Tile tile = find_tile(a.product, SHAPE::ROWS, SHAPE::TOKENS, blockIdx.x / cluster_size());
     const int32_t num_stages = (a.product.cols + 63) / 64;
@@ -140,6 +152,7 @@ static __device__ __forceinline__ void multiply_mapped(const kv8_linear_mapped_a
     const bool consumes = threadIdx.x < SHAPE::CONSUMERS;
     if (consumes) {
         float sums[SHAPE::TOKENS / 2] = {};
+        await_turn();
         consume<SHAPE>(sums, threadIdx.x / 128, ring, count);
         gather<SHAPE>(reinterpret_cast<float *>(unaligned + (aligned - start)), sums);
     } else if (threadIdx.x == SHAPE::CONSUMERS) {

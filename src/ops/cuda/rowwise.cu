@@ -9,6 +9,7 @@
 #include "codec.cuh"
 #include "ptx_sm80.cuh"
 #include "rowwise_args.h"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -57,6 +58,7 @@ static __device__ __forceinline__ void rotate_heads(const kv8_rope_args &a) {
 
 extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
     kv8_embed_bf16__sm80(const __grid_constant__ kv8_embed_args a) {
+    kv8::take_turn();
     const auto *const from =
         static_cast<const kv8_bf16 *>(a.table) + int64_t{a.ids[blockIdx.x]} * a.hidden;
     float *const to = a.residual + int64_t{blockIdx.x} * a.hidden;
@@ -70,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
 
 extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
     kv8_rmsnorm_f32__sm80(const __grid_constant__ kv8_rmsnorm_args a) {
+    kv8::take_turn();
     const int64_t row = a.row_ids == nullptr ? blockIdx.x : a.row_ids[blockIdx.x];
     const float *const from = a.x + row * a.hidden;
     const auto *const gains = static_cast<const kv8_bf16 *>(a.gain);
@@ -97,6 +100,7 @@ extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
 // As kv8_rope_angles: the angle is an f32 product, its cosine and sine are exact.
 extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
     kv8_rope_angles__sm80(const __grid_constant__ kv8_rope_angles_args a) {
+    kv8::take_turn();
     const int64_t i = int64_t{blockIdx.x} * KV8_ROWWISE_THREADS + threadIdx.x;
     if (i >= int64_t{a.n} * a.half_dim) return;
     const int64_t row = i / a.half_dim, pair = i % a.half_dim;
@@ -110,9 +114,11 @@ extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
 
 extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
     kv8_rope_bf16__sm80(const __grid_constant__ kv8_rope_args a) {
+    kv8::take_turn();
     kv8::rotate_heads<kv8_bf16>(a);
 }
 extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
     kv8_rope_f32__sm80(const __grid_constant__ kv8_rope_args a) {
+    kv8::take_turn();
     kv8::rotate_heads<float>(a);
 }
