@@ -168,6 +168,7 @@ static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 4));
     const kv8_linear_norm_args *const args = only_launch(&c, 0)->args;
     assert_int_equal(args->half_dim, 32);
+    assert_true(stand_in_get_launch(0)->overlaps_previous);
     assert_int_equal(args->rotated_rows, 4096);
     assert_ptr_equal(args->product.y, p.y);
     assert_ptr_equal(args->rotated, p.rotated);
