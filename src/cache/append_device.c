@@ -180,7 +180,7 @@ kv8_status kv8_append_kernels_launch(const kv8_append_kernels *kernels, kv8_stre
     const int64_t num_blocks = kv8_ceil_div(args->max_rows, a.rows_per_block);
     const kv8_launch launch = {.grid = {(uint32_t)num_blocks, 2},
                                .block = {KV8_APPEND_THREADS},
-                               .overlaps_previous = true};
+                               .overlaps_previous = kv8_stream_overlaps(stream, args->max_rows)};
     return kv8_kernel_launch(kernel, stream, &launch, &a);
 }
 

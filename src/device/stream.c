@@ -186,6 +186,11 @@ kv8_status kv8_stream_capture_begin(kv8_stream *stream) {
     return status;
 }
 
+bool kv8_stream_overlaps(const kv8_stream *stream, int64_t num_rows) {
+    enum { MOST = 64 };
+    return stream->is_capturing && num_rows <= MOST;
+}
+
 kv8_status kv8_stream_capture_end(kv8_stream *stream, kv8_graph **out) {
     KV8_REQUIRE(stream, out);
     *out = NULL;

@@ -90,12 +90,12 @@ static kv8_linear_args product_of(const kv8_device_linear *w, const void *x, int
 
 /* --- launches --- */
 
-static kv8_status run_stream(const kv8_kernel *kernel, kv8_stream *stream, int32_t rows,
+static kv8_status run_stream(const kv8_kernel *kernel, kv8_stream *stream, int32_t rows, int32_t n,
                              size_t dynamic_bytes, const void *args) {
     const kv8_launch launch = {.grid = {(uint32_t)kv8_ceil_div(rows, KV8_LINEAR_STREAM_ROWS)},
                                .block = {KV8_LINEAR_STREAM_THREADS},
                                .dynamic_bytes = dynamic_bytes,
-                               .overlaps_previous = true};
+                               .overlaps_previous = kv8_stream_overlaps(stream, n)};
     return kv8_kernel_launch(kernel, stream, &launch, args);
 }
 
@@ -106,7 +106,7 @@ static kv8_status run_tiles(const kv8_device_ops *ops, kv8_stream *stream,
     const kv8_launch launch = {.grid = {(uint32_t)num_tiles(args, shape->rows, shape->tokens)},
                                .block = {KV8_LINEAR_TILE_THREADS},
                                .dynamic_bytes = shape->bytes,
-                               .overlaps_previous = true};
+                               .overlaps_previous = kv8_stream_overlaps(stream, args->n)};
     return kv8_kernel_launch(&ops->linear.tiles[tile], stream, &launch, args);
 }
 
@@ -173,7 +173,7 @@ static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
                                .block = {(uint32_t)KV8_LINEAR_WGMMA_THREADS(shape->groups)},
                                .cluster = {(uint32_t)splits},
                                .dynamic_bytes = shape->bytes,
-                               .overlaps_previous = true};
+                               .overlaps_previous = kv8_stream_overlaps(stream, args->n)};
     return kv8_kernel_launch(&ops->linear.wgmma[idx], stream, &launch, &mapped);
 }
 
@@ -186,7 +186,8 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
     kv8_linear_args args = product_of(w, x, n, y, y_dtype);
     args.accumulate = accumulate;
     if (n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order)
-        return run_stream(n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, w->rows, 0, &args);
+        return run_stream(n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, w->rows, n, 0,
+                          &args);
     return ops->linear.has_wgmma ? run_wgmma(ops, stream, &args) : run_tiles(ops, stream, &args);
 }
 
@@ -225,7 +226,7 @@ static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
         .eps = args->eps,
         .half_dim = args->head_dim / 2,
         .rotated_rows = args->num_rotated * args->head_dim};
-    return run_stream(&ops->linear.norm_n8, stream, args->w.rows,
+    return run_stream(&ops->linear.norm_n8, stream, args->w.rows, n,
                       (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)args->w.cols), &a);
 }
 
