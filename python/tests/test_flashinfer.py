@@ -170,6 +170,10 @@ def test_append_and_batch_attention(rng, library):
         keys = np.concatenate((pages.k[i][:-n], k[rows]))
         values = np.concatenate((pages.v[i][:-n], v[rows]))
         close(back(o)[rows], attention(q[rows], keys, values)[0], 8e-3)
+        capped, _ = wrapper.run(of(library, q), cache, logits_soft_cap=0.5)
+        close(back(capped)[rows], attention(q[rows], keys, values, soft_cap=0.5)[0], 8e-3)
+    o_again, _ = wrapper.run(of(library, q), cache)  # a cap of one run is not the next one's
+    assert (back(o_again) == back(o)).all()
 
 
 def test_cascade_and_shared_prefix(rng, library):

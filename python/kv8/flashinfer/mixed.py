@@ -75,10 +75,13 @@ class BatchAttention(_Wrapper):
         sinks: Any = None,
     ) -> Any:
         _refuse_buffers(profiler_buffer=profiler_buffer, kv_cache_sf=kv_cache_sf)
-        if logits_soft_cap:
-            self._soft_cap = float(logits_soft_cap)
         operands = None, k_scale, v_scale, out, lse, True, sinks
-        return self._run(q, (kv_cache,), self._split, *operands)
+        planned = self._soft_cap
+        self._soft_cap = float(logits_soft_cap) or planned
+        try:
+            return self._run(q, (kv_cache,), self._split, *operands)
+        finally:
+            self._soft_cap = planned
 
 
 def _last_page_len(lens: Any, page_size: int) -> Any:
