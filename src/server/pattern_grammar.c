@@ -11,12 +11,12 @@
 
 enum { MAX_NODES = 2048, MAX_RANGES = 4096, MAX_NESTING = 64, MAX_COUNT = 1024 };
 
-typedef enum kind { EMPTY, SET, DOT, ANY, CAT, EITHER, REPEAT } kind;
+typedef enum part_kind { EMPTY, SET, DOT, ANY, CAT, EITHER, REPEAT } part_kind;
 
 /* ANY: any characters, of any number. SET: ranges[from .. to - 1]. CAT, EITHER: left and right.
  * REPEAT: left, min to max times; max -1 = any number. */
 typedef struct part {
-    kind kind;
+    part_kind kind;
     int left, right, min, max;
 } part;
 
@@ -41,7 +41,7 @@ static int add(pattern *p, part made) {
     return p->num_parts++;
 }
 
-static int add_pair(pattern *p, kind kind, int left, int right) {
+static int add_pair(pattern *p, part_kind kind, int left, int right) {
     if (left < 0 || right < 0) return -1;
     return add(p, (part){.kind = kind, .left = left, .right = right});
 }
