@@ -176,7 +176,7 @@ static void check_made(const gpu *g, const attention_inputs *in, int32_t gap) {
     free(lse);
 }
 
-static void check(const gpu *g, const attention_case *c, int32_t gap) {
+static inline void check(const gpu *g, const attention_case *c, int32_t gap) {
     static attention_inputs in;
     case_make(&in, c);
     check_made(g, &in, gap);

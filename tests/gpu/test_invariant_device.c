@@ -48,16 +48,16 @@ static void close_scene(scene *s) {
 }
 
 /* A request under way. */
-typedef struct seat {
+typedef struct seat_state {
     kv8_seq seq; /* KV8_SEQ_NONE: free */
     int32_t text, done;
-} seat;
+} seat_state;
 
 typedef struct storm {
     const scene *s;
     kv8_cache *cache;
     test_rng rng;
-    seat seats[SEATS];
+    seat_state seats[SEATS];
     float *logits; /* [STEP_TOKENS, VOCAB] */
     int64_t rows;
 } storm;
@@ -65,7 +65,7 @@ typedef struct storm {
 /* Requests come, leave half done, lose their tokens, or some of them. */
 static void move_people(storm *m) {
     for (int i = 0; i < SEATS; i++) {
-        seat *const seat = &m->seats[i];
+        seat_state *const seat = &m->seats[i];
         const int event = rng_range(&m->rng, 0, 29);
         if (seat->seq == KV8_SEQ_NONE) {
             if (event > 5) continue;
@@ -85,11 +85,11 @@ static void move_people(storm *m) {
 /* Half of the steps are of one token a request. */
 static void step(storm *m) {
     kv8_seq seqs[SEATS];
-    const seat *who[SEATS];
+    const seat_state *who[SEATS];
     int32_t indptr[SEATS + 1] = {0}, ids[STEP_TOKENS], rows[STEP_TOKENS], num = 0;
     const bool decodes = rng_range(&m->rng, 0, 1) == 0;
     for (int i = 0; i < SEATS; i++) {
-        seat *const seat = &m->seats[i];
+        seat_state *const seat = &m->seats[i];
         if (seat->seq == KV8_SEQ_NONE) continue;
         const int32_t left = m->s->lengths[seat->text] - seat->done, begin = indptr[num];
         const int32_t room = STEP_TOKENS - begin < left ? STEP_TOKENS - begin : left;
