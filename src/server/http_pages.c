@@ -55,10 +55,28 @@ void handle_model(exchange *x, json_t *body) {
 
 /* --- the engine's figures --- */
 
-static bool get_stats(exchange *x, kv8_engine_stats *stats) {
-    *stats = (kv8_engine_stats)KV8_ENGINE_STATS_INIT;
-    if (atomic_load(&x->server->phase) == SERVER_LOADING) return true; /* all 0 */
-    const kv8_status status = kv8_service_get_stats(x->server->model_given.service, stats);
+/* model_open: what is served, or NULL while it loads: it must not be read until then. */
+static const server_model *model_open(const server *s) {
+    return atomic_load(&s->phase) == SERVER_LOADING ? NULL : &s->model_given;
+}
+
+/* The figures of what is served. */
+typedef struct figures {
+    const char *kv_format;
+    uint64_t kv_bytes;
+    int32_t max_model_len;
+    kv8_engine_stats engine;
+} figures;
+
+/* Figures of a model that loads are all 0. */
+static bool get_figures(exchange *x, figures *f) {
+    const server_model *const model = model_open(x->server);
+    *f = (figures){.kv_format = "", .engine = KV8_ENGINE_STATS_INIT};
+    if (model == NULL) return true;
+    if (model->kv_format != NULL) f->kv_format = model->kv_format;
+    f->kv_bytes = model->kv_bytes;
+    f->max_model_len = model->max_model_len;
+    const kv8_status status = kv8_service_get_stats(model->service, &f->engine);
     if (status == KV8_OK) return true;
     api_error error;
     api_fail_library(&error, status, NULL);
@@ -68,12 +86,13 @@ static bool get_stats(exchange *x, kv8_engine_stats *stats) {
 
 void handle_metrics(exchange *x, json_t *body) {
     server *const s = x->server;
-    metrics_engine engine = {.model = s->options.names[0],
-                             .kv_format = s->model_given.kv_format,
-                             .kv_bytes = s->model_given.kv_bytes};
+    figures f;
     (void)body;
-    if (engine.kv_format == NULL) engine.kv_format = "";
-    if (!get_stats(x, &engine.stats)) return;
+    if (!get_figures(x, &f)) return;
+    const metrics_engine engine = {.model = s->options.names[0],
+                                   .kv_format = f.kv_format,
+                                   .kv_bytes = f.kv_bytes,
+                                   .stats = f.engine};
     byte_buffer text = {0};
     metrics_write(&s->metrics, &engine, &text);
     reply_text(x, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
@@ -82,11 +101,10 @@ void handle_metrics(exchange *x, json_t *body) {
 
 /* [[pages, used, shared], ..]: the cells of the pool's map. */
 static json_t *page_map(const server *s) {
+    const server_model *const model = model_open(s);
     kv8_page_map map = KV8_PAGE_MAP_INIT;
     json_t *const cells = json_array();
-    if (atomic_load(&s->phase) == SERVER_LOADING ||
-        kv8_service_get_page_map(s->model_given.service, &map) != KV8_OK)
-        return cells;
+    if (model == NULL || kv8_service_get_page_map(model->service, &map) != KV8_OK) return cells;
     for (int32_t i = 0; i < map.num_cells; i++)
         json_array_append_new(cells,
                               json_pack("[i, i, i]", map.pages[i], map.used[i], map.shared[i]));
@@ -95,23 +113,23 @@ static json_t *page_map(const server *s) {
 
 void handle_stats(exchange *x, json_t *body) {
     const server *const s = x->server;
-    kv8_engine_stats e;
+    figures f;
     (void)body;
-    if (!get_stats(x, &e)) return;
+    if (!get_figures(x, &f)) return;
+    const kv8_engine_stats *const e = &f.engine;
     reply_json(
         x, 200,
         json_pack("{s:s, s:s, s:i, s:I, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, "
                   "s:I, s:I, s:I, s:o}",
-                  "model", s->options.names[0], "kv_format",
-                  s->model_given.kv_format == NULL ? "" : s->model_given.kv_format, "max_model_len",
-                  s->model.max_model_len, "kv_bytes", (json_int_t)s->model_given.kv_bytes,
-                  "running", e.num_running, "waiting", e.num_waiting, "pages_total", e.pages_total,
-                  "pages_used", e.pages_used, "pages_shared", e.pages_shared, "preemptions",
-                  (json_int_t)e.num_preemptions, "prefix_queries", (json_int_t)e.prefix_queries,
-                  "prefix_hits", (json_int_t)e.prefix_hits, "prompt_tokens",
-                  (json_int_t)e.prompt_tokens, "generated_tokens", (json_int_t)e.generated_tokens,
-                  "steps", (json_int_t)e.num_steps, "kv_clips", (json_int_t)e.kv_clips, "kv_nans",
-                  (json_int_t)e.kv_nans, "map", page_map(s)));
+                  "model", s->options.names[0], "kv_format", f.kv_format, "max_model_len",
+                  f.max_model_len, "kv_bytes", (json_int_t)f.kv_bytes, "running", e->num_running,
+                  "waiting", e->num_waiting, "pages_total", e->pages_total, "pages_used",
+                  e->pages_used, "pages_shared", e->pages_shared, "preemptions",
+                  (json_int_t)e->num_preemptions, "prefix_queries", (json_int_t)e->prefix_queries,
+                  "prefix_hits", (json_int_t)e->prefix_hits, "prompt_tokens",
+                  (json_int_t)e->prompt_tokens, "generated_tokens", (json_int_t)e->generated_tokens,
+                  "steps", (json_int_t)e->num_steps, "kv_clips", (json_int_t)e->kv_clips, "kv_nans",
+                  (json_int_t)e->kv_nans, "map", page_map(s)));
 }
 
 /* --- scales fitted to live traffic --- */

@@ -386,7 +386,7 @@ class Ends(unittest.TestCase):
         """Connections that ask for figures until the server closes them."""
         for _ in range(4):
             server = Server("--log", "none")
-            began = threading.Barrier(5)
+            began = threading.Barrier(5, timeout=60)
 
             def ask(connection, path):
                 count = 0

@@ -19,6 +19,8 @@
 
 #define TOKENIZER "models/tiny-gpt-oss/tokenizer.json"
 
+enum { MAX_MODEL_LEN = 1 << 20 };
+
 /* --- the server's process --- */
 
 static server *running_server;
@@ -38,18 +40,19 @@ static void run_server(int port_pipe) {
     kv8_service_options service_options = KV8_SERVICE_OPTIONS_INIT;
     service_options.on_event = server_on_event;
     running_server = server_start(&options, error, sizeof error);
-    if (running_server == NULL || kv8_tokenizer_open(&tokenizer, TOKENIZER) != KV8_OK ||
+    if (running_server == NULL) _exit(1);
+    signal(SIGTERM, on_stop);
+    const int port = server_port(running_server);
+    if (write(port_pipe, &port, sizeof port) != (ssize_t)sizeof port) _exit(1);
+    if (kv8_tokenizer_open(&tokenizer, TOKENIZER) != KV8_OK ||
         kv8_service_start(&service, NULL, &service_options) != KV8_OK)
         _exit(1);
     const server_model model = {.service = service,
                                 .tokenizer = tokenizer,
                                 .vocab_size = kv8_tokenizer_vocab_size(tokenizer),
-                                .max_model_len = 1 << 20,
+                                .max_model_len = MAX_MODEL_LEN,
                                 .harmony = true};
-    signal(SIGTERM, on_stop);
     if (!server_open(running_server, &model)) _exit(1);
-    const int port = server_port(running_server);
-    if (write(port_pipe, &port, sizeof port) != (ssize_t)sizeof port) _exit(1);
     server_run(running_server);
     kv8_service_stop(service);
     server_stop(running_server);
@@ -61,29 +64,6 @@ typedef struct served {
     pid_t pid;
     int port;
 } served;
-
-static int start(void **state) {
-    static served it;
-    int ends[2];
-    struct rlimit limit;
-    getrlimit(RLIMIT_NOFILE, &limit);
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    if (pipe(ends) != 0 || (it.pid = fork()) < 0) return -1;
-    if (it.pid == 0) run_server(ends[1]);
-    close(ends[1]);
-    const bool told = read(ends[0], &it.port, sizeof it.port) == (ssize_t)sizeof it.port;
-    close(ends[0]);
-    *state = &it;
-    return told ? 0 : -1;
-}
-
-static int stop(void **state) {
-    const served *const it = *state;
-    int status = 0;
-    kill(it->pid, SIGTERM);
-    return waitpid(it->pid, &status, 0) == it->pid && status == 0 ? 0 : -1;
-}
 
 /* --- clients --- */
 
@@ -128,6 +108,56 @@ static double now(void) {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
     return (double)at.tv_sec + (double)at.tv_nsec * 1e-9;
+}
+
+/* The number behind `key` in /stats. */
+static int read_stat(int port, const char *key) {
+    char data[4096];
+    const int fd = dial(port);
+    assert_true(send_all(fd, "GET /stats HTTP/1.1\r\nHost: a\r\n\r\n"));
+    assert_true(read_until(fd, "}", data, sizeof data) > 0);
+    close(fd);
+    const char *const at = strstr(data, key);
+    assert_non_null(at);
+    return atoi(at + strlen(key));
+}
+
+/* --- its life --- */
+
+/* Figures are answered from the first moment; they are 0 until the model is there. */
+static void figures_while_it_loads(int port) {
+    const double begin = now();
+    for (;;) {
+        const int length = read_stat(port, "\"max_model_len\":");
+        if (length == MAX_MODEL_LEN) return;
+        assert_int_equal(length, 0);
+        if (now() - begin > 60) fail_msg("the model does not come");
+    }
+}
+
+static int start(void **state) {
+    static served it;
+    int ends[2];
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (pipe(ends) != 0 || (it.pid = fork()) < 0) return -1;
+    if (it.pid == 0) run_server(ends[1]);
+    close(ends[1]);
+    const bool told = read(ends[0], &it.port, sizeof it.port) == (ssize_t)sizeof it.port;
+    close(ends[0]);
+    *state = &it;
+    if (!told) return -1;
+    figures_while_it_loads(it.port);
+    return 0;
+}
+
+static int stop(void **state) {
+    const served *const it = *state;
+    int status = 0;
+    kill(it->pid, SIGTERM);
+    return waitpid(it->pid, &status, 0) == it->pid && status == 0 ? 0 : -1;
 }
 
 enum { PROMPT_TOKENS = 64, NUM_CLIENTS = 16, NUM_STREAMS = 64, STREAM_TOKENS = 200 };
@@ -294,18 +324,6 @@ static void thousands_that_only_wait(void **state) {
 }
 
 /* --- those that go --- */
-
-/* The number behind `key` in /stats. */
-static int read_stat(int port, const char *key) {
-    char data[4096];
-    const int fd = dial(port);
-    assert_true(send_all(fd, "GET /stats HTTP/1.1\r\nHost: a\r\n\r\n"));
-    assert_true(read_until(fd, "}", data, sizeof data) > 0);
-    close(fd);
-    const char *const at = strstr(data, key);
-    assert_non_null(at);
-    return atoi(at + strlen(key));
-}
 
 static void those_that_go_are_cancelled(void **state) {
     const served *const it = *state;
