@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Keys = Union[Paged, Any]
 Mask = Union[list[Any], tuple[Any, Any], None]
+Operands = tuple[Any, Any, Any, Any, Any]  # q_scale, k_scale, v_scale, sinks, o_scale
 
 
 class AttentionBatch:
@@ -211,7 +212,7 @@ class AttentionBatch:
         source: tuple[Any, ...],
         split: Optional[Callable[..., Any]],
         q: Any,
-        operands: tuple[Any, ...],
+        operands: Operands,
         sm_scale: Optional[float],
         soft_cap: float,
         out: Any,
@@ -235,22 +236,8 @@ class AttentionBatch:
                     return repeat.run(q, out, lse, return_lse, stream, self._workspace, False)
             self._copies_floats = False
             k, v = source if split is None else split(*source)
-            q_scale, k_scale, v_scale, sinks, o_scale = operands
             kept, out, lse = self._fill(
-                q,
-                k,
-                v,
-                q_scale,
-                k_scale,
-                v_scale,
-                sinks,
-                sm_scale,
-                soft_cap,
-                out,
-                o_scale,
-                return_lse,
-                lse,
-                lse_base2,
+                q, k, v, *operands, sm_scale, soft_cap, out, return_lse, lse, lse_base2
             )
             if self._on_host:
                 plan = pointer_of(self.plan)
@@ -328,10 +315,10 @@ class AttentionBatch:
         k_scale: Any = None,
         v_scale: Any = None,
         sinks: Any = None,
+        o_scale: Any = None,
         sm_scale: Optional[float] = None,
         soft_cap: float = 0.0,
         out: Any = None,
-        o_scale: Any = None,
         return_lse: bool = False,
         lse: Any = None,
         lse_base2: bool = False,

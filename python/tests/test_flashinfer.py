@@ -87,7 +87,10 @@ def test_prefill_paged_and_ragged(rng, library, causal, masked):
     ragged = fi.BatchPrefillWithRaggedKVCacheWrapper()
     kv_indptr = np.array([0, 9, 39], np.int32)
     ragged.plan(of(library, qo_indptr), of(library, kv_indptr), 4, 2, 32, **options)
-    r = ragged.run(of(library, q), *(of(library, np.concatenate(x)) for x in (pages.k, pages.v)))
+    rows_of = [of(library, q), *(of(library, np.concatenate(x)) for x in (pages.k, pages.v))]
+    r = ragged.run(*rows_of)
+    for again in (ragged.forward_return_lse(*rows_of), ragged.run_return_lse(*rows_of)):
+        assert (back(again[0]) == back(r)).all() and again[1].shape == (11, 4)
     assert kv_lens == [len(x) for x in pages.k]
     for b in range(2):
         rows = slice(qo_indptr[b], qo_indptr[b + 1])
@@ -107,6 +110,8 @@ def test_sink_wrapper_and_refusals(rng, library):
     q = random(rng, (3, 64, 64), "bf16")
     o = wrapper.run(of(library, q), pages.cache(library, True), of(library, sinks), 0.1)
     close(back(o), attention(q, pages.k[0], pages.v[0], sinks=sinks, sm_scale=0.1, window_left=20)[0], 8e-3)
+    again = wrapper.forward(of(library, q), pages.cache(library, True), of(library, sinks), 0.1)
+    assert (back(again) == back(o)).all()
     assert "k e4m3, v e4m3, sinks" in wrapper.describe()
     plain = fi.BatchDecodeWithPagedKVCacheWrapper(None)
     for mode in ({"pos_encoding_mode": "ROPE_LLAMA"}, {"window_right": 3}):

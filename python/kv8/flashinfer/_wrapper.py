@@ -113,12 +113,12 @@ class _Wrapper:
         dims: tuple[int, int],
         page_size: int,
         causal: bool,
-        window_left: int,
+        window_left: int = -1,
         q_data_type: Any,
         kv_data_type: Any,
-        o_data_type: Any,
+        o_data_type: Any = None,
         mask: Any = None,
-        soft_cap: Optional[float],
+        logits_soft_cap: Optional[float] = None,
         sm_scale: Optional[float],
     ) -> None:
         q_dtype = dtype_name(q_data_type, "q_data_type")
@@ -133,7 +133,7 @@ class _Wrapper:
             qo_indptr, table = self._into_buffers(qo_indptr, table)
         if self._graph and table.kind == "csr":  # lengths may grow up to what the pages hold
             bound = max(bound, int(table.arrays["page_indices"].shape[0]) * page_size)
-        self._soft_cap = float(soft_cap or 0.0)
+        self._soft_cap = float(logits_soft_cap or 0.0)
         self._sm_scale = sm_scale
         self._head_dim = dims[0]
         spec: dict[str, Any] = dict(

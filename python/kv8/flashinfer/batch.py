@@ -20,7 +20,19 @@ def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> Any:
     return (pages - 1).clip(min=0) * page_size + kv_last_page_len * (pages > 0)
 
 
-class _PagedWrapper(_Wrapper):
+class _RunWrapper(_Wrapper):
+    """run() under the names that it has beside."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def run_return_lse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, return_lse=True, **kwargs)
+
+    forward_return_lse = run_return_lse
+
+
+class _PagedWrapper(_RunWrapper):
     """Runs over pages."""
 
     def run(
@@ -47,13 +59,6 @@ class _PagedWrapper(_Wrapper):
             refuse(window_left=(window_left, self._plan.spec.window_left))
         operands = q_scale, k_scale, v_scale, out, lse, return_lse, sinks, sm_scale
         return self._run(q, (paged_kv_cache,), self._split, *operands)
-
-    forward = run
-
-    def run_return_lse(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, return_lse=True, **kwargs)
-
-    forward_return_lse = run_return_lse
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
@@ -125,7 +130,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             q_data_type=q_data_type,
             kv_data_type=kv_data_type,
             o_data_type=o_data_type,
-            soft_cap=logits_soft_cap,
+            logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,
         )
 
@@ -240,14 +245,14 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
             kv_data_type=kv_data_type,
             o_data_type=o_data_type,
             mask=_mask(custom_mask, packed_custom_mask, qo_indptr, lens),
-            soft_cap=logits_soft_cap,
+            logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,
         )
 
     begin_forward = plan
 
 
-class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
+class BatchPrefillWithRaggedKVCacheWrapper(_RunWrapper):
     """Ragged rows over ragged K and V."""
 
     def __init__(
@@ -314,7 +319,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             kv_data_type=kv_data_type,
             o_data_type=o_data_type,
             mask=_mask(custom_mask, packed_custom_mask, qo_indptr, lens),
-            soft_cap=logits_soft_cap,
+            logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,
         )
 
@@ -339,11 +344,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         """q [rows, heads, dim], k and v [keys, kv_heads, dim]."""
         operands = q_scale, k_scale, v_scale, out, lse, return_lse, sinks, sm_scale
         return self._run(q, (k, v), None, *operands)
-
-    forward = run
-
-    def run_return_lse(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, return_lse=True, **kwargs)
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):

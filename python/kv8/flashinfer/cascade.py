@@ -129,7 +129,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
 
 
 class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
-    """forward(q, k_shared, v_shared, unique_kv_cache, causal), ragged rows."""
+    """forward(q, k_shared, v_shared, unique_kv_cache), ragged rows; begin_forward() says whether causal."""
 
     def begin_forward(
         self,

@@ -53,11 +53,9 @@ class BatchAttention(_Wrapper):
             dims=(head_dim_qk, head_dim_vo),
             page_size=page_size,
             causal=causal,
-            window_left=-1,
             q_data_type=q_data_type,
             kv_data_type=kv_data_type,
-            o_data_type=None,
-            soft_cap=logits_soft_cap,
+            logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,
         )
 
@@ -129,11 +127,8 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
             dims=(head_dim_ckv + head_dim_kpe, head_dim_ckv),
             page_size=page_size,
             causal=causal,
-            window_left=-1,
             q_data_type=q_data_type,
             kv_data_type=kv_data_type,
-            o_data_type=None,
-            soft_cap=None,
             sm_scale=sm_scale,
         )
 
