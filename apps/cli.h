@@ -46,6 +46,9 @@ void cli_catch_faults(void);
 
 /* The name that a misspelt word is nearest to; NULL when none is near. */
 const char *cli_nearest(const char *word, const char *const names[], size_t num);
+/* Index of `text` among the names, or -1 after the error: an option's value that is none of them.
+ */
+int cli_word(const char *option, const char *text, const char *const names[], size_t num);
 /* Reads a list of KV settings. */
 int cli_parse_kv(const char *text, kv8_kv_setting *settings_out, int32_t capacity,
                  int32_t *num_out);

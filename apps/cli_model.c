@@ -21,15 +21,12 @@ static kv8_status open_tokenizer(kv8_tokenizer **out, const char *directory, int
 
 int cli_path(const char *name, kv8_model_options *options) {
     if (name == NULL) return CLI_OK;
-    static const char *const names[] = {[KV8_PATH_EAGER] = "eager",
-                                        [KV8_PATH_GRAPH] = "graph",
-                                        [KV8_PATH_PERSISTENT] = "persistent"};
-    for (int i = KV8_PATH_EAGER; i <= KV8_PATH_PERSISTENT; i++) {
-        if (strcmp(name, names[i]) != 0) continue;
-        options->path = (kv8_step_path)i;
-        return CLI_OK;
-    }
-    return cli_fail("--path is \"%s\", must be persistent, graph or eager", name);
+    static const kv8_step_path paths[] = {KV8_PATH_PERSISTENT, KV8_PATH_GRAPH, KV8_PATH_EAGER};
+    static const char *const names[] = {"persistent", "graph", "eager"};
+    const int i = cli_word("path", name, names, 3);
+    if (i < 0) return CLI_FAILED;
+    options->path = paths[i];
+    return CLI_OK;
 }
 
 int cli_without(const char *list, kv8_model_options *options) {

@@ -1,5 +1,5 @@
-/* cli_words.c - words that a user types: which known one a misspelt one is near to, and KV
- * settings.
+/* cli_words.c - words that a user types: which of the known ones, which of them a misspelt one is
+ * near to, and KV settings.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
@@ -43,6 +43,20 @@ const char *cli_nearest(const char *word, const char *const names[], size_t num)
         nearest_distance = found;
     }
     return nearest;
+}
+
+int cli_word(const char *option, const char *text, const char *const names[], size_t num) {
+    char known[512] = "";
+    for (size_t i = 0, at = 0; i < num && at < sizeof known; i++) {
+        if (strcmp(text, names[i]) == 0) return (int)i;
+        const char *const before = i == 0 ? "" : i + 1 < num ? ", " : " or ";
+        at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", before, names[i]);
+    }
+    const char *const nearest = cli_nearest(text, names, num);
+    cli_fail("--%s is \"%s\", must be %s%s%s%s", option, text, known,
+             nearest == NULL ? "" : "; did you mean ", nearest == NULL ? "" : nearest,
+             nearest == NULL ? "" : "?");
+    return -1;
 }
 
 /* --- KV settings --- */

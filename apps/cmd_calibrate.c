@@ -96,17 +96,6 @@ static int parse(calibrate_args *args, int argc, char **argv) {
 
 /* --- words --- */
 
-/* Index of `text` among the names, or -1 after the error. */
-static int word_idx(const char *option, const char *text, const char *const names[], size_t num) {
-    for (size_t i = 0; i < num; i++) {
-        if (strcmp(text, names[i]) == 0) return (int)i;
-    }
-    const char *const near = cli_nearest(text, names, num);
-    cli_fail("--%s is \"%s\"%s%s%s; see --help", option, text, near == NULL ? "" : ", meant \"",
-             near == NULL ? "" : near, near == NULL ? "" : "\"");
-    return -1;
-}
-
 static int read_words(const calibrate_args *args, plan *out) {
     static const char *const methods[] = {"absmax", "percentile", "squared-error"};
     static const char *const granularities[] = {"head", "tensor"};
@@ -114,10 +103,10 @@ static int read_words(const calibrate_args *args, plan *out) {
     const char *formats[KV8_SCALES_COUNT];
     for (int i = 0; i < KV8_SCALES_COUNT; i++)
         formats[i] = kv8_scale_format_name((kv8_scale_format)i);
-    const int method = word_idx("method", args->method, methods, 3);
-    const int granularity = word_idx("granularity", args->granularity, granularities, 2);
-    const int parallel = word_idx("parallel", args->parallel, parallels, 2);
-    const int format = word_idx("format", args->format, formats, KV8_SCALES_COUNT);
+    const int method = cli_word("method", args->method, methods, 3);
+    const int granularity = cli_word("granularity", args->granularity, granularities, 2);
+    const int parallel = cli_word("parallel", args->parallel, parallels, 2);
+    const int format = cli_word("format", args->format, formats, KV8_SCALES_COUNT);
     if (method < 0 || granularity < 0 || parallel < 0 || format < 0) return CLI_FAILED;
     *out = (plan){.fit = KV8_FIT_OPTIONS_INIT,
                   .format = (kv8_scale_format)format,

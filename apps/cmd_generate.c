@@ -25,6 +25,7 @@ static bool is_chat(const generate_args *args) {
 }
 
 static int check(const generate_args *args) {
+    static const char *const levels[] = {"low", "medium", "high"};
     const int num_inputs = (args->prompt != NULL) + (args->prompt_file != NULL) +
                            (args->chat != NULL) + (args->chat_file != NULL) +
                            (args->tokens != NULL);
@@ -36,9 +37,8 @@ static int check(const generate_args *args) {
     if (!is_chat(args) && (args->system != NULL || args->reasoning != NULL))
         return cli_fail("--system and --reasoning go with --chat");
     if (args->num_logprobs > 0 && !args->json) return cli_fail("--logprobs goes with --json");
-    if (args->reasoning != NULL && strcmp(args->reasoning, "low") != 0 &&
-        strcmp(args->reasoning, "medium") != 0 && strcmp(args->reasoning, "high") != 0)
-        return cli_fail("--reasoning is \"%s\", must be low, medium or high", args->reasoning);
+    if (args->reasoning != NULL && cli_word("reasoning", args->reasoning, levels, 3) < 0)
+        return CLI_FAILED;
     return -1;
 }
 

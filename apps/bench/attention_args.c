@@ -66,18 +66,14 @@ static int read_shape(const words *w, bench_args *out) {
     enum { NUM_SHAPES = sizeof shapes / sizeof shapes[0] };
     const char *names[NUM_SHAPES];
     if (w->heads != NULL) return read_heads(w->heads, out);
-    for (size_t i = 0; i < NUM_SHAPES; i++) {
-        names[i] = shapes[i].name;
-        if (strcmp(w->shape, names[i]) != 0) continue;
-        out->shape = names[i];
-        out->num_qo_heads = shapes[i].num_qo_heads;
-        out->num_kv_heads = shapes[i].num_kv_heads;
-        out->head_dim = shapes[i].head_dim;
-        return CLI_OK;
-    }
-    const char *const nearest = cli_nearest(w->shape, names, NUM_SHAPES);
-    return cli_fail("--shape is \"%s\", must be gpt-oss, llama, mha or tiny%s%s", w->shape,
-                    nearest == NULL ? "" : "; did you mean ", nearest == NULL ? "" : nearest);
+    for (size_t i = 0; i < NUM_SHAPES; i++) names[i] = shapes[i].name;
+    const int i = cli_word("shape", w->shape, names, NUM_SHAPES);
+    if (i < 0) return CLI_FAILED;
+    out->shape = names[i];
+    out->num_qo_heads = shapes[i].num_qo_heads;
+    out->num_kv_heads = shapes[i].num_kv_heads;
+    out->head_dim = shapes[i].head_dim;
+    return CLI_OK;
 }
 
 /* Calls take(name) for every name of a list with commas, which has one at least. */
@@ -108,10 +104,16 @@ static int take_kv(bench_args *out, const char *name) {
     return kv8_dtype_from_name(v, &kv->v) == KV8_OK ? CLI_OK : cli_fail_kv(v);
 }
 
-static int take_isa(bench_args *out, const char *name) {
+bool bench_isa(const char *name, kv8_isa *isa_out) {
     kv8_isa isa = KV8_ISA_SCALAR;
     while (isa < KV8_ISA_COUNT && strcmp(name, kv8_isa_name(isa)) != 0) isa++;
-    if (isa == KV8_ISA_COUNT)
+    *isa_out = isa;
+    return isa < KV8_ISA_COUNT;
+}
+
+static int take_isa(bench_args *out, const char *name) {
+    kv8_isa isa;
+    if (!bench_isa(name, &isa))
         return cli_fail("--isa names \"%s\", no rung; kv8 info lists them", name);
     if (out->num_isa == KV8_ISA_COUNT) return cli_fail("--isa names too many rungs");
     const kv8_status status = kv8_machine_resolve_isa(isa, &out->isa[out->num_isa++]);
@@ -119,22 +121,20 @@ static int take_isa(bench_args *out, const char *name) {
 }
 
 static int take_phase(bench_args *out, const char *name) {
-    const bool decode = strcmp(name, "decode") == 0, prefill = strcmp(name, "prefill") == 0;
-    if (!decode && !prefill) return cli_fail("--phase is \"%s\", must be decode or prefill", name);
-    out->decode |= decode;
-    out->prefill |= prefill;
-    return CLI_OK;
+    static const char *const names[] = {"decode", "prefill"};
+    const int phase = cli_word("phase", name, names, 2);
+    out->decode |= phase == 0;
+    out->prefill |= phase == 1;
+    return phase < 0 ? CLI_FAILED : CLI_OK;
 }
 
 static int take_math(bench_args *out, const char *name) {
     static const char *const names[] = {
         [KV8_MATH_AUTO] = "auto", [KV8_MATH_F32] = "f32", [KV8_MATH_BF16] = "bf16"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(name, names[i]) != 0) continue;
-        out->math = (kv8_attention_math)i;
-        return CLI_OK;
-    }
-    return cli_fail("--math is \"%s\", must be auto, f32 or bf16", name);
+    const int math = cli_word("math", name, names, sizeof names / sizeof names[0]);
+    if (math < 0) return CLI_FAILED;
+    out->math = (kv8_attention_math)math;
+    return CLI_OK;
 }
 
 static int read_lists(const words *w, bench_args *out) {
@@ -182,14 +182,11 @@ static int read_device(const words *w, bench_args *out) {
 static int read_sick(const words *w, bench_args *out) {
     static const char *const names[NUM_SICK] = {"none", "nan-q", "nan-k", "nan-v", "scales"};
     if (w->sick == NULL) return CLI_OK;
-    for (int i = 0; i < NUM_SICK; i++) {
-        if (strcmp(w->sick, names[i]) != 0) continue;
-        if (i == SICK_SCALES && !out->cuda)
-            return cli_fail("--sick scales goes with --device cuda");
-        out->sick = (bench_sick)i;
-        return CLI_OK;
-    }
-    return cli_fail("--sick is \"%s\", must be none, nan-q, nan-k, nan-v or scales", w->sick);
+    const int sick = cli_word("sick", w->sick, names, NUM_SICK);
+    if (sick < 0) return CLI_FAILED;
+    if (sick == SICK_SCALES && !out->cuda) return cli_fail("--sick scales goes with --device cuda");
+    out->sick = (bench_sick)sick;
+    return CLI_OK;
 }
 
 /* What each says alone and together they contradict. */

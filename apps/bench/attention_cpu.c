@@ -119,36 +119,12 @@ static kv8_status make_sick(bench_run *r, const bench_args *args, const bench_ro
 
 static kv8_status make_plan(bench_run *r, const bench_args *args, const bench_row *row,
                             kv8_threads *threads) {
-    kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
-    spec.num_qo_heads = args->num_qo_heads;
-    spec.num_kv_heads = args->num_kv_heads;
-    spec.head_dim = args->head_dim;
-    spec.q_dtype = args->q;
-    spec.k_dtype = row->kv.k;
-    spec.v_dtype = row->kv.v;
-    spec.page_size = args->page_size;
-    spec.window_left = args->window;
-    spec.causal = 1;
-    spec.batch_invariant = args->batch_invariant;
-    spec.isa = row->isa;
-    spec.math = args->math;
-    spec.max_batch = row->batch;
-    spec.max_total_q = row->batch * row->qo_len;
-    spec.max_kv_len = row->context;
+    const kv8_attention_spec spec = bench_spec(args, row);
     const kv8_status status = kv8_attention_plan_create(&r->plan, &spec, threads, NULL);
     if (status != KV8_OK) return status;
     const size_t bytes = (kv8_attention_workspace_size(r->plan) + 63) / 64 * 64;
     r->workspace = aligned_alloc(64, bytes > 0 ? bytes : 64);
     return r->workspace == NULL ? KV8_ERR_NO_MEMORY : KV8_OK;
-}
-
-static bool isa_from_name(const char *name, kv8_isa *isa_out) {
-    for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
-        if (strcmp(name, kv8_isa_name((kv8_isa)isa)) != 0) continue;
-        *isa_out = (kv8_isa)isa;
-        return true;
-    }
-    return false;
 }
 
 /* What the plan computes with stands in the kernel's name, kv8_attention_<math>_...__<rung>, the
@@ -166,7 +142,7 @@ static int name_kernel(const bench_run *r, bench_row *row, kv8_isa *rung_out) {
     snprintf(row->kernel, sizeof row->kernel, "%.*s", (int)strcspn(text, ", "), text);
     const char *const rung = strstr(row->kernel, "__");
     if (sscanf(row->kernel, "kv8_attention_%15[a-z0-9]_", row->math) != 1 || rung == NULL ||
-        !isa_from_name(rung + 2, rung_out) ||
+        !bench_isa(rung + 2, rung_out) ||
         (strcmp(row->math, "f32") != 0 && strcmp(row->math, "bf16") != 0))
         return cli_fail("kernel %s: no dot-product ceiling is known for its name", row->kernel);
     return CLI_OK;

@@ -208,13 +208,10 @@ static kv8_status make_queries(device_run *r, const bench_device *b, const bench
     return status;
 }
 
-static bool has_ranges(const bench_args *a) {
-    return a->left_padding > 0 || a->attention_chunk > 0;
-}
 static kv8_status make_ranges(device_run *r, const bench_device *b, const bench_row *row) {
     const bench_args *const a = b->args;
     const int32_t num = bench_total_rows(a, row);
-    if (!has_ranges(a)) return KV8_OK;
+    if (!bench_has_ranges(a)) return KV8_OK;
     int32_t *const begin = malloc(2 * (size_t)num * sizeof *begin), *const end = begin + num;
     if (begin == NULL) return KV8_ERR_NO_MEMORY;
     for (int32_t i = 0, at = 0; i < row->batch; i++)
@@ -265,32 +262,10 @@ static bool make_sinks(const bench_args *a, float *sinks) {
     return !a->no_sink && a->num_qo_heads <= MAX_SINKS;
 }
 
-static kv8_attention_spec make_spec(const bench_device *b, const bench_row *row) {
-    const bench_args *const a = b->args;
-    kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
-    spec.num_qo_heads = a->num_qo_heads;
-    spec.num_kv_heads = a->num_kv_heads;
-    spec.head_dim = a->head_dim;
-    spec.q_dtype = a->q;
-    spec.k_dtype = row->kv.k;
-    spec.v_dtype = row->kv.v;
-    spec.o_dtype = a->o;
-    spec.has_mask = a->tree;
-    spec.has_key_range = has_ranges(a);
-    spec.page_size = a->page_size;
-    spec.window_left = a->window;
-    spec.causal = 1;
-    spec.batch_invariant = a->batch_invariant;
-    spec.max_batch = row->batch;
-    spec.max_total_q = bench_total_rows(a, row);
-    spec.max_kv_len = row->context > a->longest ? row->context : a->longest;
-    return spec;
-}
-
 static kv8_status make_plan(device_run *r, const bench_device *b, bench_row *row) {
     float sinks[MAX_SINKS];
     const void *to = NULL;
-    const kv8_attention_spec spec = make_spec(b, row);
+    const kv8_attention_spec spec = bench_spec(b->args, row);
     kv8_status status = kv8_attention_device_plan_create(&r->plan, r->device, &spec, NULL);
     if (status == KV8_OK && make_sinks(b->args, sinks))
         status = upload(r, b->stream, sinks, sizeof sinks, &to);
@@ -386,15 +361,16 @@ static kv8_status check(device_run *r, const bench_device *b, bench_row *row) {
     const int32_t qo_len = bench_request_rows(b->args, row, 0);
     const int32_t num_pages = (keys + a->page_size - 1) / a->page_size;
     float sinks[MAX_SINKS];
-    sample s = {.spec = make_spec(b, row), .args = r->args, .k = r->k, .v = r->v, .q_scale = 1};
+    sample s = {
+        .spec = bench_spec(b->args, row), .args = r->args, .k = r->k, .v = r->v, .q_scale = 1};
     s.args.sink_logit = make_sinks(a, sinks) ? sinks : NULL;
     s.args.k = &s.k;
     s.args.v = &s.v;
     s.args.pages = &s.pages;
     if (a->o == KV8_DTYPE_NONE) s.spec.o_dtype = a->q == KV8_E4M3 ? KV8_F32 : a->q;
     int32_t range[2];
-    s.args.key_begin = has_ranges(a) ? &range[0] : NULL;
-    s.args.key_end = has_ranges(a) ? &range[1] : NULL;
+    s.args.key_begin = bench_has_ranges(a) ? &range[0] : NULL;
+    s.args.key_end = bench_has_ranges(a) ? &range[1] : NULL;
     s.spec.num_qo_heads /= a->num_kv_heads;
     s.spec.num_kv_heads = 1;
     s.spec.max_batch = s.spec.max_total_q = s.args.batch = s.qo_indptr[1] = 1;

@@ -65,6 +65,8 @@ typedef struct bench_args {
     bench_sick sick;
     bool decode, prefill, check, no_sink, hnd, batch_invariant, bounded, tree, cuda, csv, json;
 } bench_args;
+/* Whether a rung of the processor is called so. */
+bool bench_isa(const char *name, kv8_isa *isa_out);
 /* Returns -1 to go on, or the exit status. */
 int bench_args_parse(bench_args *args, int argc, char **argv);
 
@@ -121,6 +123,10 @@ kv8_status bench_sick_value(const bench_args *args, const bench_row *row,
 /* Keys [*begin, *end) that query `query` of a request sees. */
 void bench_seen_keys(const bench_args *args, const bench_row *row, int32_t request, int32_t query,
                      int32_t *begin, int32_t *end);
+/* Whether queries have ranges of keys of their own. */
+bool bench_has_ranges(const bench_args *args);
+/* Of the plan that runs the row. */
+kv8_attention_spec bench_spec(const bench_args *args, const bench_row *row);
 /* Mask bits of a row whose requests' newest tokens, as many as their queries, are a binary heap of
  * continuations: each sees what came before, itself and its ancestors. indptr [batch + 1]: byte
  * offsets. free() them; NULL = no memory. */

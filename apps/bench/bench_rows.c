@@ -32,6 +32,33 @@ void bench_seen_keys(const bench_args *args, const bench_row *row, int32_t reque
     *begin = first > *end ? *end : first;
 }
 
+bool bench_has_ranges(const bench_args *args) {
+    return args->left_padding > 0 || args->attention_chunk > 0;
+}
+
+kv8_attention_spec bench_spec(const bench_args *args, const bench_row *row) {
+    kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
+    spec.num_qo_heads = args->num_qo_heads;
+    spec.num_kv_heads = args->num_kv_heads;
+    spec.head_dim = args->head_dim;
+    spec.q_dtype = args->q;
+    spec.k_dtype = row->kv.k;
+    spec.v_dtype = row->kv.v;
+    spec.o_dtype = args->o;
+    spec.has_mask = args->tree;
+    spec.has_key_range = bench_has_ranges(args);
+    spec.page_size = args->page_size;
+    spec.window_left = args->window;
+    spec.causal = 1;
+    spec.batch_invariant = args->batch_invariant;
+    spec.isa = row->isa;
+    spec.math = args->math;
+    spec.max_batch = row->batch;
+    spec.max_total_q = bench_total_rows(args, row);
+    spec.max_kv_len = row->context > args->longest ? row->context : args->longest;
+    return spec;
+}
+
 uint8_t *bench_tree_mask(const bench_args *args, const bench_row *row, int64_t *indptr) {
     indptr[0] = 0;
     for (int32_t i = 0; i < row->batch; i++) {

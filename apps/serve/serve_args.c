@@ -18,12 +18,9 @@ typedef struct given {
 
 /* --- vLLM's words --- */
 
-static int refuse(const char *option, const char *value, const char *known) {
-    return cli_fail("--%s is \"%s\", %s", option, value, known);
-}
-
-static bool is_one_of(const char *value, const char *first, const char *second) {
-    return strcmp(value, first) == 0 || strcmp(value, second) == 0;
+/* NULL (not given) and one of two words pass. */
+static bool passes(const char *option, const char *value, const char *first, const char *second) {
+    return value == NULL || cli_word(option, value, (const char *const[]){first, second}, 2) >= 0;
 }
 
 /* --kv-cache-dtype says --kv in vLLM's words: auto is the model's own 16 bits. */
@@ -39,8 +36,10 @@ static int take_cache_dtype(serve_args *args, const char *dtype) {
         if (strcmp(dtype, words[i][0]) == 0) args->kv = words[i][1];
     }
     if (args->kv != NULL) return -1;
-    return refuse("kv-cache-dtype", dtype,
-                  "must be auto, bfloat16, fp8, fp8_e4m3 or fp8_e5m2; --kv takes more");
+    return cli_fail(
+        "--kv-cache-dtype is \"%s\", must be auto, bfloat16, fp8, fp8_e4m3 or fp8_e5m2; --kv takes "
+        "more",
+        dtype);
 }
 
 static int take_vllm_words(serve_args *args, const given *g) {
@@ -48,13 +47,11 @@ static int take_vllm_words(serve_args *args, const given *g) {
         return cli_fail("--enable-prefix-caching and --no-enable-prefix-caching contradict");
     args->share_prefixes = !g->no_prefix;
     if (g->quantization != NULL && strcmp(g->quantization, "mxfp4") != 0)
-        return refuse("quantization", g->quantization, "checkpoints are mxfp4");
-    if (g->load_format != NULL && !is_one_of(g->load_format, "auto", "safetensors"))
-        return refuse("load-format", g->load_format, "must be auto or safetensors");
-    if (g->dtype != NULL && !is_one_of(g->dtype, "auto", "bfloat16"))
-        return refuse("dtype", g->dtype, "must be auto or bfloat16, the checkpoint's");
-    if (g->tool_parser != NULL && !is_one_of(g->tool_parser, "openai", "harmony"))
-        return refuse("tool-call-parser", g->tool_parser, "must be openai");
+        return cli_fail("--quantization is \"%s\", checkpoints are mxfp4", g->quantization);
+    if (!passes("load-format", g->load_format, "auto", "safetensors") ||
+        !passes("dtype", g->dtype, "auto", "bfloat16") ||
+        !passes("tool-call-parser", g->tool_parser, "openai", "harmony"))
+        return CLI_FAILED;
     if (g->tensor_parallel != 1)
         return cli_fail("--tensor-parallel-size is %d, one device serves", g->tensor_parallel);
     if (g->pipeline_parallel != 1)
@@ -143,6 +140,7 @@ static int take_names(serve_args *args, const char *names) {
 }
 
 static int check(serve_args *args, const given *g) {
+    static const char *const logs[] = {"text", "json", "none"};
     int status = take_vllm_words(args, g);
     if (status < 0) status = take_kv_memory(args, g->kv_memory);
     if (status < 0) status = take_names(args, g->names);
@@ -153,11 +151,9 @@ static int check(serve_args *args, const given *g) {
         return cli_fail_kv(args->kv);
     if (args->snapshot_dir != NULL && !args->share_prefixes)
         return cli_fail("--snapshot-dir is about prefixes, --no-enable-prefix-caching shares none");
-    if (!is_one_of(g->parser, "harmony", "none"))
-        return refuse("reasoning-parser", g->parser, "must be harmony or none");
+    if (!passes("reasoning-parser", g->parser, "harmony", "none")) return CLI_FAILED;
     args->harmony = strcmp(g->parser, "harmony") == 0;
-    if (!is_one_of(args->log, "text", "json") && strcmp(args->log, "none") != 0)
-        return refuse("log", args->log, "must be text, json or none");
+    if (cli_word("log", args->log, logs, sizeof logs / sizeof logs[0]) < 0) return CLI_FAILED;
     return -1;
 }
 

@@ -254,8 +254,9 @@ static void refusals(void **state) {
     ASSERT_REFUSED("one of --text FILE, --merge FILES and --from FILE", "calibrate", MODEL);
     ASSERT_REFUSED("--output PATH is missing", "calibrate", MODEL, "--from", "x");
     ASSERT_REFUSED("--method is \"abs\"", "calibrate", MODEL, SHORT_TEXT, "--method", "abs");
-    ASSERT_REFUSED("--format is \"lightlm\", meant \"lightllm\"", "calibrate", MODEL, SHORT_TEXT,
-                   "--format", "lightlm");
+    ASSERT_REFUSED(
+        "must be kv8, lightllm, sglang, compressed-tensors or modelopt; did you mean lightllm?",
+        "calibrate", MODEL, SHORT_TEXT, "--format", "lightlm");
     ASSERT_REFUSED("--dtype is int8", "calibrate", MODEL, SHORT_TEXT, "--dtype", "int8");
     ASSERT_REFUSED("--budget is \"KL=0\"", "calibrate", MODEL, SHORT_TEXT, "--budget", "KL=0");
     ASSERT_REFUSED("must be KL=NUMBER, top1=NUMBER or bytes=NUMBER", "calibrate", MODEL, SHORT_TEXT,

@@ -25,6 +25,10 @@ static void bad_arguments(void **state) {
     ASSERT_REFUSED("not 0", "generate", MODEL);
     ASSERT_REFUSED("not 2", "generate", MODEL, "--prompt", "x", "--tokens", ids);
     ASSERT_REFUSED("go with --chat", "generate", MODEL, "--prompt", "x", "--system", "y");
+    ASSERT_REFUSED("--log is \"jsn\", must be text, json or none; did you mean json?", "serve",
+                   MODEL, "--log", "jsn");
+    ASSERT_REFUSED("--dtype is \"f64\", must be auto or bfloat16", "serve", MODEL, "--dtype",
+                   "f64");
     ASSERT_REFUSED("\"hard\", must be low", "generate", MODEL, "--chat", "x", "--reasoning",
                    "hard");
     ASSERT_REFUSED("fp8", "score", MODEL, "--tokens", ids, "--kv", "fp8");
