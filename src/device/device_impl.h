@@ -97,6 +97,17 @@ typedef void (*kv8_timeline_visitor)(void *cookie, const char *scope, const char
 KV8_SHARED kv8_status kv8_timeline_read(kv8_timeline *timeline, kv8_timeline_visitor visit,
                                         void *cookie);
 
+/* --- ranges: what the host does, for outside profilers (NVTX, domain "kv8") --- */
+
+/* Names the rest of the block on this thread, within the ranges that are open there, in printf's
+ * words, which are read only while a profiler listens. It ends where the block is left, however
+ * that happens. One a block. */
+#define KV8_RANGE(...)                                                         \
+    __attribute__((cleanup(kv8_range_end), unused)) const int kv8_range_here = \
+        (kv8_range_begin(__VA_ARGS__), 0)
+KV8_SHARED void kv8_range_begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
+KV8_SHARED void kv8_range_end(const int *unused);
+
 /* What tells the copy engine of sm_90 and later of a matrix: bf16 [rows, cols], aligned to 16 and
  * its rows to 16 bytes, read in tiles of box_rows <= 256 rows by 64 columns, which come into shared
  * memory as rows of 128 bytes under the 128-byte swizzle, zeros where the matrix ends. An argument

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "device_impl.h"
 #include "engine_state.h"
 
 static const float *logits_of(const kv8_engine *e, int32_t row) {
@@ -275,6 +276,7 @@ static void tell_expired(kv8_engine *e, const kv8_schedule *schedule) {
 /* --- the step --- */
 
 static void draw_on_host(kv8_engine *e) {
+    KV8_RANGE("draw of %d rows", e->num_rows);
     kv8_threads_run(e->threads, (size_t)e->num_rows, judge_row, e);
     for (int32_t i = 0; i < e->num_shares; i++) judge_share(e, i);
     kv8_threads_run(e->threads, (size_t)e->num_shares, draw_token, e);
@@ -292,6 +294,7 @@ static void fill_device_mask(void *cookie, size_t row, int32_t thread_idx) {
 
 /* Masks are filled while the GPU computes. */
 static kv8_status draw_on_device(kv8_engine *e) {
+    KV8_RANGE("draw of %d rows", e->num_rows);
     int32_t num_masks = 0;
     for (int32_t row = 0; row < e->num_rows; row++) {
         const kv8_share *const s = &e->shares[e->share_of[row]];

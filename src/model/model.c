@@ -177,6 +177,7 @@ kv8_status kv8_model_open(kv8_model **out, const char *directory,
     if (out == NULL || directory == NULL)
         return kv8_fail(KV8_ERR_INVALID, "kv8_model_open: out or directory is NULL");
     *out = NULL;
+    KV8_RANGE("load %s", directory);
     KV8_TAKE_STRUCT(kv8_model_options, options);
     kv8_status status = create_model(out, directory, options);
     if (status == KV8_OK && options->device != NULL) status = kv8_model_device_open(*out);

@@ -351,6 +351,7 @@ kv8_status kv8_device_attention_run(kv8_model *model, int32_t layer, const kv8_d
     const kv8_layer_kind *const kind = &set->kinds[set->layers[layer].kind];
     const kv8_device_plan *const p = plan_of(set, kind, batch);
     kv8_stream *const stream = model->options.stream;
+    KV8_RANGE("attention");
     KV8_TRY(append(model, layer, batch, rows));
     if (model->on_device->observer != NULL) KV8_TRY(observe(model, layer, batch, rows));
     const kv8_attention_args args = attention_args(model, layer, batch, rows);

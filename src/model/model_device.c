@@ -198,6 +198,7 @@ static int graph_of(int32_t num_rows, int32_t *recorded_out) {
 }
 
 static kv8_status enqueue_logits(kv8_model *model, const int32_t *logit_rows, int32_t num) {
+    KV8_RANGE("head");
     kv8_stream_set_scope(model->options.stream, KV8_HEAD_SCOPE);
     const kv8_status status = model->architecture->device->logits(model, logit_rows, num);
     kv8_stream_set_scope(model->options.stream, NULL);
@@ -212,6 +213,7 @@ static kv8_status enqueue_decode(kv8_model *model, const kv8_device_batch *batch
 }
 
 static kv8_status record(kv8_model *model, const kv8_device_batch *batch, kv8_graph **out) {
+    KV8_RANGE("capture of %d rows", batch->num_rows);
     KV8_TRY(kv8_stream_capture_begin(model->options.stream));
     const kv8_status status = enqueue_decode(model, batch);
     const kv8_status ended = kv8_stream_capture_end(model->options.stream, out);
@@ -223,6 +225,7 @@ static kv8_status record(kv8_model *model, const kv8_device_batch *batch, kv8_gr
 
 static kv8_status run_graph(kv8_model *model, const kv8_device_batch *batch, kv8_graph **graph) {
     if (*graph == NULL) KV8_TRY(record(model, batch, graph));
+    KV8_RANGE("graph of %d rows", batch->num_rows);
     return kv8_graph_launch(*graph, model->options.stream);
 }
 
@@ -276,6 +279,11 @@ static kv8_status run_eager(kv8_model *model, const kv8_step *step, const kv8_de
     return KV8_OK;
 }
 
+static kv8_status wait_for(const kv8_model *model) {
+    KV8_RANGE("wait");
+    return kv8_stream_synchronize(model->options.stream);
+}
+
 kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
     kv8_model_device *const d = model->on_device;
     const int32_t num_rows = step->indptr[step->num_seqs];
@@ -311,7 +319,7 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     }
     /* Logits that stay are waited for by whoever reads them. */
     const bool waits = step->logits_out != NULL || step->num_logit_rows == 0 || d->profile != NULL;
-    if (waits) KV8_TRY(kv8_stream_synchronize(model->options.stream));
+    if (waits) KV8_TRY(wait_for(model));
     return d->profile == NULL ? KV8_OK : kv8_model_profile_add_step(d->profile);
 }
 

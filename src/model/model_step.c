@@ -100,6 +100,7 @@ static kv8_status check(kv8_model *model, const kv8_cache *cache, const kv8_step
 }
 
 static kv8_status compute(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
+    KV8_RANGE("step of %d rows, %d requests", step->indptr[step->num_seqs], step->num_seqs);
     if (model->on_device != NULL) return kv8_model_device_step(model, cache, step);
     KV8_TRY(kv8_model_attention_load(model, cache, step));
     return model->architecture->compute(model, cache, step);

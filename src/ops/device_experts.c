@@ -267,6 +267,7 @@ static kv8_status launch_early(const kv8_kernel *kernel, kv8_stream *stream, kv8
 
 static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
                         const kv8_experts_args *args) {
+    KV8_RANGE("routing and gather");
     const kv8_experts_route_args a = {.routing = e->routing,
                                       .logits = args->logits,
                                       .live_rows = args->live_rows,
@@ -334,6 +335,7 @@ kv8_status kv8_device_experts_run(kv8_device_experts *e, kv8_stream *stream,
     if (args->n < 0 || args->n > e->max_rows)
         return kv8_fail(KV8_ERR_INVALID, "experts: %d rows, must be 0 to %d", args->n, e->max_rows);
     if (args->n == 0) return KV8_OK;
+    KV8_RANGE("experts");
     KV8_TRY(route(e, stream, args));
     KV8_TRY(multiply(e, stream, GATE_UP, args->gate_up, args->x, e->gated, args->n));
     KV8_TRY(multiply(e, stream, DOWN, args->down, e->gated, e->down, args->n));

@@ -183,6 +183,7 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
     KV8_REQUIRE(ops, stream, w, x, y);
     KV8_TRY(check(w, x, n, y_dtype, accumulate));
     if (n == 0) return KV8_OK;
+    KV8_RANGE("dense");
     kv8_linear_args args = product_of(w, x, n, y, y_dtype);
     args.accumulate = accumulate;
     if (n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order)
@@ -216,6 +217,7 @@ static bool fits_one_kernel(const kv8_device_norm_linear *args, int32_t n) {
 
 static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
                              const kv8_device_norm_linear *args, int32_t n) {
+    KV8_RANGE("dense");
     const kv8_linear_norm_args a = {
         .product = product_of(&args->w, args->x, n, args->y, args->y_dtype),
         .gain = args->gain,

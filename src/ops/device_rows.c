@@ -22,6 +22,7 @@ kv8_status kv8_device_check_rows(const char *what, int32_t n, const char *cols_n
 static kv8_status launch_rows(const kv8_kernel *kernel, kv8_stream *stream, int64_t num_blocks,
                               const void *args) {
     if (num_blocks == 0) return KV8_OK;
+    KV8_RANGE("activations and norms");
     const kv8_launch launch = {.grid = {(uint32_t)num_blocks},
                                .block = {KV8_ROWWISE_THREADS},
                                .overlaps_previous = kv8_stream_overlaps(stream, num_blocks)};

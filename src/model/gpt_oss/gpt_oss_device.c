@@ -190,6 +190,7 @@ kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *b
     KV8_TRY(kv8_device_rope_angles(d->ops, stream, batch->positions, batch->num_rows, d->inv_freq,
                                    d->rope_factor, c->head_dim, d->cos_sin));
     for (int32_t i = 0; i < c->num_layers; i++) {
+        KV8_RANGE("layer %d", i);
         KV8_TRY(run_attention(model, i, batch));
         KV8_TRY(run_experts(model, i, batch));
     }

@@ -166,6 +166,7 @@ static kv8_status write_layers(kv8_model *model, int format) {
 }
 
 kv8_status kv8_gpt_oss_token_run(kv8_model *model, const kv8_device_batch *batch) {
+    KV8_RANGE("persistent");
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
     kv8_gpt_oss_device *const d = own->device;
