@@ -3,21 +3,11 @@
  * replay of a graph. The last line of each shape is one decode step's few rows, in microseconds.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include <kv8/append.h>
 
-#define TRY(call)                                                        \
-    do {                                                                 \
-        if ((call) != KV8_OK) {                                          \
-            fprintf(stderr, "bench_append: %s\n", kv8_status_message()); \
-            exit(1);                                                     \
-        }                                                                \
-    } while (0)
+#include "gpu_replay.h"
 
-enum { PAGE = 16, NUM_HEADS = 8, NUM_REPLAYS = 15 };
+enum { PAGE = 16, NUM_HEADS = 8 };
 
 typedef struct shape {
     const char *name;
@@ -28,52 +18,15 @@ typedef struct shape {
     kv8_layout layout;
 } shape;
 
-static void *take(kv8_device *device, size_t bytes) {
-    void *ptr;
-    TRY(kv8_device_alloc(device, bytes, &ptr));
-    return ptr;
-}
-static void *upload(kv8_device *device, kv8_stream *stream, const void *from, size_t bytes) {
-    void *const ptr = take(device, bytes);
-    TRY(kv8_stream_copy(stream, ptr, from, bytes));
-    TRY(kv8_stream_synchronize(stream));
-    return ptr;
-}
-
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Seconds of one replay, the median. */
-static double time_graph(kv8_device *device, kv8_stream *stream, kv8_graph *graph) {
-    kv8_event *begin, *end;
-    double seconds[NUM_REPLAYS];
-    TRY(kv8_event_create(&begin, device));
-    TRY(kv8_event_create(&end, device));
-    for (int i = -3; i < NUM_REPLAYS; i++) {
-        double one;
-        TRY(kv8_event_record(begin, stream));
-        TRY(kv8_graph_launch(graph, stream));
-        TRY(kv8_event_record(end, stream));
-        TRY(kv8_event_elapsed(begin, end, &one));
-        if (i >= 0) seconds[i] = one;
-    }
-    kv8_event_destroy(begin);
-    kv8_event_destroy(end);
-    qsort(seconds, NUM_REPLAYS, sizeof seconds[0], compare_doubles);
-    return seconds[NUM_REPLAYS / 2];
-}
-
 typedef struct pool {
     uint8_t *codes, *scales;
     kv8_paged view;
 } pool;
 
-static pool new_pool(kv8_device *device, const shape *s, int64_t num_pages) {
+static pool new_pool(const bench_gpu *g, const shape *s, int64_t num_pages) {
     const int64_t slots = num_pages * PAGE, size = (int64_t)kv8_dtype_size(s->cache);
-    pool p = {.codes = take(device, (size_t)(slots * NUM_HEADS * s->head_dim * size)),
-              .scales = take(device, (size_t)(slots * NUM_HEADS * 2))};
+    pool p = {.codes = gpu_take(g, (size_t)(slots * NUM_HEADS * s->head_dim * size)),
+              .scales = gpu_take(g, (size_t)(slots * NUM_HEADS * 2))};
     const int64_t slot = s->layout == KV8_LAYOUT_NHD ? NUM_HEADS : 1;
     const int64_t head = s->layout == KV8_LAYOUT_NHD ? 1 : PAGE;
     p.view = (kv8_paged){.struct_size = sizeof p.view,
@@ -91,7 +44,7 @@ static pool new_pool(kv8_device *device, const shape *s, int64_t num_pages) {
 }
 
 /* 64 requests of equal length whose pages lie anywhere in the pool. */
-static void run_shape(kv8_device *device, kv8_stream *stream, const shape *s, double copy_gb_s) {
+static void run_shape(const bench_gpu *g, const shape *s) {
     enum { BATCH = 64 };
     const int64_t per_request = s->num_rows / BATCH;
     const int32_t pages_each = (int32_t)((per_request + PAGE - 1) / PAGE);
@@ -112,14 +65,14 @@ static void run_shape(kv8_device *device, kv8_stream *stream, const shape *s, do
     uint16_t *const words = malloc(source_bytes);
     for (size_t i = 0; i < source_bytes / 2; i++)
         words[i] = (uint16_t)(0x3c00 + (i * 2654435761u >> 12 & 0x83ff));
-    void *const k = upload(device, stream, words, source_bytes);
-    void *const v = upload(device, stream, words, source_bytes);
+    void *const k = gpu_upload(g, words, source_bytes);
+    void *const v = gpu_upload(g, words, source_bytes);
     free(words);
     const size_t angles = (size_t)s->num_rows * (size_t)s->head_dim * sizeof(float);
-    float *const cos_sin = take(device, angles);
-    TRY(kv8_stream_fill(stream, cos_sin, 0x3c, angles));
-    pool pools[2] = {new_pool(device, s, (int64_t)BATCH * pages_each),
-                     new_pool(device, s, (int64_t)BATCH * pages_each)};
+    float *const cos_sin = gpu_take(g, angles);
+    TRY(kv8_stream_fill(g->stream, cos_sin, 0x3c, angles));
+    pool pools[2] = {new_pool(g, s, (int64_t)BATCH * pages_each),
+                     new_pool(g, s, (int64_t)BATCH * pages_each)};
 
     kv8_append_spec spec = KV8_APPEND_SPEC_INIT;
     spec.num_kv_heads = NUM_HEADS;
@@ -128,16 +81,15 @@ static void run_shape(kv8_device *device, kv8_stream *stream, const shape *s, do
     spec.src_dtype = s->source;
     spec.k_dtype = spec.v_dtype = s->cache;
     kv8_append_device_plan *plan;
-    TRY(kv8_append_device_plan_create(&plan, device, &spec));
+    TRY(kv8_append_device_plan_create(&plan, g->device, &spec));
     kv8_append_args args = KV8_APPEND_ARGS_INIT;
     args.batch = BATCH;
     args.max_rows = s->num_rows;
-    args.indptr = upload(device, stream, indptr, sizeof indptr);
+    args.indptr = gpu_upload(g, indptr, sizeof indptr);
     kv8_page_table pages = KV8_PAGE_TABLE_INIT;
-    pages.block_table =
-        upload(device, stream, indices, sizeof(int32_t) * (size_t)(BATCH * pages_each));
+    pages.block_table = gpu_upload(g, indices, sizeof(int32_t) * (size_t)(BATCH * pages_each));
     pages.block_table_stride = pages_each;
-    pages.seq_lens = upload(device, stream, seq_lens, sizeof seq_lens);
+    pages.seq_lens = gpu_upload(g, seq_lens, sizeof seq_lens);
     args.pages = &pages;
     args.k = k;
     args.v = v;
@@ -146,15 +98,13 @@ static void run_shape(kv8_device *device, kv8_stream *stream, const shape *s, do
     args.k_pages = &pools[0].view;
     args.v_pages = &pools[1].view;
     if (s->rotates) args.cos_sin = cos_sin;
-    args.k_scale = args.v_scale = upload(device, stream, &s->scale, sizeof s->scale);
+    args.k_scale = args.v_scale = gpu_upload(g, &s->scale, sizeof s->scale);
     const uint64_t zeros[4 * NUM_HEADS] = {0};
-    args.counters = upload(device, stream, zeros, sizeof zeros);
+    args.counters = gpu_upload(g, zeros, sizeof zeros);
 
-    kv8_graph *graph;
-    TRY(kv8_stream_capture_begin(stream));
-    TRY(kv8_append_device_run(plan, stream, &args));
-    TRY(kv8_stream_capture_end(stream, &graph));
-    const double seconds = time_graph(device, stream, graph);
+    TRY(kv8_stream_capture_begin(g->stream));
+    TRY(kv8_append_device_run(plan, g->stream, &args));
+    const double seconds = gpu_replay(g).median;
     double bytes =
         2.0 * (double)elements * (double)(kv8_dtype_size(s->source) + kv8_dtype_size(s->cache));
     if (s->cache == KV8_INT8) bytes += 2.0 * s->num_rows * NUM_HEADS * 2;
@@ -162,9 +112,9 @@ static void run_shape(kv8_device *device, kv8_stream *stream, const shape *s, do
     printf("%-8s %-5s %-5s %s %9d %6d %6g %9.1f %9.0f %6.1f%%\n", s->name,
            kv8_dtype_name(s->source), kv8_dtype_name(s->cache),
            s->layout == KV8_LAYOUT_NHD ? "NHD" : "HND", s->num_rows, s->rotates, (double)s->scale,
-           seconds * 1e6, bytes / seconds * 1e-9, 100 * bytes / seconds * 1e-9 / copy_gb_s);
+           seconds * 1e6, bytes / seconds * 1e-9,
+           100 * bytes / seconds * 1e-9 / g->ceilings.copy_gb_s);
 
-    kv8_graph_destroy(graph);
     kv8_append_device_plan_destroy(plan);
     void *const all[] = {k,
                          v,
@@ -178,22 +128,14 @@ static void run_shape(kv8_device *device, kv8_stream *stream, const shape *s, do
                          (void *)(uintptr_t)pages.seq_lens,
                          (void *)(uintptr_t)args.k_scale,
                          args.counters};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kv8_device_free(device, all[i]);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) kv8_device_free(g->device, all[i]);
     free(indices);
 }
 
 int main(void) {
-    kv8_device *device;
-    kv8_stream *stream;
-    if (kv8_device_open(&device, 0) != KV8_OK || kv8_device_num_images() == 0) {
-        printf("SKIPPED: no GPU or no kernels: %s\n", kv8_status_message());
-        return 0;
-    }
-    TRY(kv8_stream_create(&stream, device));
-    kv8_device_ceilings ceilings;
-    TRY(kv8_device_measure_ceilings(device, (size_t)1 << 30, &ceilings));
+    bench_gpu gpu = gpu_open();
     printf("%s: copy %.0f GB/s (read and written), read %.0f GB/s, at 1 GiB\n",
-           kv8_device_get_info(device)->name, ceilings.copy_gb_s, ceilings.read_gb_s);
+           kv8_device_get_info(gpu.device)->name, gpu.ceilings.copy_gb_s, gpu.ceilings.read_gb_s);
     printf("%-8s %-5s %-5s %s %9s %6s %6s %9s %9s %7s\n", "shape", "from", "to", "   ", "rows",
            "rotate", "scale", "us", "GB/s", "of copy");
     const kv8_dtype caches[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_E5M2, KV8_E4M3FNUZ};
@@ -206,25 +148,23 @@ int main(void) {
             s.layout = KV8_LAYOUT_NHD;
             for (s.rotates = 0; s.rotates < 2; s.rotates++) {
                 s.scale = 1;
-                run_shape(device, stream, &s, ceilings.copy_gb_s);
+                run_shape(&gpu, &s);
                 s.scale = 0.7f;
-                run_shape(device, stream, &s, ceilings.copy_gb_s);
+                run_shape(&gpu, &s);
             }
         }
         s.rotates = 0;
         s.cache = KV8_E4M3;
         s.layout = KV8_LAYOUT_HND;
-        run_shape(device, stream, &s, ceilings.copy_gb_s);
+        run_shape(&gpu, &s);
         s.layout = KV8_LAYOUT_NHD;
         s.source = KV8_F32;
-        run_shape(device, stream, &s, ceilings.copy_gb_s);
+        run_shape(&gpu, &s);
         s.source = KV8_BF16;
         for (s.rotates = 0; s.rotates < 2; s.rotates++) {
             s.num_rows = 64;
-            run_shape(device, stream, &s, ceilings.copy_gb_s);
+            run_shape(&gpu, &s);
         }
     }
-    kv8_stream_destroy(stream);
-    kv8_device_close(device);
-    return 0;
+    gpu_close(&gpu);
 }

@@ -5,31 +5,20 @@
  * Usage: bench_experts [rows...]
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "gpu_replay.h"
 #include "ops_impl.h"
 
-#define TRY(call)                                                         \
-    do {                                                                  \
-        if ((call) != KV8_OK) {                                           \
-            fprintf(stderr, "bench_experts: %s\n", kv8_status_message()); \
-            exit(1);                                                      \
-        }                                                                 \
-    } while (0)
-
-enum { LAYERS = 4, RUNS = 8, REPLAYS = 7, MAX_ROWS = 16384, HIDDEN = 2880, TOP_K = 4 };
+enum { LAYERS = 4, RUNS = 8, MAX_ROWS = 16384, HIDDEN = 2880, TOP_K = 4 };
 
 typedef struct bench {
-    kv8_device *device;
-    kv8_stream *stream;
+    bench_gpu gpu;
     kv8_experts_shape shape;
     kv8_device_experts *experts;
     uint8_t *gate_up[LAYERS], *down[LAYERS];
     float *logits[RUNS], *residual;
     void *x;
-    double read_gb_s;
 } bench;
 
 static uint64_t random_u64(uint64_t *state) {
@@ -38,18 +27,6 @@ static uint64_t random_u64(uint64_t *state) {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
-static void *take(const bench *b, size_t bytes) {
-    void *ptr;
-    TRY(kv8_device_alloc(b->device, bytes, &ptr));
-    return ptr;
-}
-static void *upload(const bench *b, const void *from, size_t bytes) {
-    void *const ptr = take(b, bytes);
-    TRY(kv8_stream_copy(b->stream, ptr, from, bytes));
-    TRY(kv8_stream_synchronize(b->stream));
-    return ptr;
-}
-
 /* --- inputs --- */
 
 /* One expert's random checkpoint bytes serve as every expert's. */
@@ -65,13 +42,14 @@ static uint8_t *make_part(const bench *b, kv8_experts_part part, int layer) {
     for (size_t i = 0; i < blocks; i++)
         host[blocks * 16 + i] = (uint8_t)(116 + random_u64(&state) % 4);
     memset(host + blocks * 17, 0, rows * 2);
-    uint8_t *const source = upload(b, host, blocks * 17 + rows * 2);
-    uint8_t *const to = take(b, bytes * (size_t)b->shape.num_experts);
+    uint8_t *const source = gpu_upload(&b->gpu, host, blocks * 17 + rows * 2);
+    uint8_t *const to = gpu_take(&b->gpu, bytes * (size_t)b->shape.num_experts);
     const kv8_experts_source from = {source, source + blocks * 16, source + blocks * 17, 1};
     for (int32_t e = 0; e < b->shape.num_experts; e++)
-        TRY(kv8_device_experts_load(b->experts, b->stream, part, &from, to + (size_t)e * bytes));
-    TRY(kv8_stream_synchronize(b->stream));
-    kv8_device_free(b->device, source);
+        TRY(kv8_device_experts_load(b->experts, b->gpu.stream, part, &from,
+                                    to + (size_t)e * bytes));
+    TRY(kv8_stream_synchronize(b->gpu.stream));
+    kv8_device_free(b->gpu.device, source);
     free(host);
     return to;
 }
@@ -86,15 +64,15 @@ static void fill_logits(const bench *b, bool skewed) {
             host[i] = (float)(random_u64(&state) >> 40) * 0x1p-24f;
             if (skewed && i % experts < TOP_K) host[i] += 2;
         }
-        TRY(kv8_stream_copy(b->stream, b->logits[run], host, count * sizeof *host));
-        TRY(kv8_stream_synchronize(b->stream));
+        TRY(kv8_stream_copy(b->gpu.stream, b->logits[run], host, count * sizeof *host));
+        TRY(kv8_stream_synchronize(b->gpu.stream));
     }
     free(host);
 }
 
 static void open_shape(bench *b, int32_t num_experts) {
     b->shape = (kv8_experts_shape){num_experts, TOP_K, HIDDEN, HIDDEN, 1.702f, 7.0f};
-    TRY(kv8_device_experts_create(&b->experts, b->device, &b->shape, MAX_ROWS));
+    TRY(kv8_device_experts_create(&b->experts, b->gpu.device, &b->shape, MAX_ROWS));
     for (int i = 0; i < LAYERS; i++) {
         b->gate_up[i] = make_part(b, KV8_EXPERTS_GATE_UP, i);
         b->down[i] = make_part(b, KV8_EXPERTS_DOWN, i);
@@ -104,22 +82,22 @@ static void open_shape(bench *b, int32_t num_experts) {
     uint64_t state = 7;
     for (size_t i = 0; i < values; i++)
         host[i].bits = (uint16_t)(0x3400 | (random_u64(&state) & 0x87ff));
-    b->x = upload(b, host, values * sizeof *host);
+    b->x = gpu_upload(&b->gpu, host, values * sizeof *host);
     free(host);
-    b->residual = take(b, values * sizeof(float));
-    TRY(kv8_stream_fill(b->stream, b->residual, 0, values * sizeof(float)));
+    b->residual = gpu_take(&b->gpu, values * sizeof(float));
+    TRY(kv8_stream_fill(b->gpu.stream, b->residual, 0, values * sizeof(float)));
     for (int i = 0; i < RUNS; i++)
-        b->logits[i] = take(b, (size_t)MAX_ROWS * (size_t)num_experts * sizeof(float));
+        b->logits[i] = gpu_take(&b->gpu, (size_t)MAX_ROWS * (size_t)num_experts * sizeof(float));
     fill_logits(b, false);
 }
 static void close_shape(bench *b) {
     for (int i = 0; i < LAYERS; i++) {
-        kv8_device_free(b->device, b->gate_up[i]);
-        kv8_device_free(b->device, b->down[i]);
+        kv8_device_free(b->gpu.device, b->gate_up[i]);
+        kv8_device_free(b->gpu.device, b->down[i]);
     }
-    for (int i = 0; i < RUNS; i++) kv8_device_free(b->device, b->logits[i]);
-    kv8_device_free(b->device, b->x);
-    kv8_device_free(b->device, b->residual);
+    for (int i = 0; i < RUNS; i++) kv8_device_free(b->gpu.device, b->logits[i]);
+    kv8_device_free(b->gpu.device, b->x);
+    kv8_device_free(b->gpu.device, b->residual);
     kv8_device_experts_destroy(b->experts);
 }
 
@@ -130,8 +108,9 @@ static double distinct_experts(const bench *b, int32_t n) {
     double count = 0;
     for (int run = 0; run < RUNS; run++) {
         uint8_t chosen[256] = {0};
-        TRY(kv8_stream_copy(b->stream, host, b->logits[run], (size_t)n * experts * sizeof *host));
-        TRY(kv8_stream_synchronize(b->stream));
+        TRY(kv8_stream_copy(b->gpu.stream, host, b->logits[run],
+                            (size_t)n * experts * sizeof *host));
+        TRY(kv8_stream_synchronize(b->gpu.stream));
         for (int32_t row = 0; row < n; row++) {
             int32_t ids[TOP_K];
             float weights[TOP_K];
@@ -148,19 +127,9 @@ static double distinct_experts(const bench *b, int32_t n) {
 
 /* --- timing --- */
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Seconds of one run, the median of replays. */
 static double time_rows(const bench *b, int32_t n) {
-    kv8_graph *graph;
-    kv8_event *begin, *end;
-    double seconds[REPLAYS];
-    TRY(kv8_event_create(&begin, b->device));
-    TRY(kv8_event_create(&end, b->device));
-    TRY(kv8_stream_capture_begin(b->stream));
+    TRY(kv8_stream_capture_begin(b->gpu.stream));
     for (int run = 0; run < RUNS; run++) {
         const kv8_experts_args args = {.gate_up = b->gate_up[run % LAYERS],
                                        .down = b->down[run % LAYERS],
@@ -168,22 +137,9 @@ static double time_rows(const bench *b, int32_t n) {
                                        .x = b->x,
                                        .residual = b->residual,
                                        .n = n};
-        TRY(kv8_device_experts_run(b->experts, b->stream, &args));
+        TRY(kv8_device_experts_run(b->experts, b->gpu.stream, &args));
     }
-    TRY(kv8_stream_capture_end(b->stream, &graph));
-    for (int i = -2; i < REPLAYS; i++) {
-        double one;
-        TRY(kv8_event_record(begin, b->stream));
-        TRY(kv8_graph_launch(graph, b->stream));
-        TRY(kv8_event_record(end, b->stream));
-        TRY(kv8_event_elapsed(begin, end, &one));
-        if (i >= 0) seconds[i] = one / RUNS;
-    }
-    kv8_graph_destroy(graph);
-    kv8_event_destroy(begin);
-    kv8_event_destroy(end);
-    qsort(seconds, REPLAYS, sizeof seconds[0], compare_doubles);
-    return seconds[REPLAYS / 2];
+    return gpu_replay(&b->gpu).median / RUNS;
 }
 
 static void print_rows(const bench *b, const char *name, int32_t n) {
@@ -193,22 +149,15 @@ static void print_rows(const bench *b, const char *name, int32_t n) {
                             kv8_experts_part_bytes(&b->shape, KV8_EXPERTS_DOWN));
     const double operations = 6.0 * n * TOP_K * HIDDEN * HIDDEN, gb_s = bytes / seconds * 1e-9;
     printf("%-12s %6d %8.1f %9.1f %8.0f %6.1f%% %8.1f\n", name, n, distinct, seconds * 1e6, gb_s,
-           100 * gb_s / b->read_gb_s, operations / seconds * 1e-12);
+           100 * gb_s / b->gpu.ceilings.read_gb_s, operations / seconds * 1e-12);
 }
 
 int main(int argc, char **argv) {
     static const int32_t all[] = {1,  2,   3,   4,   6,   8,   12,   16,   24,   32,   48,   64,
                                   96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384};
-    bench b = {.device = NULL};
-    if (kv8_device_open(&b.device, 0) != KV8_OK || kv8_device_num_images() == 0) {
-        printf("SKIPPED: no GPU or no kernels: %s\n", kv8_status_message());
-        return 0;
-    }
-    TRY(kv8_stream_create(&b.stream, b.device));
-    kv8_device_ceilings ceilings;
-    TRY(kv8_device_measure_ceilings(b.device, (size_t)1 << 30, &ceilings));
-    b.read_gb_s = ceilings.read_gb_s;
-    printf("%s: read %.0f GB/s at 1 GiB\n", kv8_device_get_info(b.device)->name, b.read_gb_s);
+    bench b = {.gpu = gpu_open()};
+    printf("%s: read %.0f GB/s at 1 GiB\n", kv8_device_get_info(b.gpu.device)->name,
+           b.gpu.ceilings.read_gb_s);
     printf("%-12s %6s %8s %9s %8s %7s %8s\n", "shape", "rows", "experts", "us", "GB/s", "of read",
            "TFLOP/s");
     for (int large = 1; large >= 0; large--) {
@@ -224,7 +173,5 @@ int main(int argc, char **argv) {
             print_rows(&b, large ? "120b skewed" : "20b skewed", n);
         close_shape(&b);
     }
-    kv8_stream_destroy(b.stream);
-    kv8_device_close(b.device);
-    return 0;
+    gpu_close(&b.gpu);
 }

@@ -7,38 +7,24 @@
  * another in a graph, as in a model's step.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <stdio.h>
-#include <stdlib.h>
-
+#include "gpu_replay.h"
 #include "ops_impl.h"
 
-#define TRY(call)                                                        \
-    do {                                                                 \
-        if ((call) != KV8_OK) {                                          \
-            fprintf(stderr, "bench_linear: %s\n", kv8_status_message()); \
-            exit(1);                                                     \
-        }                                                                \
-    } while (0)
-
-enum { NUM_REPLAYS = 7, MAX_N = 8192, MAX_COLS = 4096 };
+enum { MAX_N = 8192, MAX_COLS = 4096 };
 static const size_t weight_bytes = (size_t)201088 * 2880 * 2;
 static const double operations_per_s = 800e12;
 
 typedef struct machine {
-    kv8_device *device;
-    kv8_stream *stream;
-    kv8_event *begin, *end;
+    bench_gpu gpu;
     kv8_device_ops *ops;
     uint8_t *w, *x, *y;
-    double read_gb_s;
 } machine;
 
 /* Device memory of random bf16 in [-1, 1): repeats of a piece that is no multiple of any row. */
-static uint8_t *random_bf16(const machine *m, size_t bytes) {
+static uint8_t *random_bf16(const bench_gpu *g, size_t bytes) {
     enum { PIECE = 999983 };
     uint16_t *const piece = malloc(PIECE * sizeof *piece);
-    void *at = NULL;
-    TRY(kv8_device_alloc(m->device, bytes, &at));
+    uint8_t *const at = gpu_take(g, bytes);
     uint32_t state = 1;
     for (size_t i = 0; piece != NULL && i < PIECE; i++) {
         state = state * 1664525u + 1013904223u;
@@ -46,39 +32,27 @@ static uint8_t *random_bf16(const machine *m, size_t bytes) {
     }
     for (size_t done = 0; done < bytes; done += PIECE * sizeof *piece)
         TRY(kv8_stream_copy(
-            m->stream, (uint8_t *)at + done, piece,
+            g->stream, at + done, piece,
             bytes - done < PIECE * sizeof *piece ? bytes - done : PIECE * sizeof *piece));
-    TRY(kv8_stream_synchronize(m->stream));
+    TRY(kv8_stream_synchronize(g->stream));
     free(piece);
     return at;
 }
 
 static machine open_machine(void) {
-    machine m = {0};
-    kv8_device_ceilings ceilings;
-    TRY(kv8_device_open(&m.device, 0));
-    TRY(kv8_stream_create(&m.stream, m.device));
-    TRY(kv8_event_create(&m.begin, m.device));
-    TRY(kv8_event_create(&m.end, m.device));
-    TRY(kv8_device_measure_ceilings(m.device, (size_t)1 << 30, &ceilings));
-    m.read_gb_s = ceilings.read_gb_s;
-    TRY(kv8_device_ops_create(&m.ops, m.device));
-    m.w = random_bf16(&m, weight_bytes);
-    m.x = random_bf16(&m, (size_t)MAX_N * MAX_COLS * 2);
-    void *y = NULL;
-    TRY(kv8_device_alloc(m.device, (size_t)MAX_N * 5120 * 4 + (size_t)512 * 201088 * 4, &y));
-    m.y = y;
+    machine m = {.gpu = gpu_open()};
+    TRY(kv8_device_ops_create(&m.ops, m.gpu.device));
+    m.w = random_bf16(&m.gpu, weight_bytes);
+    m.x = random_bf16(&m.gpu, (size_t)MAX_N * MAX_COLS * 2);
+    m.y = gpu_take(&m.gpu, (size_t)MAX_N * 5120 * 4 + (size_t)512 * 201088 * 4);
     return m;
 }
 static void close_machine(machine *m) {
-    kv8_device_free(m->device, m->w);
-    kv8_device_free(m->device, m->x);
-    kv8_device_free(m->device, m->y);
+    kv8_device_free(m->gpu.device, m->w);
+    kv8_device_free(m->gpu.device, m->x);
+    kv8_device_free(m->gpu.device, m->y);
     kv8_device_ops_destroy(m->ops);
-    kv8_event_destroy(m->begin);
-    kv8_event_destroy(m->end);
-    kv8_stream_destroy(m->stream);
-    kv8_device_close(m->device);
+    gpu_close(&m->gpu);
 }
 
 typedef struct product {
@@ -93,26 +67,14 @@ static double time_product(const machine *m, const product *p, int32_t n) {
     const size_t bytes = (size_t)p->rows * (size_t)p->cols * 2;
     const size_t copies = weight_bytes / bytes;
     const int launches = copies == 1 || n > 1024 ? 4 : 20;
-    kv8_graph *graph = NULL;
-    TRY(kv8_stream_capture_begin(m->stream));
+    TRY(kv8_stream_capture_begin(m->gpu.stream));
     for (int i = 0; i < launches; i++) {
         const uint8_t *const w = m->w + (size_t)i % copies * bytes;
         const kv8_device_linear linear = {w, m->x, p->rows, p->cols};
-        TRY(kv8_device_linear_run(m->ops, m->stream, &linear, m->x, n, m->y, p->to,
+        TRY(kv8_device_linear_run(m->ops, m->gpu.stream, &linear, m->x, n, m->y, p->to,
                                   p->accumulates));
     }
-    TRY(kv8_stream_capture_end(m->stream, &graph));
-    double best = 1;
-    for (int i = 0; i < NUM_REPLAYS; i++) {
-        double seconds;
-        TRY(kv8_event_record(m->begin, m->stream));
-        TRY(kv8_graph_launch(graph, m->stream));
-        TRY(kv8_event_record(m->end, m->stream));
-        TRY(kv8_event_elapsed(m->begin, m->end, &seconds));
-        if (i > 0 && seconds < best) best = seconds;
-    }
-    kv8_graph_destroy(graph);
-    return best / launches;
+    return gpu_replay(&m->gpu).best / launches;
 }
 
 static void print_product(const machine *m, const product *p) {
@@ -121,7 +83,7 @@ static void print_product(const machine *m, const product *p) {
         const double n = counts[i], rows = p->rows, cols = p->cols;
         const double result_bytes = (p->to == KV8_F32 ? 4 : 2) * (p->accumulates ? 2 : 1);
         const double bytes = 2 * rows * cols + 2 * n * cols + result_bytes * n * rows;
-        const double by_bytes = bytes / (m->read_gb_s * 1e9);
+        const double by_bytes = bytes / (m->gpu.ceilings.read_gb_s * 1e9);
         const double by_products = 2 * n * rows * cols / operations_per_s;
         const double seconds = time_product(m, p, counts[i]);
         printf("%-7s %6d %9.1f us  %5.0f GB/s  %5.0f TFLOP/s  %3.0f %% of the floor\n", p->name,
@@ -133,7 +95,8 @@ static void print_product(const machine *m, const product *p) {
 
 int main(void) {
     machine m = open_machine();
-    printf("%s, read ceiling %.0f GB/s\n", kv8_device_get_info(m.device)->name, m.read_gb_s);
+    printf("%s, read ceiling %.0f GB/s\n", kv8_device_get_info(m.gpu.device)->name,
+           m.gpu.ceilings.read_gb_s);
     static const product products[] = {
         {"qkv", 5120, 2880, MAX_N, KV8_BF16, false},
         {"o", 2880, 4096, MAX_N, KV8_F32, true},

@@ -3,45 +3,22 @@
  * time in which memory is read once. Logits are those of a sharp distribution, as a model's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "engine_impl.h"
+#include "gpu_replay.h"
 
-#define TRY(call)                                                         \
-    do {                                                                  \
-        if ((call) != KV8_OK) {                                           \
-            fprintf(stderr, "bench_sampler: %s\n", kv8_status_message()); \
-            exit(1);                                                      \
-        }                                                                 \
-    } while (0)
-
-enum { VOCAB = 201088, MAX_ROWS = 512, LAUNCHES = 10, REPLAYS = 7, HISTORY = 256 };
+enum { VOCAB = 201088, MAX_ROWS = 512, LAUNCHES = 10, HISTORY = 256 };
 
 typedef struct machine {
-    kv8_device *device;
-    kv8_stream *stream;
-    kv8_event *begin, *end;
+    bench_gpu gpu;
     kv8_device_sampler *sampler;
     float *logits;
-    double read_gb_s;
 } machine;
 
 static machine open_machine(void) {
-    machine m = {0};
-    kv8_device_ceilings ceilings;
-    void *memory = NULL;
+    machine m = {.gpu = gpu_open()};
     const size_t bytes = (size_t)VOCAB * sizeof(float);
-    TRY(kv8_device_open(&m.device, 0));
-    TRY(kv8_stream_create(&m.stream, m.device));
-    TRY(kv8_event_create(&m.begin, m.device));
-    TRY(kv8_event_create(&m.end, m.device));
-    TRY(kv8_device_measure_ceilings(m.device, (size_t)1 << 30, &ceilings));
-    m.read_gb_s = ceilings.read_gb_s;
-    TRY(kv8_device_sampler_create(&m.sampler, m.device, m.stream, VOCAB, MAX_ROWS, NULL));
-    TRY(kv8_device_alloc(m.device, bytes * MAX_ROWS, &memory));
-    m.logits = memory;
+    TRY(kv8_device_sampler_create(&m.sampler, m.gpu.device, m.gpu.stream, VOCAB, MAX_ROWS, NULL));
+    m.logits = gpu_take(&m.gpu, bytes * MAX_ROWS);
     float *const row = malloc(bytes);
     uint32_t state = 1;
     for (int r = 0; row != NULL && r < MAX_ROWS; r++) {
@@ -55,8 +32,8 @@ static machine open_machine(void) {
         }
         for (int i = 0; i < 20; i++)
             row[(state >> 4) % VOCAB / 20 * (i + 1)] = 16 - 0.5f * (float)i;
-        TRY(kv8_stream_copy(m.stream, m.logits + (size_t)r * VOCAB, row, bytes));
-        TRY(kv8_stream_synchronize(m.stream));
+        TRY(kv8_stream_copy(m.gpu.stream, m.logits + (size_t)r * VOCAB, row, bytes));
+        TRY(kv8_stream_synchronize(m.gpu.stream));
     }
     free(row);
     return m;
@@ -74,22 +51,10 @@ static double time_draw(const machine *m, const kv8_sampling *sampling, int32_t 
                               .history = {history, HISTORY / 2, HISTORY},
                               .mask = -1,
                               .num_logprobs = num_logprobs};
-    kv8_graph *graph = NULL;
-    TRY(kv8_stream_capture_begin(m->stream));
+    TRY(kv8_stream_capture_begin(m->gpu.stream));
     for (int i = 0; i < LAUNCHES; i++)
         TRY(kv8_device_sampler_begin(m->sampler, m->logits, draws, num));
-    TRY(kv8_stream_capture_end(m->stream, &graph));
-    double best = 1;
-    for (int i = 0; i < REPLAYS; i++) {
-        double seconds;
-        TRY(kv8_event_record(m->begin, m->stream));
-        TRY(kv8_graph_launch(graph, m->stream));
-        TRY(kv8_event_record(m->end, m->stream));
-        TRY(kv8_event_elapsed(m->begin, m->end, &seconds));
-        if (i > 0 && seconds < best) best = seconds;
-    }
-    kv8_graph_destroy(graph);
-    return best / LAUNCHES;
+    return gpu_replay(&m->gpu).best / LAUNCHES;
 }
 
 int main(void) {
@@ -126,10 +91,10 @@ int main(void) {
     static const int32_t rows[] = {1, 4, 16, 64, 256, 512};
     machine m = open_machine();
     printf("%s, read ceiling %.0f GB/s, %d ids; us by rows\n%-28s",
-           kv8_device_get_info(m.device)->name, m.read_gb_s, VOCAB, "");
+           kv8_device_get_info(m.gpu.device)->name, m.gpu.ceilings.read_gb_s, VOCAB, "");
     for (int r = 0; r < 6; r++) printf(" %7d", rows[r]);
     printf("\n%-28s", "read once");
-    for (int r = 0; r < 6; r++) printf(" %7.1f", rows[r] * VOCAB * 4e-3 / m.read_gb_s);
+    for (int r = 0; r < 6; r++) printf(" %7.1f", rows[r] * VOCAB * 4e-3 / m.gpu.ceilings.read_gb_s);
     printf("\n");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         printf("%-28s", cases[i].name);
@@ -138,10 +103,7 @@ int main(void) {
                    1e6 * time_draw(&m, &cases[i].sampling, rows[r], cases[i].num_logprobs));
         printf("\n");
     }
-    kv8_device_free(m.device, m.logits);
+    kv8_device_free(m.gpu.device, m.logits);
     kv8_device_sampler_destroy(m.sampler);
-    kv8_event_destroy(m.begin);
-    kv8_event_destroy(m.end);
-    kv8_stream_destroy(m.stream);
-    kv8_device_close(m.device);
+    gpu_close(&m.gpu);
 }

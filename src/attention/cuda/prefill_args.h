@@ -14,13 +14,13 @@ enum { KV8_PREFILL_TILE_KEYS = 128, KV8_PREFILL_SCHEDULE_THREADS = 1024 };
 
 /* The work of one block at a time: up to block_rows packed query rows of one request and KV head
  * (packed row r is query r / group_size, head r % group_size of the group) over the key tiles
- * [tile_begin, tile_end). Pieces of split rows leave partial results in slots side by side, in key
- * order; the piece that ends last joins them. */
+ * [tile_begin, tile_end). Splits of one block leave partial results in slots side by side, in key
+ * order; the one that ends last combines them. */
 typedef struct kv8_prefill_item {
     int32_t request, kv_head, row_begin;
     int32_t tile_begin, tile_end;
-    int32_t slot;             /* of the rows' first piece; -1 = the rows are whole */
-    int8_t split, num_splits; /* this piece, of so many */
+    int32_t slot;             /* of the rows' first split; -1 = the rows are whole */
+    int8_t split, num_splits; /* this one, of so many */
     int16_t has_gaps;         /* keys that no row sees may lie between keys that some do */
     /* Of the request, so that a block need not look: */
     int32_t q_begin, qo_len, kv_len;

@@ -5,8 +5,8 @@
 // latency, a few microseconds.
 //
 // Items go to whichever block of the main kernel is free. Sorted by length they would still end up
-// to one item apart, so an item that would outlast the average end is split over its keys into
-// pieces that would not. All of it depends on the lengths alone: equal inputs, equal bits.
+// to one item apart, so an item that would outlast the average end is cut over its keys into
+// splits that would not. All of it depends on the lengths alone: equal inputs, equal bits.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "prefill/prefill_item.cuh"
@@ -18,7 +18,7 @@ enum {
     SCHEDULE_THREADS = 1024,
     LENGTH_BINS = 4096,
     MOST_SPLITS = 64,
-    LEAST_SHARE = 32,  // pieces are not shorter than this part of a block's whole work
+    LEAST_SHARE = 32,  // splits are not shorter than this part of a block's whole work
     LEAST_TILES = 8,   // nor than this, where blocks take more than one item
     ITEM_TILES = 1     // what starting and finishing an item costs, in tiles
 };
@@ -219,15 +219,16 @@ __device__ static void cut_items(const kv8_kernel_args &a, int num_blocks, int *
         const float start = (float)(work_before + before) * heads / a.prefill.num_blocks;
         work_before += total;
         const int longest = max(least, (int)(share - start));
-        int pieces = (length + longest - 1) / longest;
+        int num_splits = (length + longest - 1) / longest;
         if (is_one_round && all_work > 0)
-            pieces = min((int)((int64_t)(length + ITEM_TILES) * a.prefill.num_blocks / all_work),
-                         length / least);
-        pieces = a.prefill.max_slots > 0 ? max(min(pieces, (int)MOST_SPLITS), 1) : 1;
-        int slot = slots_before + scan(pieces > 1 ? pieces * heads : 0, warp_sums, &total);
+            num_splits =
+                min((int)((int64_t)(length + ITEM_TILES) * a.prefill.num_blocks / all_work),
+                    length / least);
+        num_splits = a.prefill.max_slots > 0 ? max(min(num_splits, (int)MOST_SPLITS), 1) : 1;
+        int slot = slots_before + scan(num_splits > 1 ? num_splits * heads : 0, warp_sums, &total);
         slots_before += total;
-        if (slot + pieces * heads > a.prefill.max_slots) pieces = 1;
-        int at = items_before + scan(i < num_blocks ? pieces * heads : 0, warp_sums, &total);
+        if (slot + num_splits * heads > a.prefill.max_slots) num_splits = 1;
+        int at = items_before + scan(i < num_blocks ? num_splits * heads : 0, warp_sums, &total);
         items_before += total;
         if (i >= num_blocks) continue;
         kv8_prefill_item item = item_of(a, block.request, block.row_begin);
@@ -237,14 +238,14 @@ __device__ static void cut_items(const kv8_kernel_args &a, int num_blocks, int *
         item.shared_from = keys.all.begin;
         item.shared_to = min(keys.all.end, block.unmasked_to);
         item.has_gaps = keys.has_gaps || block.unmasked_to < keys.some.end;
-        item.num_splits = (int8_t)pieces;
-        for (int split = 0; split < pieces; split++) {
+        item.num_splits = (int8_t)num_splits;
+        for (int split = 0; split < num_splits; split++) {
             item.split = (int8_t)split;
-            item.tile_begin = block.tile_begin + (int)((int64_t)length * split / pieces);
-            item.tile_end = block.tile_begin + (int)((int64_t)length * (split + 1) / pieces);
+            item.tile_begin = block.tile_begin + (int)((int64_t)length * split / num_splits);
+            item.tile_end = block.tile_begin + (int)((int64_t)length * (split + 1) / num_splits);
             for (int head = 0; head < heads; head++) {
                 item.kv_head = head;
-                item.slot = pieces > 1 ? slot + head * pieces : -1;
+                item.slot = num_splits > 1 ? slot + head * num_splits : -1;
                 a.prefill.items[at++] = item;
             }
         }
