@@ -6,41 +6,15 @@
 #ifndef KV8_PREFILL_DEVICE_CASE_H
 #define KV8_PREFILL_DEVICE_CASE_H
 
-#include <kv8/attention_device.h>
+#include "prefill_groups.h"
 
-#include "attention_case.h"
-#include "device_plan.h"
-#include "gpu_testing.h"
-
-/* The kernels of the group of tests that runs. */
-static const char *kernels;
-
-/* A case on the GPU: the device's copy of every buffer, and the arguments that point there. */
+/* A case on the GPU, an allocation for each buffer: compute-sanitizer sees where it ends. */
 typedef struct gpu_case {
-    void *copies[24];
+    device_inputs inputs;
     kv8_attention_args args;
     void *q, *o, *lse, *workspace;
-    kv8_paged k, v; /* on the device */
-    kv8_page_table pages;
     size_t o_bytes;
 } gpu_case;
-
-static size_t buffer_bytes(const guarded *buffer) {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    return (size_t)((uint8_t *)buffer->base + buffer->mapped - page - (uint8_t *)buffer->data);
-}
-
-/* Where `host`, somewhere in a buffer of the case, lies on the device. */
-static void *on_device(const attention_inputs *in, const gpu_case *c, const void *host) {
-    for (int i = 0; host != NULL && i < in->num_buffers; i++) {
-        const uint8_t *const data = in->buffers[i].data;
-        const size_t offset = (size_t)((const uint8_t *)host - data);
-        if (host == data ||
-            ((const uint8_t *)host > data && offset < buffer_bytes(&in->buffers[i])))
-            return (uint8_t *)c->copies[i] + offset;
-    }
-    return NULL;
-}
 
 /* Q without gaps between its rows: aligned to 16 bytes. */
 static void pack_queries(const gpu *g, const attention_inputs *in, gpu_case *c) {
@@ -61,41 +35,15 @@ static void pack_queries(const gpu *g, const attention_inputs *in, gpu_case *c) 
 /* gap: of elements after every row of O, which must stay untouched; without one, Q has none. */
 static void upload(const gpu *g, const attention_inputs *in, const kv8_attention_device_plan *plan,
                    int32_t gap, gpu_case *c) {
-    memset(c, 0, sizeof *c);
+    *c = (gpu_case){.inputs = {.g = g, .in = in}};
+    device_inputs *const d = &c->inputs;
     for (int i = 0; i < in->num_buffers; i++) {
         const size_t bytes = buffer_bytes(&in->buffers[i]);
-        c->copies[i] = bytes > 0 ? gpu_upload(g, in->buffers[i].data, bytes) : gpu_alloc(g, 1);
+        d->copies[i] = bytes > 0 ? gpu_upload(g, in->buffers[i].data, bytes) : gpu_alloc(g, 1);
     }
     kv8_attention_args *const a = &c->args;
-    *a = in->args;
-    c->k = in->k;
-    c->v = in->v;
-    c->pages = in->pages;
-    a->k = &c->k;
-    a->v = &c->v;
-    a->pages = &c->pages;
-    a->sink_logit = on_device(in, c, a->sink_logit);
-    a->qo_indptr = on_device(in, c, a->qo_indptr);
-    a->key_begin = on_device(in, c, a->key_begin);
-    a->key_end = on_device(in, c, a->key_end);
-    a->o_scale = on_device(in, c, a->o_scale);
-    a->q = on_device(in, c, a->q);
-    a->q_scale = on_device(in, c, a->q_scale);
-    c->k.data = on_device(in, c, c->k.data);
-    c->v.data = on_device(in, c, c->v.data);
-    c->k.row_scale = on_device(in, c, c->k.row_scale);
-    c->v.row_scale = on_device(in, c, c->v.row_scale);
-    if (in->c->seed % 2 == 1) c->k.num_pages = c->v.num_pages = in->num_pages;
-    kv8_page_table *const pages = &c->pages;
-    pages->page_indptr = on_device(in, c, pages->page_indptr);
-    pages->page_indices = on_device(in, c, pages->page_indices);
-    pages->last_page_len = on_device(in, c, pages->last_page_len);
-    pages->block_table = on_device(in, c, pages->block_table);
-    pages->seq_lens = on_device(in, c, pages->seq_lens);
-    a->k_scale = on_device(in, c, a->k_scale);
-    a->v_scale = on_device(in, c, a->v_scale);
-    a->mask_bits = on_device(in, c, a->mask_bits);
-    a->mask_indptr = on_device(in, c, a->mask_indptr);
+    *a = device_case_args(d);
+    if (in->c->seed % 2 == 1) d->k.num_pages = d->v.num_pages = in->num_pages;
     if (gap == 0) pack_queries(g, in, c);
     a->o_stride_head = in->v_head_dim + gap;
     a->o_stride_row = in->num_qo_heads * a->o_stride_head;
@@ -106,7 +54,7 @@ static void upload(const gpu *g, const attention_inputs *in, const kv8_attention
 }
 
 static void gpu_case_free(const gpu *g, const attention_inputs *in, gpu_case *c) {
-    for (int i = 0; i < in->num_buffers; i++) kv8_device_free(g->device, c->copies[i]);
+    for (int i = 0; i < in->num_buffers; i++) kv8_device_free(g->device, c->inputs.copies[i]);
     kv8_device_free(g->device, c->q);
     kv8_device_free(g->device, c->o);
     kv8_device_free(g->device, c->lse);

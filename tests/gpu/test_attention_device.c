@@ -176,7 +176,7 @@ static void check_graph(const gpu *g, bool whole_pages) {
         const attention_inputs *const now = replay % 2 ? &other : &in;
         for (int i = 0; i < now->num_buffers; i++) {
             assert_true(buffer_bytes(&now->buffers[i]) <= buffer_bytes(&in.buffers[i]));
-            assert_ok(kv8_stream_copy(g->stream, d.memory + d.offsets[i], now->buffers[i].data,
+            assert_ok(kv8_stream_copy(g->stream, d.copies[i], now->buffers[i].data,
                                       buffer_bytes(&now->buffers[i])));
         }
         assert_ok(kv8_stream_fill(g->stream, args.o, 0xff, o_bytes));

@@ -46,7 +46,7 @@ static void check_rows(const gpu *g, const attention_inputs *in, const gpu_case 
     int32_t *const lengths = gpu_upload(g, head, sizeof head);
     void *const workspace = gpu_alloc(g, kv8_attention_device_workspace_size(plan));
     kv8_page_table table = KV8_PAGE_TABLE_INIT;
-    table.block_table = whole->pages.page_indices + in->pages.page_indptr[b];
+    table.block_table = whole->inputs.pages.page_indices + in->pages.page_indptr[b];
     table.block_table_stride = 1;
     table.seq_lens = lengths + 2;
     kv8_attention_args args = whole->args;

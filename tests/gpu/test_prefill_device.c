@@ -6,47 +6,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "prefill_device_case.h"
 
-static const char on_wgmma[] = "kv8_prefill_*__sm90", on_mma[] = "kv8_prefill_*__sm80";
-
-/* --- cases --- */
-
-/* Formats of Q, K and V. */
-static const kv8_dtype formats[][3] = {
-    {KV8_BF16, KV8_E4M3, KV8_E4M3}, {KV8_BF16, KV8_E5M2, KV8_E5M2}, {KV8_BF16, KV8_INT8, KV8_INT8},
-    {KV8_BF16, KV8_F16, KV8_F16},   {KV8_BF16, KV8_BF16, KV8_BF16}, {KV8_BF16, KV8_INT8, KV8_E4M3},
-    {KV8_BF16, KV8_INT8, KV8_BF16}, {KV8_BF16, KV8_E4M3, KV8_INT8}, {KV8_BF16, KV8_E4M3, KV8_BF16},
-    {KV8_BF16, KV8_BF16, KV8_INT8}, {KV8_BF16, KV8_BF16, KV8_E4M3}, {KV8_E4M3, KV8_E4M3, KV8_E4M3},
-    {KV8_E4M3, KV8_E5M2, KV8_E5M2}};
-enum { NUM_FORMATS = sizeof formats / sizeof formats[0], E4M3_PAGES = 0, MIXED = 5, FP8 = 11 };
-/* e4m3 Q is the wgmma kernels' alone; mixes are on mma.sync in a test of their own. */
-static int num_formats(void) {
-    return kernels == on_wgmma ? NUM_FORMATS : MIXED;
-}
-
-static attention_case plain(int format, int32_t head_dim) {
-    return (attention_case){.group_size = 8,
-                            .num_kv_heads = 2,
-                            .head_dim = head_dim,
-                            .q_dtype = formats[format][0],
-                            .k_dtype = formats[format][1],
-                            .v_dtype = formats[format][2],
-                            .o_dtype = KV8_F32,
-                            .page_size = 16,
-                            .window_left = -1,
-                            .causal = 1,
-                            .sink = SINK_FINITE,
-                            .scale = SCALE_REQUEST_HEAD,
-                            .batch = 1,
-                            .qo_len = {40},
-                            .kv_len = {200}};
-}
-
 static void every_edge_of_a_tile(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     static const int32_t lens[] = {1, 2, 15, 16, 17, 127, 128, 129, 255, 256, 257, 385};
     for (int i = 0; i < num_formats(); i++) {
         for (int32_t head_dim = 64; head_dim <= 128; head_dim += 64) {
-            attention_case c = plain(i, head_dim);
+            attention_case c = prefill_case(i, head_dim);
             c.batch = sizeof lens / sizeof lens[0];
             for (int b = 0; b < c.batch; b++) {
                 c.kv_len[b] = lens[b];
@@ -68,7 +33,7 @@ static void options_at_random(void **state) {
     static const int32_t groups[] = {1, 3, 4, 8, 64};
     test_rng rng = {2026};
     for (int i = 0; i < 156; i++) {
-        attention_case c = plain(i % num_formats(), rng_range(&rng, 1, 2) * 64);
+        attention_case c = prefill_case(i % num_formats(), rng_range(&rng, 1, 2) * 64);
         c.group_size = pick(&rng, groups, 5);
         c.num_kv_heads = c.group_size > 8 ? 1 : rng_range(&rng, 1, 3);
         if (c.q_dtype == KV8_BF16 && c.k_dtype != KV8_BF16 && rng_range(&rng, 0, 1))
@@ -105,7 +70,7 @@ static void options_at_random(void **state) {
 static void pages_that_are_not_there_are_skipped(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     for (int i = 0; i < 2 * num_formats(); i++) {
-        attention_case c = plain(i / 2, i % 2 == 0 ? 64 : 128);
+        attention_case c = prefill_case(i / 2, i % 2 == 0 ? 64 : 128);
         c.seed = 1; /* num_pages is known */
         c.kv_len[0] = i % 3 == 0 ? 2000 : 300;
         c.window_left = i % 4 == 3 ? 150 : -1;
@@ -159,7 +124,7 @@ static void pages_that_are_not_there_are_skipped(void **state) {
 static void few_rows_are_split(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     for (int i = 0; i < num_formats(); i++) {
-        attention_case c = plain(i, i % 2 == 0 ? 64 : 128);
+        attention_case c = prefill_case(i, i % 2 == 0 ? 64 : 128);
         c.batch = 3;
         c.qo_len[0] = 9, c.kv_len[0] = 5000;
         c.qo_len[1] = 1, c.kv_len[1] = 3001;
@@ -177,7 +142,7 @@ static void few_rows_are_split(void **state) {
 static void maxima_rise(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     for (int i = 0; i < num_formats(); i++) {
-        attention_case c = plain(i, 64);
+        attention_case c = prefill_case(i, 64);
         c.sm_scale = 4;
         c.kv_len[0] = 900;
         c.qo_len[0] = 70;
@@ -189,7 +154,7 @@ static void maxima_rise(void **state) {
 static void what_is_not_finite_stays_where_it_is_seen(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     for (int i = 0; i < num_formats(); i++) {
-        attention_case c = plain(i, i % 2 == 0 ? 128 : 64);
+        attention_case c = prefill_case(i, i % 2 == 0 ? 128 : 64);
         c.nan_newest = true;
         c.batch = 5;
         c.qo_len[1] = 20, c.kv_len[1] = 150;
@@ -236,7 +201,7 @@ static float values_of_one(test_rng *rng, int32_t key, int32_t d, bool is_v) {
 static void fp8_means_of_ones_are_one(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     for (int i = 0; i < 4; i++) {
-        attention_case c = plain(FP8 + i % 2, i < 2 ? 64 : 128);
+        attention_case c = prefill_case(FP8 + i % 2, i < 2 ? 64 : 128);
         c.num_kv_heads = 1;
         c.kv_len[0] = 1900;
         c.sm_scale = 1;
@@ -278,7 +243,7 @@ static float haystack(test_rng *rng, int32_t key, int32_t d, bool is_v) {
 static void fp8_finds_needles_among_131072_keys(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     for (int i = 0; i < 4; i++) {
-        attention_case c = plain(FP8 + i % 2, i < 2 ? 128 : 64);
+        attention_case c = prefill_case(FP8 + i % 2, i < 2 ? 128 : 64);
         c.num_kv_heads = 1;
         c.group_size = 2;
         c.qo_len[0] = 4;
@@ -316,7 +281,7 @@ static void fp8_finds_needles_among_131072_keys(void **state) {
 /* The public plan takes these kernels where its bounds speak of many rows, and says so. */
 static void the_plan_chooses(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    attention_case c = plain(E4M3_PAGES, 64);
+    attention_case c = prefill_case(E4M3_PAGES, 64);
     static attention_inputs in;
     case_make(&in, &c);
     char text[256];
@@ -334,7 +299,7 @@ static void the_plan_chooses(void **state) {
 
 static void a_graph_follows_the_lengths(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    attention_case c = plain(E4M3_PAGES, 64);
+    attention_case c = prefill_case(E4M3_PAGES, 64);
     c.batch = 2;
     c.qo_len[0] = 30, c.kv_len[0] = 700;
     c.qo_len[1] = 50, c.kv_len[1] = 290;
@@ -361,7 +326,7 @@ static void a_graph_follows_the_lengths(void **state) {
         lens.out[0] = 700 - 131 * step;
         lens.out[1] = 290 - 40 * step;
         assert_ok(kv8_attention_reference(&in.spec, &in.args, in.ref_o, in.ref_lse));
-        assert_ok(kv8_stream_copy(g->stream, on_device(&in, &on_gpu, lens.in), lens.in, 8));
+        assert_ok(kv8_stream_copy(g->stream, device_pointer(&on_gpu.inputs, lens.in), lens.in, 8));
         poison(g, &in, plan, &on_gpu);
         assert_ok(kv8_graph_launch(graph, g->stream));
         fetch(g, &in, &on_gpu, o, lse);
@@ -378,7 +343,7 @@ static void a_graph_follows_the_lengths(void **state) {
 /* batch_invariant: the bits of a request do not depend on its company. */
 static void company_changes_no_bit(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    attention_case c = plain(E4M3_PAGES, 128);
+    attention_case c = prefill_case(E4M3_PAGES, 128);
     c.batch_invariant = true;
     c.kv_len[0] = 1500;
     float *results[2] = {NULL, NULL};
@@ -428,7 +393,7 @@ static void company_changes_no_bit(void **state) {
 
 static void wrong_inputs_are_refused(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    const attention_case c = plain(E4M3_PAGES, 64);
+    const attention_case c = prefill_case(E4M3_PAGES, 64);
     static attention_inputs in;
     case_make(&in, &c);
     kv8_attention_device_plan *plan = NULL;
@@ -463,8 +428,8 @@ static void wrong_inputs_are_refused(void **state) {
 #define ARGS_REFUSED(change, status, part)                                                         \
     do {                                                                                           \
         kv8_attention_args args = on_gpu.args;                                                     \
-        kv8_paged k = on_gpu.k, v = on_gpu.v;                                                      \
-        kv8_page_table pages = on_gpu.pages;                                                       \
+        kv8_paged k = on_gpu.inputs.k, v = on_gpu.inputs.v;                                        \
+        kv8_page_table pages = on_gpu.inputs.pages;                                                \
         args.k = &k, args.v = &v, args.pages = &pages;                                             \
         change;                                                                                    \
         assert_refused(kv8_attention_device_run(plan, g->stream, &args, on_gpu.workspace), status, \
@@ -477,7 +442,8 @@ static void wrong_inputs_are_refused(void **state) {
     ARGS_REFUSED(args.q_scale = in.sinks, KV8_ERR_INVALID, "q_scale is set");
     ARGS_REFUSED(v.stride_head += 3, KV8_ERR_UNSUPPORTED, "no kernel");
     ARGS_REFUSED(k.stride_page *= -1, KV8_ERR_UNSUPPORTED, "no kernel");
-    ARGS_REFUSED(k.data = (const uint8_t *)on_gpu.k.data + 1, KV8_ERR_UNSUPPORTED, "no kernel");
+    ARGS_REFUSED(k.data = (const uint8_t *)on_gpu.inputs.k.data + 1, KV8_ERR_UNSUPPORTED,
+                 "no kernel");
 #undef ARGS_REFUSED
     gpu_case_free(g, &in, &on_gpu);
     kv8_attention_device_plan_destroy(plan);
@@ -492,7 +458,7 @@ static void any_formats_and_head_dims(void **state) {
     static const int32_t pages[] = {1, 7, 16, 64}, windows[] = {-1, -1, 5, 127};
     test_rng rng = {1776};
     for (int i = 0; i < 180; i++) {
-        attention_case c = plain(E4M3_PAGES, dims[i % 9]);
+        attention_case c = prefill_case(E4M3_PAGES, dims[i % 9]);
         c.k_dtype = all[i % 6];
         c.v_dtype = all[i / 6 % 6];
         const bool bf16 = c.k_dtype == KV8_BF16 || c.v_dtype == KV8_BF16;
@@ -526,7 +492,7 @@ static void any_formats_and_head_dims(void **state) {
 /* The plan takes mma.sync where nothing else is better than the general kernel. */
 static void the_plan_chooses_mma(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    attention_case c = plain(E4M3_PAGES, 96);
+    attention_case c = prefill_case(E4M3_PAGES, 96);
     c.v_dtype = KV8_INT8;
     static attention_inputs in;
     case_make(&in, &c);
@@ -541,24 +507,6 @@ static void the_plan_chooses_mma(void **state) {
         kv8_attention_device_plan_destroy(plan);
     }
     case_free(&in);
-}
-
-/* Kernels on sm_90 alone. */
-static int open_wgmma(void **state) {
-    kernels = on_wgmma;
-    gpu_open(state);
-    gpu *const g = *state;
-    if (g->device == NULL || kv8_device_get_info(g->device)->sm_version == 90) return 0;
-    printf("SKIPPED: these prefill kernels are for sm_90, this is sm_%d\n",
-           kv8_device_get_info(g->device)->sm_version);
-    kv8_stream_destroy(g->stream);
-    kv8_device_close(g->device);
-    *g = (gpu){0};
-    return 0;
-}
-static int open_mma(void **state) {
-    kernels = on_mma;
-    return gpu_open(state);
 }
 
 /* Named by group too, so that a pattern may choose one. */

@@ -5,23 +5,8 @@
  * Values are written into cases already made: into Q, K or V at one place, or at every key.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "attention_device_case.h"
-#include "device_plan.h"
+#include "prefill_groups.h"
 
-static const char on_wgmma[] = "kv8_prefill_*__sm90", on_mma[] = "kv8_prefill_*__sm80";
-static const char *kernels; /* of the group of tests that runs */
-
-/* Of Q, K and V. */
-static const kv8_dtype formats[][3] = {
-    {KV8_BF16, KV8_E4M3, KV8_E4M3}, {KV8_BF16, KV8_E5M2, KV8_E5M2}, {KV8_BF16, KV8_INT8, KV8_INT8},
-    {KV8_BF16, KV8_F16, KV8_F16},   {KV8_BF16, KV8_BF16, KV8_BF16}, {KV8_BF16, KV8_INT8, KV8_E4M3},
-    {KV8_BF16, KV8_INT8, KV8_BF16}, {KV8_BF16, KV8_E4M3, KV8_INT8}, {KV8_BF16, KV8_E4M3, KV8_BF16},
-    {KV8_BF16, KV8_BF16, KV8_INT8}, {KV8_BF16, KV8_BF16, KV8_E4M3}, {KV8_E4M3, KV8_E4M3, KV8_E4M3},
-    {KV8_E4M3, KV8_E5M2, KV8_E5M2}};
-enum { NUM_FORMATS = sizeof formats / sizeof formats[0], MIXED = 5, FP8 = 11 };
-static int num_formats(void) {
-    return kernels == on_wgmma ? NUM_FORMATS : MIXED;
-}
 static bool has_infinities(kv8_dtype dtype) {
     return dtype == KV8_BF16 || dtype == KV8_F16 || dtype == KV8_E5M2;
 }
@@ -144,21 +129,12 @@ enum { NUM_SICKNESSES = sizeof sicknesses / sizeof sicknesses[0] };
 /* --- the walk --- */
 
 static attention_case plain(int format, int32_t head_dim) {
-    return (attention_case){.group_size = 4,
-                            .num_kv_heads = 2,
-                            .head_dim = head_dim,
-                            .q_dtype = formats[format][0],
-                            .k_dtype = formats[format][1],
-                            .v_dtype = formats[format][2],
-                            .o_dtype = KV8_F32,
-                            .page_size = 16,
-                            .window_left = -1,
-                            .causal = 1,
-                            .sink = SINK_FINITE,
-                            .scale = SCALE_REQUEST_HEAD,
-                            .batch = 2,
-                            .qo_len = {70, 33},
-                            .kv_len = {300, 90}};
+    attention_case c = prefill_case(format, head_dim);
+    c.group_size = 4;
+    c.batch = 2;
+    c.qo_len[0] = 70, c.kv_len[0] = 300;
+    c.qo_len[1] = 33, c.kv_len[1] = 90;
+    return c;
 }
 /* An lse that is huge is right to f32's precision of the scores that it comes from. */
 static void accept_huge_lse(const attention_inputs *in, float *lse) {
@@ -246,21 +222,6 @@ static void sick_values_behind_masks(void **state) {
         c.seed = (uint64_t)i;
         check(g, &c, sicknesses[i / 5]);
     }
-}
-
-static int open_wgmma(void **state) {
-    kernels = on_wgmma;
-    gpu_open(state);
-    gpu *const g = *state;
-    if (g->device == NULL || kv8_device_get_info(g->device)->sm_version == 90) return 0;
-    kv8_stream_destroy(g->stream);
-    kv8_device_close(g->device);
-    *g = (gpu){0};
-    return 0;
-}
-static int open_mma(void **state) {
-    kernels = on_mma;
-    return gpu_open(state);
 }
 
 #define ON(GROUP, TEST) \

@@ -10,12 +10,13 @@
 #include "attention_case.h"
 #include "gpu_testing.h"
 
-/* Copies of all of a case's buffers in one allocation, NaN between them. */
+/* The device's copies of a case's buffers: in one allocation, NaN between them
+ * (device_inputs_make), or in one each. */
 typedef struct device_inputs {
     const gpu *g;
     const attention_inputs *in;
-    uint8_t *memory, *ends; /* o and lse lie at `ends` */
-    size_t offsets[24];
+    uint8_t *memory, *ends; /* of one allocation: o and lse lie at `ends` */
+    uint8_t *copies[24];
     kv8_paged k, v; /* on the device */
     kv8_page_table pages;
 } device_inputs;
@@ -32,17 +33,18 @@ static inline size_t device_round(size_t bytes) {
 static inline device_inputs device_inputs_make(const gpu *g, const attention_inputs *in,
                                                size_t tail_bytes) {
     device_inputs d = {.g = g, .in = in};
-    size_t end = 0;
+    size_t offsets[24], end = 0;
     for (int i = 0; i < in->num_buffers; i++) {
-        d.offsets[i] = end;
+        offsets[i] = end;
         end += device_round(buffer_bytes(&in->buffers[i]));
     }
     uint8_t *const host = malloc(end + tail_bytes + 1);
     memset(host, 0xff, end + tail_bytes);
     for (int i = 0; i < in->num_buffers; i++)
-        memcpy(host + d.offsets[i], in->buffers[i].data, buffer_bytes(&in->buffers[i]));
+        memcpy(host + offsets[i], in->buffers[i].data, buffer_bytes(&in->buffers[i]));
     d.memory = gpu_upload(g, host, end + tail_bytes);
     d.ends = d.memory + end;
+    for (int i = 0; i < in->num_buffers; i++) d.copies[i] = d.memory + offsets[i];
     free(host);
     return d;
 }
@@ -53,7 +55,7 @@ static inline void *device_pointer(const device_inputs *d, const void *host) {
     for (int i = 0; i < d->in->num_buffers; i++) {
         const guarded *const b = &d->in->buffers[i];
         const ptrdiff_t at = (const uint8_t *)host - (const uint8_t *)b->data;
-        if (at >= 0 && (size_t)at <= buffer_bytes(b)) return d->memory + d->offsets[i] + at;
+        if (at >= 0 && (size_t)at <= buffer_bytes(b)) return d->copies[i] + at;
     }
     fail_msg("a pointer of the case lies in none of its buffers");
     return NULL;
