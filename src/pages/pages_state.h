@@ -28,6 +28,7 @@ typedef struct kv8_sequence {
     bool is_private; /* never published */
     bool keeps_all;  /* a snapshot has all that is held */
     int32_t length;
+    int32_t room;          /* tokens that it takes before a page of any group changes hands */
     int32_t chain_pages;   /* pages that `chain` covers */
     kv8_prefix_hash chain; /* hash of the first chain_pages pages */
     uint64_t salt;         /* what the chain begins with: sequences of another salt share nothing */

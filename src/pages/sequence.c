@@ -66,7 +66,7 @@ static kv8_status open_sequence(kv8_pages *pages, kv8_sequence **sequence_out) {
     sequence->has_ids = true;
     sequence->is_private = false;
     sequence->keeps_all = false;
-    sequence->length = 0;
+    sequence->length = sequence->room = 0;
     sequence->chain_pages = 0;
     sequence->salt = 0;
     sequence->chain = (kv8_prefix_hash){0};
@@ -86,6 +86,7 @@ kv8_status kv8_pages_seq_fork(kv8_pages *pages, kv8_seq parent, kv8_seq *seq_out
     kv8_sequence *source = NULL, *sequence = NULL;
     KV8_TRY(kv8_sequence_find(pages, parent, &source));
     KV8_TRY(open_sequence(pages, &sequence));
+    source->room = 0; /* its last page is no longer its own */
     sequence->has_ids = source->has_ids;
     sequence->is_private = source->is_private;
     sequence->length = source->length;
@@ -188,17 +189,21 @@ static kv8_status own_tail(kv8_pages *pages, kv8_sequence *sequence, int32_t g,
     return status;
 }
 
-kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
-                            const int32_t *token_ids) {
-    kv8_sequence *sequence = NULL;
-    KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
-    if (num_tokens < 0)
-        return kv8_fail(KV8_ERR_INVALID, "extend: num_tokens is %d, must be >= 0", num_tokens);
-    if (num_tokens > pages->max_seq_len - sequence->length)
-        return kv8_fail(KV8_ERR_INVALID,
-                        "extend: %d tokens after the sequence's %d exceed max_seq_len %d",
-                        num_tokens, sequence->length, pages->max_seq_len);
-    if (num_tokens == 0) return KV8_OK;
+/* To the end of the last page, which is the sequence's own after it grew, or until a window moves.
+ */
+static int32_t find_room(const kv8_pages *pages, const kv8_sequence *sequence) {
+    const int64_t page_size = pages->page_size;
+    int64_t end = kv8_pages_for(pages, sequence->length) * page_size;
+    for (int32_t g = 0; g < pages->num_groups; g++) {
+        const int64_t reach = kv8_pages_reach(pages, g);
+        const int64_t moves = (sequence->held_from[g] / page_size + 1) * page_size + reach;
+        if (reach >= 0) end = kv8_min_i64(end, moves);
+    }
+    return (int32_t)kv8_max_i64(0, end - sequence->length);
+}
+
+/* Pages for num_tokens more; on failure the sequence is as it was, but for its windows. */
+static kv8_status grow(kv8_pages *pages, kv8_sequence *sequence, int32_t num_tokens) {
     for (int32_t g = 0; g < pages->num_groups; g++) {
         const growth plan = plan_growth(pages, sequence, g, num_tokens);
         const kv8_page_group *const group = &pages->groups[g];
@@ -209,7 +214,7 @@ kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
                             num_tokens, plan.needed, group->layer, group->window_left,
                             plan.available, group->pool.num_pages);
     }
-    /* In this order a copy that fails leaves the sequence as it was, but for its windows. */
+    /* In this order a copy that fails leaves every list as it was. */
     for (int32_t g = 0; g < pages->num_groups; g++) {
         const growth plan = plan_growth(pages, sequence, g, num_tokens);
         move_window(pages, sequence, g, &plan);
@@ -224,12 +229,29 @@ kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
         for (int32_t i = plan.old_end; i < plan.new_end; i++)
             list[i] = take_page(&pages->groups[g]);
     }
+    return KV8_OK;
+}
+
+kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
+                            const int32_t *token_ids) {
+    kv8_sequence *sequence = NULL;
+    KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
+    if (num_tokens < 0)
+        return kv8_fail(KV8_ERR_INVALID, "extend: num_tokens is %d, must be >= 0", num_tokens);
+    if (num_tokens > pages->max_seq_len - sequence->length)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "extend: %d tokens after the sequence's %d exceed max_seq_len %d",
+                        num_tokens, sequence->length, pages->max_seq_len);
+    if (num_tokens == 0) return KV8_OK;
+    const bool grows = num_tokens > sequence->room;
+    if (grows) KV8_TRY(grow(pages, sequence, num_tokens));
     if (token_ids == NULL)
         sequence->has_ids = false;
     else
         memcpy(sequence->token_ids + sequence->length, token_ids,
                (size_t)num_tokens * sizeof *token_ids);
     sequence->length += num_tokens;
+    sequence->room = grows ? find_room(pages, sequence) : sequence->room - num_tokens;
     return KV8_OK;
 }
 
@@ -260,6 +282,7 @@ kv8_status kv8_pages_truncate(kv8_pages *pages, kv8_seq seq, int32_t length) {
         if (length == 0) sequence->held_from[g] = 0;
     }
     sequence->length = length;
+    sequence->room = 0;
     if (length / page_size < sequence->chain_pages) {
         sequence->chain_pages = 0;
         sequence->chain = (kv8_prefix_hash){.low = sequence->salt};
