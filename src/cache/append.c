@@ -14,19 +14,17 @@ static kv8_status check_append(kv8_cache *cache, int32_t layer, const kv8_append
         return kv8_fail(KV8_ERR_INVALID, "append: seqs or indptr is NULL");
     if (append->indptr[0] != 0)
         return kv8_fail(KV8_ERR_INVALID, "append: indptr[0] is %d, must be 0", append->indptr[0]);
-    cache->append_mark++;
     for (int32_t i = 0; i < append->num_seqs; i++) {
         int32_t idx = 0;
         KV8_TRY(kv8_cache_find(cache, append->seqs[i], &idx));
         if (append->indptr[i + 1] < append->indptr[i])
             return kv8_fail(KV8_ERR_INVALID, "append: indptr[%d] is %d, less than %d before it",
                             i + 1, append->indptr[i + 1], append->indptr[i]);
-        if (cache->append_marks[idx] == cache->append_mark)
-            return kv8_fail(KV8_ERR_INVALID, "append: seqs[%d] is there twice", i);
-        cache->append_marks[idx] = cache->append_mark;
         KV8_TRY(kv8_pages_check_writable(cache->pages, idx, cache->layers[layer].group,
                                          append->indptr[i + 1] - append->indptr[i]));
     }
+    const int32_t twice = kv8_cache_find_twice(cache, append->seqs, append->num_seqs);
+    if (twice >= 0) return kv8_fail(KV8_ERR_INVALID, "append: seqs[%d] is there twice", twice);
     KV8_TRY(kv8_append_check_source(append->src_dtype));
     if (append->indptr[append->num_seqs] > 0 && (append->k == NULL || append->v == NULL))
         return kv8_fail(KV8_ERR_INVALID, "append: k or v is NULL with %d rows",

@@ -212,8 +212,8 @@ kv8_status kv8_cache_create_in(kv8_cache **out, const kv8_cache_options *options
         kv8_alloc(allocator, num_seq_scales(cache), sizeof(float), "sequence scales", &memory));
     cache->seq_scales = memory;
     KV8_TRY_GOTO(
-        kv8_alloc(allocator, (size_t)options->max_seqs, sizeof(uint64_t), "append marks", &memory));
-    cache->append_marks = memory;
+        kv8_alloc(allocator, (size_t)options->max_seqs, sizeof(uint64_t), "batch marks", &memory));
+    cache->batch_marks = memory;
     for (int32_t i = 0; i < options->num_layers; i++) {
         kv8_cache_layer layer;
         KV8_TRY_GOTO(read_layer(options, i, &layer));
@@ -237,7 +237,7 @@ void kv8_cache_destroy(kv8_cache *cache) {
     const size_t max_seqs = (size_t)cache->shape.max_seqs;
     if (cache->store != NULL) cache->store->ops->destroy(cache->store);
     kv8_pages_destroy(cache->pages);
-    kv8_release(allocator, cache->append_marks, max_seqs, sizeof(uint64_t));
+    kv8_release(allocator, cache->batch_marks, max_seqs, sizeof(uint64_t));
     kv8_release(allocator, cache->seq_scales, num_seq_scales(cache), sizeof(float));
     kv8_release(allocator, cache->layer_scales, num_heads_total(cache), sizeof(float));
     kv8_release(allocator, cache->first_layer, num_layers, sizeof(int32_t));

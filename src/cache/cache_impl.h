@@ -23,6 +23,10 @@ KV8_SHARED void kv8_cache_get_shape(const kv8_cache *cache, kv8_cache_shape *sha
 /* The cache's sequences and page ids, for who extends and shares them without it. Borrowed. */
 KV8_SHARED kv8_pages *kv8_cache_pages(kv8_cache *cache);
 
+/* Of living sequences the first that the batch has named before, by its index; -1 = each is named
+ * once. */
+KV8_SHARED int32_t kv8_cache_find_twice(kv8_cache *cache, const kv8_seq *seqs, int32_t num_seqs);
+
 /* A layer's dtypes, window and scales; the scale arrays are borrowed until destroy. */
 KV8_SHARED kv8_status kv8_cache_get_layer(const kv8_cache *cache, int32_t layer,
                                           kv8_cache_layer *layer_out);

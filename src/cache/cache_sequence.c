@@ -47,6 +47,16 @@ kv8_status kv8_cache_seq_length(const kv8_cache *cache, kv8_seq seq, int32_t *le
     return KV8_OK;
 }
 
+int32_t kv8_cache_find_twice(kv8_cache *cache, const kv8_seq *seqs, int32_t num_seqs) {
+    const uint64_t mark = ++cache->batch_mark;
+    for (int32_t i = 0; i < num_seqs; i++) {
+        uint64_t *const last = &cache->batch_marks[kv8_seq_index(seqs[i])];
+        if (*last == mark) return i;
+        *last = mark;
+    }
+    return -1;
+}
+
 kv8_status kv8_cache_seq_set_scales(kv8_cache *cache, kv8_seq seq, int32_t layer,
                                     const float *k_scale, const float *v_scale) {
     int32_t idx = 0;

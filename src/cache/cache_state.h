@@ -50,11 +50,11 @@ struct kv8_cache {
     int32_t num_groups;
     int32_t *first_layer; /* [num_groups], the lowest of each */
     kv8_layer *layers;
-    float *layer_scales;    /* [2, num_layers, num_kv_heads]: K then V */
-    float *seq_scales;      /* [max_seqs, 2, num_layers, num_kv_heads]; layer_scales of indices
-                             * that no sequence has */
-    uint64_t append_mark;   /* of the latest append, and of the latest that named a sequence */
-    uint64_t *append_marks; /* [max_seqs] */
+    float *layer_scales;   /* [2, num_layers, num_kv_heads]: K then V */
+    float *seq_scales;     /* [max_seqs, 2, num_layers, num_kv_heads]; layer_scales of indices
+                            * that no sequence has */
+    uint64_t batch_mark;   /* of the latest batch, and of the latest that named a sequence */
+    uint64_t *batch_marks; /* [max_seqs] */
 };
 
 /* kv8_cache_create with the pages in the store that make_store makes. The options have today's

@@ -33,15 +33,10 @@ static kv8_status check_tokens(const kv8_model *model, const kv8_step *step) {
 }
 
 /* Fills old_lengths and positions; `extended` sequences have the step's tokens already. */
-static kv8_status check_lengths(kv8_model *model, const kv8_cache *cache, const kv8_step *step,
+static kv8_status check_lengths(kv8_model *model, kv8_cache *cache, const kv8_step *step,
                                 bool extended) {
     int32_t *const lengths = model->old_lengths;
     for (int32_t i = 0; i < step->num_seqs; i++) {
-        for (int32_t other = 0; other < i; other++) {
-            if (step->seqs[other] == step->seqs[i])
-                return kv8_fail(KV8_ERR_INVALID, "requests %d and %d of the step are one sequence",
-                                other, i);
-        }
         KV8_TRY(kv8_cache_seq_length(cache, step->seqs[i], &lengths[i]));
         const int32_t first = step->indptr[i], count = step->indptr[i + 1] - first;
         if (extended) lengths[i] -= count;
@@ -56,7 +51,12 @@ static kv8_status check_lengths(kv8_model *model, const kv8_cache *cache, const 
                             (long long)length, model->options.max_seq_len);
         for (int32_t t = 0; t < count; t++) model->positions[first + t] = lengths[i] + t;
     }
-    return KV8_OK;
+    const int32_t twice = kv8_cache_find_twice(cache, step->seqs, step->num_seqs);
+    if (twice < 0) return KV8_OK;
+    int32_t first = 0;
+    while (step->seqs[first] != step->seqs[twice]) first++;
+    return kv8_fail(KV8_ERR_INVALID, "requests %d and %d of the step are one sequence", first,
+                    twice);
 }
 
 /* `stay`: logits without a place to go to stay where they are computed. */
@@ -90,8 +90,7 @@ static kv8_status extend(kv8_cache *cache, const kv8_step *step, int32_t *done_o
     return KV8_OK;
 }
 
-static kv8_status check(kv8_model *model, const kv8_cache *cache, const kv8_step *step,
-                        bool extended) {
+static kv8_status check(kv8_model *model, kv8_cache *cache, const kv8_step *step, bool extended) {
     KV8_TRY(check_tokens(model, step));
     KV8_TRY(check_rows(step, extended && step->num_logit_rows <= kv8_model_held_logits(model)));
     KV8_TRY(model->on_device == NULL ? kv8_model_attention_fit(model, cache)
