@@ -29,6 +29,7 @@ static kv8_status take_array(const kv8_engine *engine, int64_t count, size_t siz
     X(token_ids, e->step_tokens)                      \
     X(logit_rows, e->max_rows)                        \
     X(shares, e->max_running)                         \
+    X(messages, e->max_running)                       \
     X(share_of, e->max_rows)                          \
     X(bad_ids, e->max_rows)                           \
     X(bad_logits, e->max_rows)                        \

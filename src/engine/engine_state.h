@@ -18,7 +18,6 @@ typedef struct kv8_share {
     kv8_running *running;
     const kv8_scheduled_row *row;
     int32_t first_logits; /* of row->num_logits rows of logits */
-    char message[KV8_ENGINE_MESSAGE];
 } kv8_share;
 
 struct kv8_engine {
@@ -45,7 +44,8 @@ struct kv8_engine {
     /* What became of it. */
     kv8_share *shares; /* [num_shares] of max_running */
     int32_t num_shares;
-    int32_t *share_of; /* [max_rows] */
+    char (*messages)[KV8_ENGINE_MESSAGE]; /* [max_running] of shares that failed */
+    int32_t *share_of;                    /* [max_rows] */
     int32_t *bad_ids;  /* [max_rows] first id whose logit is not finite; -1 = none */
     float *bad_logits; /* [max_rows] of that id */
     float *logprobs;   /* [max_rows] */

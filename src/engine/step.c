@@ -31,12 +31,15 @@ static int32_t seen_from(const kv8_share *s) {
 static void gather_row(kv8_engine *e, const kv8_scheduled_row *row) {
     const int32_t idx = e->num_shares++, begin = e->indptr[idx], end = begin + row->num_tokens;
     e->shares[idx] = (kv8_share){.running = row->owner, .row = row, .first_logits = e->num_rows};
-    e->events[idx] = (kv8_event){.request = e->shares[idx].running->id,
-                                 .num_taken = row->num_tokens,
-                                 .num_computed = end_of(&e->shares[idx]),
-                                 .token = -1,
-                                 .user = e->shares[idx].running->spec.user,
-                                 .num_cached = row->num_cached};
+    static const kv8_event none = {.token = -1};
+    const kv8_running *const running = row->owner;
+    kv8_event *const event = &e->events[idx];
+    *event = none;
+    event->request = running->id;
+    event->num_taken = row->num_tokens;
+    event->num_computed = row->first + row->num_tokens;
+    event->user = running->spec.user;
+    event->num_cached = row->num_cached;
     e->seqs[idx] = row->seq;
     e->indptr[idx + 1] = end;
     memcpy(e->token_ids + begin, row->token_ids, (size_t)row->num_tokens * sizeof(int32_t));
@@ -97,7 +100,7 @@ static kv8_status compute(kv8_engine *e) {
 
 static void fail_share(kv8_engine *e, int32_t idx) {
     e->events[idx].finish = KV8_FINISH_FAILED;
-    e->events[idx].message = e->shares[idx].message;
+    e->events[idx].message = e->messages[idx];
 }
 
 static bool is_finite_code(uint32_t bits) {
@@ -127,7 +130,7 @@ static void judge_share(kv8_engine *e, int32_t idx) {
         const int32_t row = s->first_logits + i, id = e->bad_ids[row];
         if (id < 0) continue;
         const float logit = e->bad_logits[row];
-        snprintf(s->message, sizeof s->message,
+        snprintf(e->messages[idx], sizeof e->messages[idx],
                  "the logits after token %d (row %d of a step of %d) are not finite: %s at id %d",
                  seen_from(s) + i, e->logit_rows[row], e->indptr[e->num_shares],
                  isnan(logit) ? "NaN"
@@ -168,8 +171,8 @@ static void take_token(kv8_engine *e, int32_t share_idx, int32_t token, const ui
         e->events[share_idx].token = token;
         return;
     }
-    snprintf(s->message, sizeof s->message, "after %d tokens no id may follow",
-             s->running->num_tokens);
+    snprintf(e->messages[share_idx], sizeof e->messages[share_idx],
+             "after %d tokens no id may follow", s->running->num_tokens);
     fail_share(e, share_idx);
 }
 
