@@ -57,6 +57,10 @@ const char *stand_in_failed_call(void);
 /* Uses since the reset; NULL: of all calls, but those that ask for an error's words. */
 int64_t stand_in_num_calls(const char *call);
 
+/* Seconds that this thread has spent in calls of the driver: a step's time without them is the
+ * host's own. */
+double stand_in_seconds(void);
+
 /* --- records --- */
 
 typedef struct stand_in_launch {
