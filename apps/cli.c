@@ -4,10 +4,19 @@
 #define _POSIX_C_SOURCE 200809L
 #include "cli.h"
 
+#include <fcntl.h>
 #include <stdarg.h>
+#include <unistd.h>
 
 static const char *verb_name = "";
 static volatile sig_atomic_t interrupt_signal;
+
+void cli_hold_streams(void) {
+    static const int modes[] = {O_WRONLY, O_RDONLY, O_RDONLY}; /* the wrong way round: EBADF */
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", modes[fd]);
+    }
+}
 
 void cli_set_verb(const char *verb) {
     verb_name = verb;

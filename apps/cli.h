@@ -31,6 +31,9 @@ int cmd_info(int argc, char **argv);
 
 /* --- errors (cli.c) --- */
 
+/* Takes the places of standard streams that were closed, so that no file that is opened later is
+ * written or read as one: what would go there fails as before. The program's first call. */
+void cli_hold_streams(void);
 /* Names the verb in every later error; "" before that. */
 void cli_set_verb(const char *verb);
 const char *cli_verb(void);

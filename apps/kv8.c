@@ -50,6 +50,7 @@ static const struct verb *find_verb(const char *name) {
 }
 
 int main(int argc, char **argv) {
+    cli_hold_streams();
     const char *const word = argc > 1 ? argv[1] : "";
     const bool is_help = strcmp(word, "help") == 0;
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || (is_help && argc == 2))

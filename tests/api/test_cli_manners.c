@@ -127,6 +127,55 @@ static void two_outputs_need_two_files(void **state) {
     assert_int_equal(count_files(dir), num_files);
 }
 
+/* Runs the program as a shell does that has closed the descriptors from `first` to `last`. */
+static int run_with_closed(int first, int last, const char *const args[]) {
+    char *argv[MAX_ARGS + 2] = {(char *)(uintptr_t)KV8_PROGRAM};
+    for (int i = 0; args[i] != NULL; i++) argv[i + 1] = (char *)(uintptr_t)args[i];
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        const int null = open("/dev/null", O_RDWR);
+        for (int fd = 0; fd <= 2; fd++) dup2(null, fd);
+        close(null);
+        for (int fd = first; fd <= last; fd++) close(fd);
+        execv(argv[0], argv);
+        _exit(98);
+    }
+    int state = 0;
+    assert_int_equal(waitpid(pid, &state, 0), pid);
+    return WEXITSTATUS(state);
+}
+
+/* A file that is opened first would otherwise be the stream: gnuplot's pipe stdin, a report stdout.
+ */
+static void closed_streams_are_no_files(void **state) {
+    (void)state;
+    const char *const compare[] = {"compare",
+                                   MODEL,
+                                   "--text",
+                                   MODEL "/held.txt",
+                                   "--windows",
+                                   "1",
+                                   "--greedy",
+                                   "0",
+                                   "--window-len",
+                                   "32",
+                                   "--recall",
+                                   "0",
+                                   "--kv",
+                                   "e4m3",
+                                   "--threads",
+                                   "1",
+                                   "--plot",
+                                   in_dir("closed.svg"),
+                                   NULL};
+    assert_int_equal(run_with_closed(0, 0, compare), 0);
+    char *const svg = slurp(in_dir("closed.svg"), NULL);
+    assert_non_null(strstr(svg, "</svg>"));
+    free(svg);
+    assert_int_equal(run_with_closed(0, 1, compare), 2); /* no table: nobody could read it */
+}
+
 static void the_svg_has_the_title_and_f32_one_row(void **state) {
     (void)state;
     program_result result = WORK("compare", MODEL, "--text", MODEL "/held.txt", "--windows", "1",
@@ -236,6 +285,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(names_of_any_bytes_reach_json),
         cmocka_unit_test(a_cut_file_is_named),
         cmocka_unit_test(two_outputs_need_two_files),
+        cmocka_unit_test(closed_streams_are_no_files),
         cmocka_unit_test(the_svg_has_the_title_and_f32_one_row),
         cmocka_unit_test(colours_can_be_turned_off),
         cmocka_unit_test(signals_end_it_with_their_status),
