@@ -103,27 +103,37 @@ static setting *setting_of(study *s, const char *kv) {
     return &s->settings[s->num_settings++];
 }
 
+/* The whole numbers of a row: what the library takes of each, it says. */
+enum { PROMPT, GEN, DEPTH, CHUNK, SEQS, NUM_COUNTS };
+static const char *const count_keys[] = {"n_prompt", "n_gen", "n_depth", "n_ubatch", "n_parallel"};
+
 static int read_row(study *s, json_t *row, size_t idx) {
     const char *kv = NULL;
-    int prompt = 0, gen = 0, depth = 0, chunk = 0, num_seqs = 1;
+    json_int_t counts[NUM_COUNTS] = {[SEQS] = 1};
     double ns = 0, bytes = 0;
     json_error_t error;
-    const int unpacked =
-        json_unpack_ex(row, &error, 0, "{s:s, s:i, s:i, s:i, s:i, s:F, s?F, s?i}", "kv", &kv,
-                       "n_prompt", &prompt, "n_gen", &gen, "n_depth", &depth, "n_ubatch", &chunk,
-                       "avg_ns", &ns, "kv_bytes_per_token", &bytes, "n_parallel", &num_seqs);
+    const int unpacked = json_unpack_ex(
+        row, &error, 0, "{s:s, s:I, s:I, s:I, s:I, s:F, s?F, s?I}", "kv", &kv, count_keys[PROMPT],
+        &counts[PROMPT], count_keys[GEN], &counts[GEN], count_keys[DEPTH], &counts[DEPTH],
+        count_keys[CHUNK], &counts[CHUNK], "avg_ns", &ns, "kv_bytes_per_token", &bytes,
+        count_keys[SEQS], &counts[SEQS]);
     if (unpacked != 0) return cli_fail("%s, row %zu: %s", s->args->speed, idx, error.text);
+    for (int i = 0; i < NUM_COUNTS; i++) {
+        if (counts[i] < 0 || counts[i] > INT32_MAX)
+            return cli_fail("%s, row %zu: %s is %lld, must be 0 to %d", s->args->speed, idx,
+                            count_keys[i], (long long)counts[i], INT32_MAX);
+    }
     setting *const to = setting_of(s, kv);
     if (to == NULL || to->num_rows == MAX_ROWS)
         return cli_fail("%s has more than %d KV settings, or %d rows of one", s->args->speed,
                         (int)MAX_SETTINGS, (int)MAX_ROWS);
     to->rows[to->num_rows++] = (kv8_speed_row){.struct_size = sizeof(kv8_speed_row),
-                                               .num_prompt = prompt,
-                                               .num_gen = gen,
-                                               .depth = depth,
-                                               .chunk = chunk,
+                                               .num_prompt = (int32_t)counts[PROMPT],
+                                               .num_gen = (int32_t)counts[GEN],
+                                               .depth = (int32_t)counts[DEPTH],
+                                               .chunk = (int32_t)counts[CHUNK],
                                                .ns = ns,
-                                               .num_seqs = num_seqs};
+                                               .num_seqs = (int32_t)counts[SEQS]};
     if (bytes > 0) to->bytes_per_token = bytes;
     return CLI_OK;
 }
@@ -157,6 +167,9 @@ static int size_pool(const simulate_args *args, setting *self) {
         return cli_fail("%s does not say kv_bytes_per_token of %s: use --kv-tokens", args->speed,
                         self->kv);
     const double tokens = (double)args->kv_memory * 1073741824.0 / self->bytes_per_token;
+    if (tokens < 1)
+        return cli_fail("--kv-memory is %g GiB, a token of %s takes %g bytes",
+                        (double)args->kv_memory, self->kv, self->bytes_per_token);
     if (tokens > INT32_MAX) return cli_fail("--kv-memory holds more than %d tokens", INT32_MAX);
     self->pool_tokens = (int64_t)tokens;
     return CLI_OK;
@@ -168,6 +181,8 @@ static int run_setting(const study *s, setting *self) {
     const int status = size_pool(args, self);
     if (status != CLI_OK) return status;
     kv8_status done = kv8_step_time_fit(self->rows, self->num_rows, &self->time);
+    cli_progress progress;
+    cli_progress_begin(&progress);
     for (int32_t i = 0; i < s->num_loads && done == KV8_OK && cli_interrupted() == 0; i++) {
         kv8_simulation_options options = KV8_SIMULATION_OPTIONS_INIT;
         options.time = &self->time;
@@ -179,11 +194,14 @@ static int run_setting(const study *s, setting *self) {
         options.step_tokens = args->step_tokens;
         options.paced = args->step_tokens == 0;
         options.pool_tokens = self->pool_tokens;
+        options.progress = cli_progress_show;
+        options.progress_cookie = &progress;
         self->results[i] = (kv8_simulation)KV8_SIMULATION_INIT;
         done = kv8_simulate(&options, &self->results[i]);
     }
-    if (done != KV8_OK) return cli_fail("%s: %s", self->kv, kv8_status_message());
-    return cli_interrupted();
+    cli_progress_end(&progress);
+    if (cli_interrupted() != 0) return cli_interrupted();
+    return done == KV8_OK ? CLI_OK : cli_fail("%s: %s", self->kv, kv8_status_message());
 }
 
 /* --- the results --- */

@@ -8,7 +8,7 @@
 #ifndef KV8_SIMULATE_H
 #define KV8_SIMULATE_H
 
-#include <kv8/status.h>
+#include <kv8/model.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,13 +55,16 @@ typedef struct kv8_simulation_options {
     size_t struct_size;
     const kv8_allocator *allocator;
     const kv8_step_time *time;
-    double requests_per_s; /* arrive at random (Poisson); 0 = all at the beginning */
+    double requests_per_s; /* arrive at random (Poisson); 0 = all at the beginning; else at least
+                            * num_requests / 1e8: all have come within three years */
     int32_t num_requests, prompt_len, max_tokens; /* >= 1; every request generates max_tokens */
     int32_t max_requests;                         /* run at once; 0 = 64 */
     int32_t step_tokens;                          /* most of a step; 0 = 2048 */
-    int64_t pool_tokens; /* of KV cache, in pages of 16; 0 = enough for max_requests */
-    uint64_t seed;       /* of the arrivals */
-    int32_t paced;       /* as kv8_engine_options has it */
+    int64_t pool_tokens;   /* of KV cache, in pages of 16; 0 = enough for max_requests */
+    uint64_t seed;         /* of the arrivals */
+    int32_t paced;         /* as kv8_engine_options has it */
+    kv8_progress progress; /* of requests that have ended; NULL = none */
+    void *progress_cookie;
 } kv8_simulation_options;
 #define KV8_SIMULATION_OPTIONS_INIT KV8_SIZED(kv8_simulation_options)
 

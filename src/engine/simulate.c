@@ -9,6 +9,8 @@
 #include "step_time.h"
 
 enum { PAGE_SIZE = 16, DEFAULT_REQUESTS = 64, DEFAULT_STEP_TOKENS = 2048, MAX_COUNT = 1 << 24 };
+enum { STEPS_OF_PROGRESS = 256 };
+static const double MAX_SECONDS = 1e8; /* of arrivals on average: ns are exact enough, and fit */
 
 typedef struct visitor {
     kv8_request_id request;
@@ -63,6 +65,10 @@ static kv8_status resolve(simulation *s, const kv8_simulation_options *options) 
         return kv8_fail(KV8_ERR_INVALID, "requests_per_s is %g, must be 0 or more",
                         o->requests_per_s);
     KV8_TRY(check_count("num_requests", o->num_requests, 1, MAX_COUNT));
+    if (o->requests_per_s > 0 && o->num_requests / o->requests_per_s > MAX_SECONDS)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "requests_per_s is %g, must be at least %g for %d requests",
+                        o->requests_per_s, o->num_requests / MAX_SECONDS, o->num_requests);
     KV8_TRY(check_count("prompt_len", o->prompt_len, 1, MAX_COUNT));
     KV8_TRY(check_count("max_tokens", o->max_tokens, 1, MAX_COUNT));
     KV8_TRY(check_count("max_requests", o->max_requests, 0, MAX_COUNT));
@@ -241,9 +247,19 @@ static kv8_simulation results_of(const simulation *s) {
                             .num_preemptions = stats.num_preemptions};
 }
 
+static kv8_status tell_progress(const simulation *s) {
+    const kv8_simulation_options *const o = &s->options;
+    if (o->progress == NULL || s->num_steps % STEPS_OF_PROGRESS != 0) return KV8_OK;
+    if (o->progress(o->progress_cookie, "simulate", (uint64_t)s->num_ended,
+                    (uint64_t)o->num_requests) == 0)
+        return KV8_OK;
+    return kv8_fail(KV8_ERR_CANCELLED, "the caller asked to stop");
+}
+
 static kv8_status run(simulation *s) {
     draw_arrivals(s);
     while (s->num_ended < s->options.num_requests) {
+        KV8_TRY(tell_progress(s));
         KV8_TRY(admit(s));
         KV8_TRY(run_step(s));
     }

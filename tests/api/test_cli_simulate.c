@@ -116,6 +116,11 @@ static void files_that_say_too_little_are_refused(void **state) {
     ASSERT_REFUSED("bf16: 2 rows do not tell", "simulate", "--speed", speed);
     write_text("few.json", "{\"rows\": [{\"kv\": \"bf16\", \"n_prompt\": 1}]}");
     ASSERT_REFUSED("row 0: Object item not found: n_gen", "simulate", "--speed", speed);
+    write_text("few.json",
+               "{\"rows\": [{\"kv\": \"bf16\", \"n_prompt\": 8, \"n_gen\": 0, \"n_depth\": "
+               "4294967296, \"n_ubatch\": 8, \"avg_ns\": 1}]}");
+    ASSERT_REFUSED("few.json, row 0: n_depth is 4294967296, must be 0 to 2147483647", "simulate",
+                   "--speed", speed);
     write_text("few.json", "{\"rows\": []}");
     ASSERT_REFUSED("has no \"rows\"", "simulate", "--speed", speed);
     write_text("few.json", "[");
@@ -127,7 +132,29 @@ static void files_that_say_too_little_are_refused(void **state) {
                    "1");
     ASSERT_REFUSED("bf16: a request of 1279 tokens needs 80 pages of 16 tokens, the pool has 6",
                    "simulate", "--speed", speed, "--kv-tokens", "99");
+    ASSERT_REFUSED("--kv-memory is 0.001 GiB, a token of bf16 takes 2.09715e+06 bytes", "simulate",
+                   "--speed", speed, "--kv-memory", "0.001");
+    ASSERT_REFUSED("bf16: requests_per_s is 1e-300, must be at least 2e-07 for 20 requests",
+                   "simulate", "--speed", speed, "--load", "1e-300", "--requests", "20");
     ASSERT_REFUSED("\"extra\" is left over", "simulate", "--speed", speed, "extra");
+}
+
+static void ctrl_c_ends_it(void **state) {
+    (void)state;
+    write_speed("speed.json", 2);
+    const char *const args[] = {
+        "simulate", "--speed", in_dir("speed.json"), "--requests", "1000000", "--gen",
+        "1000",     "--plot",  in_dir("ended.svg"),  NULL};
+    const int num_files = count_files(dir);
+    const pid_t pid = program_start(args, out_path, err_path);
+    for (int i = 0; i < 3000 && count_files(dir) == num_files; i++) usleep(10000); /* the plot's */
+    usleep(100000);
+    kill(pid, SIGINT);
+    program_result result = program_wait(pid, out_path, err_path);
+    assert_int_equal(result.status, 130);
+    assert_string_equal(result.err, "kv8 simulate: interrupted\n");
+    assert_int_equal(count_files(dir), num_files);
+    program_free(&result);
 }
 
 int main(void) {
@@ -136,6 +163,7 @@ int main(void) {
         cmocka_unit_test(a_table_and_a_picture),
         cmocka_unit_test(what_bench_prints_is_read),
         cmocka_unit_test(files_that_say_too_little_are_refused),
+        cmocka_unit_test(ctrl_c_ends_it),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
