@@ -117,15 +117,7 @@ class View:
         self.dtype, self.device, self.owner, self.writable = dtype, device, owner, writable
 
     def permute(self, *axes: int) -> "View":
-        return View(
-            self.address,
-            tuple(self.shape[a] for a in axes),
-            tuple(self.strides[a] for a in axes),
-            self.dtype,
-            self.device,
-            self.owner,
-            self.writable,
-        )
+        return self.offset(0, axes)
 
     def bare(self) -> "View":
         """The same view, which keeps nothing alive."""

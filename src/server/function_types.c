@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "schema_merge.h"
+
 static void add_type(byte_buffer *out, const json_t *schema, const char *indent);
 
 static bool is_nullable(const json_t *schema) {
@@ -38,15 +40,6 @@ static void add_default(byte_buffer *out, const json_t *schema) {
     free(text);
 }
 
-static bool is_required(const json_t *schema, const char *name) {
-    size_t i;
-    json_t *item;
-    json_array_foreach(json_object_get(schema, "required"), i, item) {
-        if (json_is_string(item) && strcmp(json_string_value(item), name) == 0) return true;
-    }
-    return false;
-}
-
 static void add_variants(byte_buffer *out, const json_t *variants, const char *indent) {
     size_t i;
     json_t *variant;
@@ -75,7 +68,7 @@ static void add_object(byte_buffer *out, const json_t *schema, const char *inden
         add_comment(out, title, indent);
         if (json_is_string(title)) byte_buffer_printf(out, "%s//\n", indent);
         add_comment(out, json_object_get(property, "description"), indent);
-        byte_buffer_printf(out, "%s%s%s: ", indent, name, is_required(schema, name) ? "" : "?");
+        byte_buffer_printf(out, "%s%s%s: ", indent, name, schema_requires(schema, name) ? "" : "?");
         add_type(out, property, inner);
         if (is_nullable(property)) byte_buffer_add_string(out, " | null");
         byte_buffer_add_string(out, ",");

@@ -306,15 +306,6 @@ static int add_array(compiler *c, const json_t *schema, int next) {
     return rule < 0 ? -1 : items(c, rule, min, max, next);
 }
 
-static bool is_required(const json_t *schema, const char *name) {
-    size_t i;
-    json_t *item;
-    json_array_foreach(json_object_get(schema, "required"), i, item) {
-        if (json_is_string(item) && strcmp(json_string_value(item), name) == 0) return true;
-    }
-    return false;
-}
-
 /* "name": value, as a rule. */
 static int member_rule(compiler *c, const char *name, const json_t *schema) {
     const int rule = grammar_add_rule(c->g);
@@ -349,7 +340,7 @@ static int add_members(compiler *c, const json_t *schema, int next) {
         }
         const int member = grammar_call(c->g, rule, more);
         const int as_first = space(c, member), as_next = text(c, ",", space(c, member));
-        const bool must = is_required(schema, names[i]);
+        const bool must = schema_requires(schema, names[i]);
         first = must ? as_first : maybe(c, as_first, first);
         more = must ? as_next : maybe(c, as_next, more);
     }
@@ -496,7 +487,7 @@ static bool are_told_apart(const json_t *a, const json_t *b) {
         const json_t *const theirs =
             json_object_get(json_object_get(json_object_get(b, "properties"), name), "const");
         if (json_is_string(mine) && json_is_string(theirs) && !json_equal(mine, theirs) &&
-            is_required(a, name) && is_required(b, name))
+            schema_requires(a, name) && schema_requires(b, name))
             return true;
     }
     return false;

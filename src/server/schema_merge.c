@@ -22,6 +22,15 @@ static json_t *refuse(merger *m, const char *what) {
     return NULL;
 }
 
+bool schema_requires(const json_t *schema, const char *name) {
+    size_t i;
+    json_t *item;
+    json_array_foreach(json_object_get(schema, "required"), i, item) {
+        if (json_is_string(item) && strcmp(json_string_value(item), name) == 0) return true;
+    }
+    return false;
+}
+
 const json_t *schema_look_up(const json_t *root, const char *reference) {
     const json_t *at = root;
     if (reference[0] != '#') return NULL;

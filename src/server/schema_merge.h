@@ -10,6 +10,8 @@
 
 /* What "#", "#/$defs/name" and the like stand for; NULL = nothing. */
 const json_t *schema_look_up(const json_t *root, const char *reference);
+/* Whether the schema's "required" has the name. */
+bool schema_requires(const json_t *schema, const char *name);
 /* It has "allOf", or "$ref", "anyOf" or "oneOf" beside other keywords. */
 bool schema_needs_merge(const json_t *schema);
 /* A new schema that takes what this one does and needs no merge; NULL = `refused` says what cannot

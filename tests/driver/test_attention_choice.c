@@ -6,43 +6,15 @@
 #include <string.h>
 
 #include "device_plan.h"
+#include "device_plan_case.h"
 #include "prefill_schedule_args.h"
-#include "stand_in.h"
-#include "testing.h"
 
-typedef struct setting {
-    kv8_device *device;
-    kv8_stream *stream;
-} setting;
-
-static void open_gpu(setting *s, int32_t sm_version) {
+static stand open_gpu(int32_t sm_version) {
     stand_in_reset();
-    const stand_in_gpu gpu = {sm_version, 132, (size_t)1 << 33};
-    stand_in_set_gpus(&gpu, 1);
-    assert_ok(kv8_device_open(&s->device, 0));
-    assert_ok(kv8_stream_create(&s->stream, s->device));
-}
-static void close_gpu(setting *s) {
-    kv8_stream_destroy(s->stream);
-    kv8_device_close(s->device);
+    return stand_open(sm_version, H200_SMS);
 }
 
-/* gpt-oss' decode of 64 requests over e4m3 pages. */
-static kv8_attention_spec decode_spec(void) {
-    kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
-    spec.num_qo_heads = 64;
-    spec.num_kv_heads = 8;
-    spec.head_dim = 64;
-    spec.q_dtype = KV8_BF16;
-    spec.k_dtype = spec.v_dtype = KV8_E4M3;
-    spec.page_size = 16;
-    spec.causal = 1;
-    spec.max_batch = spec.max_total_q = 64;
-    spec.max_kv_len = 8192;
-    return spec;
-}
-
-static const char *text_of(const setting *s, const kv8_attention_spec *spec,
+static const char *text_of(const stand *s, const kv8_attention_spec *spec,
                            const kv8_attention_args *args) {
     static char text[512];
     kv8_attention_device_plan *plan = NULL;
@@ -55,11 +27,10 @@ static const char *text_of(const setting *s, const kv8_attention_spec *spec,
 
 static void each_spec_has_its_kernel(void **state) {
     (void)state;
-    setting s;
-    open_gpu(&s, 90);
+    stand s = open_gpu(90);
 #define TAKES(change, name)                                  \
     do {                                                     \
-        kv8_attention_spec spec = decode_spec();             \
+        kv8_attention_spec spec = stand_spec();              \
         change;                                              \
         assert_string_equal(text_of(&s, &spec, NULL), name); \
     } while (0)
@@ -133,13 +104,13 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.q_dtype = KV8_E4M3, "kv8_prefill_e4m3_e4m3_d64__sm90");
     TAKES(spec.head_dim = 45, generic);
     TAKES(BOTH(KV8_F32), generic);
-    close_gpu(&s);
-    open_gpu(&s, 80);
+    stand_close(&s);
+    s = open_gpu(80);
     TAKES((void)0, "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.q_dtype = KV8_E4M3, generic);
 #undef BOTH
 #undef TAKES
-    close_gpu(&s);
+    stand_close(&s);
 }
 
 /* Pages of `spec` in addresses that nobody reads. */
@@ -168,7 +139,7 @@ static void fill(inputs *in, const kv8_attention_spec *spec) {
 }
 
 /* Runs and gives what was launched last. */
-static stand_in_launch launch_of(const setting *s, const kv8_attention_spec *spec,
+static stand_in_launch launch_of(const stand *s, const kv8_attention_spec *spec,
                                  const kv8_attention_args *args, kv8_kernel_args *args_out) {
     kv8_attention_device_plan *plan = NULL;
     void *workspace = NULL;
@@ -189,12 +160,12 @@ static stand_in_launch launch_of(const setting *s, const kv8_attention_spec *spe
 /* The args of a run decide among the kernels of its plan. */
 static void each_run_has_its_kernel(void **state) {
     (void)state;
-    setting s;
+    stand s;
     kv8_kernel_args a;
-    open_gpu(&s, 90);
+    s = open_gpu(90);
 #define LAUNCHES(change, launched)                                              \
     do {                                                                        \
-        kv8_attention_spec spec = decode_spec();                                \
+        kv8_attention_spec spec = stand_spec();                                 \
         inputs in;                                                              \
         fill(&in, &spec);                                                       \
         change;                                                                 \
@@ -223,20 +194,20 @@ static void each_run_has_its_kernel(void **state) {
     LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
              in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
 #undef LAUNCHES
-    close_gpu(&s);
+    stand_close(&s);
 }
 
 /* In a plan for chunks among rows of decode two kernels share a run: the schedule leaves decode its
  * requests. */
 static void decode_goes_beside_prefill(void **state) {
     (void)state;
-    setting s;
+    stand s;
     kv8_kernel_args a;
     inputs in;
-    kv8_attention_spec spec = decode_spec();
+    kv8_attention_spec spec = stand_spec();
     spec.max_total_q = 2048 + 63;
     fill(&in, &spec);
-    open_gpu(&s, 90);
+    s = open_gpu(90);
     for (int mixed = 0; mixed < 2; mixed++) {
         const int32_t before = stand_in_num_launches();
         spec.max_batch = in.args.batch = mixed ? 64 : 15; /* of so few prefill takes all */
@@ -255,17 +226,17 @@ static void decode_goes_beside_prefill(void **state) {
         assert_int_equal(schedule->decode_rows, 2);
         assert_null(a.qo_lens);
     }
-    close_gpu(&s);
+    stand_close(&s);
 }
 
 static void a_run_says_what_it_was_given(void **state) {
     (void)state;
-    setting s;
+    stand s;
     kv8_kernel_args a;
     inputs in;
     float sinks[64], lse[1], scale = 2;
     uint32_t bad_pages = 0;
-    kv8_attention_spec spec = decode_spec();
+    kv8_attention_spec spec = stand_spec();
     spec.o_dtype = KV8_E4M3;
     fill(&in, &spec);
     in.k.num_pages = 900, in.v.num_pages = 800;
@@ -273,7 +244,7 @@ static void a_run_says_what_it_was_given(void **state) {
     in.args.lse = lse, in.args.lse_stride_row = 1, in.args.lse_stride_head = 64;
     in.args.lse_base2 = 1;
     in.args.sm_scale = 0.25f, in.args.logits_soft_cap = 10;
-    open_gpu(&s, 90);
+    s = open_gpu(90);
     const stand_in_launch launch = launch_of(&s, &spec, &in.args, &a);
     assert_int_equal(launch.grid[0], 132);
     assert_int_equal(launch.block[0], 17 * 32);
@@ -290,21 +261,21 @@ static void a_run_says_what_it_was_given(void **state) {
     assert_int_equal(a.window_right, 0);
     assert_int_equal(a.by_page.factor, 1u << 31);
     assert_int_equal(a.decode.heads_per_block, 8);
-    close_gpu(&s);
+    stand_close(&s);
 }
 
 /* Ragged rows are one page a request, from any slot on. */
 static void ragged_rows_are_pages(void **state) {
     (void)state;
-    setting s;
+    stand s;
     kv8_kernel_args a;
     inputs in;
-    kv8_attention_spec spec = decode_spec();
+    kv8_attention_spec spec = stand_spec();
     spec.page_size = 0;
     fill(&in, &spec);
     in.pages.kv_indptr = in.pages.block_table;
     in.pages.block_table = NULL, in.pages.seq_lens = NULL;
-    open_gpu(&s, 90);
+    s = open_gpu(90);
     assert_string_equal(launch_of(&s, &spec, &in.args, &a).name,
                         "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     assert_ptr_equal(a.table, in.pages.kv_indptr);
@@ -313,16 +284,16 @@ static void ragged_rows_are_pages(void **state) {
     assert_int_equal(a.table_stride, 1);
     assert_int_equal(a.k.stride_page, a.k.stride_slot);
     assert_int_equal(a.page_size, KV8_RAGGED_PAGE);
-    close_gpu(&s);
+    stand_close(&s);
 }
 
 static void wrong_args_are_refused(void **state) {
     (void)state;
-    setting s;
-    kv8_attention_spec spec = decode_spec();
+    stand s;
+    kv8_attention_spec spec = stand_spec();
     kv8_attention_device_plan *plan = NULL;
     void *workspace = NULL;
-    open_gpu(&s, 90);
+    s = open_gpu(90);
     assert_refused(
         kv8_attention_device_plan_create_of(&plan, s.device, &spec, "kv8_append_*", NULL),
         KV8_ERR_UNSUPPORTED, "no kernel like kv8_append_*");
@@ -351,7 +322,7 @@ static void wrong_args_are_refused(void **state) {
     assert_int_equal(stand_in_num_launches(), 0);
     kv8_device_free(s.device, workspace);
     kv8_attention_device_plan_destroy(plan);
-    close_gpu(&s);
+    stand_close(&s);
 }
 
 int main(void) {

@@ -335,26 +335,12 @@ static double row_error(const float *got, const float *want, int32_t n) {
 static void layers_of_the_published_shape_agree_with_the_host(void **state) {
     enum { NUM = 150, VOCAB = 5000 };
     const gpu *const g = gpu_get_with_kernels(state);
-    static const char config[] =
-        "{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": 2, \"num_local_experts\": 4, "
-        "\"num_experts_per_tok\": 4, \"hidden_size\": 2880, \"intermediate_size\": 2880, "
-        "\"num_attention_heads\": 64, \"num_key_value_heads\": 8, \"head_dim\": 64, "
-        "\"vocab_size\": 5000, \"sliding_window\": 128, \"max_position_embeddings\": 131072, "
-        "\"rms_norm_eps\": 1e-05, \"rope_theta\": 150000, \"rope_scaling\": {\"rope_type\": "
-        "\"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, \"truncate\": "
-        "false, \"original_max_position_embeddings\": 4096}}";
-    char path[] = "/tmp/kv8_config_XXXXXX", name[64];
-    const int fd = mkstemp(path);
-    assert_true(fd >= 0 && write(fd, config, sizeof config - 1) == sizeof config - 1);
-    close(fd);
-    snprintf(name, sizeof name, "random:%s", path);
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
-    kv8_model *host = NULL, *device = NULL;
     assert_ok(kv8_threads_create(&options.threads, 0));
-    assert_ok(kv8_model_open(&host, name, &options));
+    kv8_model *const host = open_published(4, &options);
     options.device = g->device;
     options.stream = g->stream;
-    assert_ok(kv8_model_open(&device, name, &options));
+    kv8_model *const device = open_published(4, &options);
     int32_t ids[NUM];
     for (int i = 0; i < NUM; i++) ids[i] = 37 * i % VOCAB;
     static const int32_t chunks[] = {150, 16, 5, 1};
@@ -376,7 +362,6 @@ static void layers_of_the_published_shape_agree_with_the_host(void **state) {
     kv8_model_close(device);
     kv8_model_close(host);
     kv8_threads_destroy(options.threads);
-    unlink(path);
 }
 
 /* --- refusals --- */

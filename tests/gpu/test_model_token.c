@@ -10,31 +10,13 @@
 
 enum { VOCAB = 5000 };
 
-/* Two layers of the published shape, random weights; g NULL: on the host. */
-static kv8_model *open_published(const gpu *g, int num_experts, kv8_step_path path) {
-    static const char config[] =
-        "{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": 2, \"num_local_experts\": %d, "
-        "\"num_experts_per_tok\": 4, \"hidden_size\": 2880, \"intermediate_size\": 2880, "
-        "\"num_attention_heads\": 64, \"num_key_value_heads\": 8, \"head_dim\": 64, "
-        "\"vocab_size\": 5000, \"sliding_window\": 128, \"max_position_embeddings\": 131072, "
-        "\"rms_norm_eps\": 1e-05, \"rope_theta\": 150000, \"rope_scaling\": {\"rope_type\": "
-        "\"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, \"truncate\": "
-        "false, \"original_max_position_embeddings\": 4096}}";
-    char path_of[] = "/tmp/kv8_config_XXXXXX", name[64];
-    const int fd = mkstemp(path_of);
-    FILE *const file = fd < 0 ? NULL : fdopen(fd, "w");
-    assert_non_null(file);
-    fprintf(file, config, num_experts);
-    assert_int_equal(fclose(file), 0);
-    snprintf(name, sizeof name, "random:%s", path_of);
+/* g NULL: on the host. */
+static kv8_model *open_path(const gpu *g, int num_experts, kv8_step_path path) {
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
     if (g != NULL) options.device = g->device;
     if (g != NULL) options.stream = g->stream;
     options.path = path;
-    kv8_model *model = NULL;
-    assert_ok(kv8_model_open(&model, name, &options));
-    unlink(path_of);
-    return model;
+    return open_published(num_experts, &options);
 }
 
 /* Logits of all tokens but the first `skipped`, which are chunks of many; the others of `chunk`. */
@@ -96,8 +78,8 @@ static void one_kernel_agrees_with_the_host(void **state) {
                  {4, KV8_E4M3, 16, 0, 0.05},   {4, KV8_E5M2, 64, 0, 0.09},
                  {32, KV8_BF16, 16, 75, 0.02}, {128, KV8_BF16, 16, 75, 0.02}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        kv8_model *const host = open_published(NULL, cases[i].num_experts, KV8_PATH_AUTO);
-        kv8_model *const model = open_published(g, cases[i].num_experts, KV8_PATH_PERSISTENT);
+        kv8_model *const host = open_path(NULL, cases[i].num_experts, KV8_PATH_AUTO);
+        kv8_model *const model = open_path(g, cases[i].num_experts, KV8_PATH_PERSISTENT);
         char what[64];
         snprintf(what, sizeof what, "%d experts, %s", cases[i].num_experts,
                  kv8_dtype_name(cases[i].dtype));
@@ -119,8 +101,8 @@ static void long_sequences_agree_with_the_graph(void **state) {
         kv8_dtype dtype;
         int32_t page_size, skipped;
     } cases[] = {{KV8_BF16, 16, 700}, {KV8_BF16, 32, 2300}, {KV8_E4M3, 128, 9000}};
-    kv8_model *const one = open_published(g, 4, KV8_PATH_PERSISTENT);
-    kv8_model *const many = open_published(g, 4, KV8_PATH_GRAPH);
+    kv8_model *const one = open_path(g, 4, KV8_PATH_PERSISTENT);
+    kv8_model *const many = open_path(g, 4, KV8_PATH_GRAPH);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char what[64];
         snprintf(what, sizeof what, "%s, after %d tokens", kv8_dtype_name(cases[i].dtype),
@@ -137,7 +119,7 @@ static void long_sequences_agree_with_the_graph(void **state) {
 
 static void runs_repeat(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    kv8_model *const model = open_published(g, 32, KV8_PATH_AUTO);
+    kv8_model *const model = open_path(g, 32, KV8_PATH_AUTO);
     float *const first = run(model, KV8_E4M3, 16, 300, 20, 1);
     for (int i = 0; i < 10; i++) {
         float *const again = run(model, KV8_E4M3, 16, 300, 20, 1);
@@ -152,8 +134,7 @@ static void runs_repeat(void **state) {
 static void what_it_does_not_take_is_refused(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     for (int is_asked = 0; is_asked < 2; is_asked++) {
-        kv8_model *const model =
-            open_published(g, 4, is_asked ? KV8_PATH_PERSISTENT : KV8_PATH_AUTO);
+        kv8_model *const model = open_path(g, 4, is_asked ? KV8_PATH_PERSISTENT : KV8_PATH_AUTO);
         kv8_cache *const cache = open_cache(model, KV8_INT8, 16, 1, 8, false);
         kv8_seq seq = KV8_SEQ_NONE;
         int32_t length = -1;

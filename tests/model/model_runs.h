@@ -21,6 +21,29 @@ static inline kv8_model *open_model(const char *directory, kv8_isa isa) {
     return model;
 }
 
+/* Two layers of the published shape with a vocabulary of 5000, random weights. */
+static inline kv8_model *open_published(int num_experts, const kv8_model_options *options) {
+    static const char config[] =
+        "{\"model_type\": \"gpt_oss\", \"num_hidden_layers\": 2, \"num_local_experts\": %d, "
+        "\"num_experts_per_tok\": 4, \"hidden_size\": 2880, \"intermediate_size\": 2880, "
+        "\"num_attention_heads\": 64, \"num_key_value_heads\": 8, \"head_dim\": 64, "
+        "\"vocab_size\": 5000, \"sliding_window\": 128, \"max_position_embeddings\": 131072, "
+        "\"rms_norm_eps\": 1e-05, \"rope_theta\": 150000, \"rope_scaling\": {\"rope_type\": "
+        "\"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, \"truncate\": "
+        "false, \"original_max_position_embeddings\": 4096}}";
+    char path[] = "/tmp/kv8_config_XXXXXX", name[64];
+    const int fd = mkstemp(path);
+    FILE *const file = fd < 0 ? NULL : fdopen(fd, "w");
+    assert_non_null(file);
+    fprintf(file, config, num_experts);
+    assert_int_equal(fclose(file), 0);
+    snprintf(name, sizeof name, "random:%s", path);
+    kv8_model *model = NULL;
+    assert_ok(kv8_model_open(&model, name, options));
+    unlink(path);
+    return model;
+}
+
 /* A cache of the model's shape for `max_seqs` sequences of at most `max_len` tokens in num_pages
  * pages. keep_all drops the windows, so that every token can be read back. */
 static inline kv8_cache *open_pool(const kv8_model *model, kv8_dtype dtype, int32_t page_size,
