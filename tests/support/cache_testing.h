@@ -24,6 +24,25 @@ static inline kv8_cache_options small_options(const kv8_cache_layer *layers, int
     return options;
 }
 
+enum { SMALL_ROW = 8 }; /* values of a token: 2 heads of 4 */
+/* Stores rows [n, SMALL_ROW] of f32, K and V alike, at the newest positions of every layer. */
+static inline void append_small(kv8_cache *cache, int32_t num_layers, kv8_seq seq,
+                                const float *rows, int32_t n) {
+    const kv8_append append = {.struct_size = sizeof(kv8_append),
+                               .num_seqs = 1,
+                               .seqs = &seq,
+                               .indptr = (const int32_t[]){0, n},
+                               .src_dtype = KV8_F32,
+                               .k = rows,
+                               .k_stride_row = SMALL_ROW,
+                               .k_stride_head = 4,
+                               .v = rows,
+                               .v_stride_row = SMALL_ROW,
+                               .v_stride_head = 4};
+    for (int32_t layer = 0; layer < num_layers; layer++)
+        assert_ok(kv8_cache_append(cache, layer, &append));
+}
+
 static inline kv8_seq new_seq(kv8_cache *cache) {
     kv8_seq seq = KV8_SEQ_NONE;
     assert_ok(kv8_cache_seq_create(cache, &seq));

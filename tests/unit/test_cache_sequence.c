@@ -4,27 +4,13 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cache_testing.h"
 
-enum { ROW = 8 }; /* small_options: 2 heads of 4 */
-
 /* Appends num_tokens rows to the newest positions of every layer; row t holds `tag + t`, small
  * integers that every dtype here keeps exactly. */
 static void write_rows(kv8_cache *cache, int32_t num_layers, kv8_seq seq, int32_t num_tokens,
                        float tag) {
-    float rows[64 * ROW];
-    for (int32_t i = 0; i < num_tokens * ROW; i++) rows[i] = tag + (float)(i / ROW);
-    const kv8_append append = {.struct_size = sizeof(kv8_append),
-                               .num_seqs = 1,
-                               .seqs = &seq,
-                               .indptr = (const int32_t[]){0, num_tokens},
-                               .src_dtype = KV8_F32,
-                               .k = rows,
-                               .k_stride_row = ROW,
-                               .k_stride_head = 4,
-                               .v = rows,
-                               .v_stride_row = ROW,
-                               .v_stride_head = 4};
-    for (int32_t layer = 0; layer < num_layers; layer++)
-        assert_ok(kv8_cache_append(cache, layer, &append));
+    float rows[64 * SMALL_ROW];
+    for (int32_t i = 0; i < num_tokens * SMALL_ROW; i++) rows[i] = tag + (float)(i / SMALL_ROW);
+    append_small(cache, num_layers, seq, rows, num_tokens);
 }
 static void extend_write(kv8_cache *cache, int32_t num_layers, kv8_seq seq, int32_t num_tokens,
                          float tag) {
@@ -34,11 +20,11 @@ static void extend_write(kv8_cache *cache, int32_t num_layers, kv8_seq seq, int3
 /* Tokens begin.. of a layer read as want[0], want[1], ... */
 static void check_rows(const kv8_cache *cache, int32_t layer, kv8_seq seq, int32_t begin, int32_t n,
                        const float *want) {
-    float k[64 * ROW], v[64 * ROW];
+    float k[64 * SMALL_ROW], v[64 * SMALL_ROW];
     assert_ok(kv8_cache_read(cache, layer, seq, begin, n, k, v));
-    for (int32_t i = 0; i < n * ROW; i++) {
-        assert_true(k[i] == want[i / ROW]);
-        assert_true(v[i] == want[i / ROW]);
+    for (int32_t i = 0; i < n * SMALL_ROW; i++) {
+        assert_true(k[i] == want[i / SMALL_ROW]);
+        assert_true(v[i] == want[i / SMALL_ROW]);
     }
 }
 
@@ -420,11 +406,11 @@ static void pages_behind_the_window_are_freed(void **state) {
                     for (int32_t i = 0; i <= t / page_size; i++)
                         assert_int_equal(page_of(cache, 0, seq, page_size, i * page_size) >= 0,
                                          i >= held);
-                    float k[ROW], v[ROW];
+                    float k[SMALL_ROW], v[SMALL_ROW];
                     for (int32_t j = held * page_size; j <= t; j++) {
                         const float want = (float)(j % 100);
                         assert_ok(kv8_cache_read(cache, 0, seq, j, 1, k, NULL));
-                        assert_true(k[0] == want && k[ROW - 1] == want);
+                        assert_true(k[0] == want && k[SMALL_ROW - 1] == want);
                     }
                     if (held > 0)
                         assert_refused(kv8_cache_read(cache, 0, seq, held * page_size - 1, 1, k, v),
@@ -434,7 +420,7 @@ static void pages_behind_the_window_are_freed(void **state) {
                 const int32_t length = 60 - slack;
                 assert_ok(kv8_cache_truncate(cache, seq, length));
                 for (int32_t j = length - window_left; j < length; j++) {
-                    float k[ROW];
+                    float k[SMALL_ROW];
                     assert_ok(kv8_cache_read(cache, 0, seq, j, 1, k, NULL));
                     assert_true(k[0] == (float)j);
                 }

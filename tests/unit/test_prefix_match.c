@@ -6,44 +6,30 @@
 
 #include <unistd.h>
 
-enum { ROW = 8 };
-
 /* Extends by ids and writes rows that depend on the whole prefix, as a model's would: row t is
  * the running sum of the ids up to t (small: exact in every dtype here). */
 static void extend_ids(kv8_cache *cache, int32_t num_layers, kv8_seq seq, const int32_t *ids,
                        int32_t num_tokens) {
-    float rows[64 * ROW], sum = 0;
+    float rows[64 * SMALL_ROW], sum = 0;
     const int32_t begin = seq_length(cache, seq);
     for (int32_t t = 0; t < num_tokens; t++) {
         sum += (float)ids[t];
         if (t >= begin)
-            for (int i = 0; i < ROW; i++) rows[(t - begin) * ROW + i] = sum;
+            for (int i = 0; i < SMALL_ROW; i++) rows[(t - begin) * SMALL_ROW + i] = sum;
     }
     if (begin >= num_tokens) return;
     assert_ok(kv8_cache_extend(cache, seq, num_tokens - begin, ids + begin));
-    const kv8_append append = {.struct_size = sizeof(kv8_append),
-                               .num_seqs = 1,
-                               .seqs = &seq,
-                               .indptr = (const int32_t[]){0, num_tokens - begin},
-                               .src_dtype = KV8_F32,
-                               .k = rows,
-                               .k_stride_row = ROW,
-                               .k_stride_head = 4,
-                               .v = rows,
-                               .v_stride_row = ROW,
-                               .v_stride_head = 4};
-    for (int32_t layer = 0; layer < num_layers; layer++)
-        assert_ok(kv8_cache_append(cache, layer, &append));
+    append_small(cache, num_layers, seq, rows, num_tokens - begin);
 }
 
 static void check_sums(const kv8_cache *cache, int32_t layer, kv8_seq seq, const int32_t *ids,
                        int32_t begin, int32_t end) {
-    float sum = 0, k[ROW];
+    float sum = 0, k[SMALL_ROW];
     for (int32_t t = 0; t < end; t++) {
         sum += (float)ids[t];
         if (t < begin) continue;
         assert_ok(kv8_cache_read(cache, layer, seq, t, 1, k, NULL));
-        assert_true(k[0] == sum && k[ROW - 1] == sum);
+        assert_true(k[0] == sum && k[SMALL_ROW - 1] == sum);
     }
 }
 
