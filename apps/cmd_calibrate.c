@@ -96,6 +96,16 @@ static int parse(calibrate_args *args, int argc, char **argv) {
 
 /* --- words --- */
 
+/* What the form of the output cannot hold, before anything is measured for it. */
+static int check_form(const calibrate_args *args, const plan *p) {
+    if (args->from == NULL && p->format != KV8_SCALES_KV8 && p->fit.dtype != KV8_E4M3)
+        return cli_fail("--format %s holds scales of e4m3, --dtype is %s", args->format,
+                        args->dtype);
+    if (args->num_ranks > 1 && p->format != KV8_SCALES_SGLANG)
+        return cli_fail("--num-ranks goes with --format sglang");
+    return CLI_OK;
+}
+
 static int read_words(const calibrate_args *args, plan *out) {
     static const char *const methods[] = {"absmax", "percentile", "squared-error"};
     static const char *const granularities[] = {"head", "tensor"};
@@ -103,11 +113,12 @@ static int read_words(const calibrate_args *args, plan *out) {
     const char *formats[KV8_SCALES_COUNT];
     for (int i = 0; i < KV8_SCALES_COUNT; i++)
         formats[i] = kv8_scale_format_name((kv8_scale_format)i);
-    const int method = cli_word("method", args->method, methods, 3);
-    const int granularity = cli_word("granularity", args->granularity, granularities, 2);
-    const int parallel = cli_word("parallel", args->parallel, parallels, 2);
-    const int format = cli_word("format", args->format, formats, KV8_SCALES_COUNT);
-    if (method < 0 || granularity < 0 || parallel < 0 || format < 0) return CLI_FAILED;
+    int method, granularity, parallel, format;
+    if ((method = cli_word("method", args->method, methods, 3)) < 0 ||
+        (granularity = cli_word("granularity", args->granularity, granularities, 2)) < 0 ||
+        (parallel = cli_word("parallel", args->parallel, parallels, 2)) < 0 ||
+        (format = cli_word("format", args->format, formats, KV8_SCALES_COUNT)) < 0)
+        return CLI_FAILED;
     *out = (plan){.fit = KV8_FIT_OPTIONS_INIT,
                   .format = (kv8_scale_format)format,
                   .per_tensor = granularity == 1,
@@ -122,6 +133,7 @@ static int read_words(const calibrate_args *args, plan *out) {
     out->fit.percentile = (double)args->percentile;
     out->fit.margin = (double)args->margin;
     out->fit.power_of_two = args->power_of_two;
+    if (check_form(args, out) != CLI_OK) return CLI_FAILED;
     return args->budget == NULL ? CLI_OK : budget_parse(args->budget, &out->budget);
 }
 
@@ -340,6 +352,10 @@ static int calibrate(const calibrate_args *args, const plan *p, cli_model *model
     tokens text = {0};
     result r = {.fits = {0}};
     kv8_observer *observer = NULL;
+    const int32_t heads = model->info.num_kv_heads;
+    if (heads % args->num_ranks != 0 && args->num_ranks % heads != 0)
+        return cli_fail("--num-ranks is %d, the model has %d KV heads: neither divides the other",
+                        args->num_ranks, heads);
     int status = all->rank == 0 ? open_outputs(args, &r) : CLI_OK;
     if (status == CLI_OK && args->text != NULL) status = read_tokens(args, model, &text);
     if (status == CLI_OK) status = make_observer(args, p, model, all, &observer);

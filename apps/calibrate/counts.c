@@ -48,6 +48,9 @@ static int add_file(kv8_observer *observer, const char *path, const cli_model *m
 }
 
 int counts_add_files(kv8_observer *observer, const char *list, const cli_model *model) {
+    const size_t length = strlen(list);
+    if (length == 0 || list[0] == ',' || list[length - 1] == ',' || strstr(list, ",,") != NULL)
+        return cli_fail("--merge is \"%s\", must be files with commas between", list);
     char *const names = strdup(list), *rest = NULL;
     if (names == NULL) return cli_fail("no memory for names");
     int status = CLI_OK;

@@ -264,6 +264,18 @@ static void refusals(void **state) {
     ASSERT_REFUSED("as many behind them", "calibrate", MODEL, SHORT_TEXT, "--budget", "KL=1",
                    "--windows", "5");
     ASSERT_REFUSED("/nonexistent/", "calibrate", MODEL, SHORT_TEXT, "-o", "/nonexistent/s.json");
+    ASSERT_REFUSED("--granularity is", "calibrate", MODEL, SHORT_TEXT, "--granularity", "layer",
+                   "--format", "x");
+    ASSERT_REFUSED("--format sglang holds scales of e4m3, --dtype is e5m2", "calibrate", MODEL,
+                   SHORT_TEXT, "--format", "sglang", "--dtype", "e5m2", "-o", in_dir("s.json"));
+    ASSERT_REFUSED("--num-ranks goes with --format sglang", "calibrate", MODEL, SHORT_TEXT,
+                   "--num-ranks", "2");
+    ASSERT_REFUSED("--num-ranks is 3, the model has 2 KV heads", "calibrate", MODEL, SHORT_TEXT,
+                   "--format", "sglang", "--num-ranks", "3");
+    static const char *const lists[] = {"", ",", "a.json,", ",a.json", "a.json,,b.json"};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        ASSERT_REFUSED("must be files with commas between", "calibrate", MODEL, "--merge",
+                       lists[i]);
     ASSERT_REFUSED("--scales needs a MODEL", "info", "--scales", "x");
     /* Scales for e5m2 have no place under e4m3. */
     ASSERT_WORKED("calibrate", MODEL, SHORT_TEXT, "--dtype", "e5m2", "-o", in_dir("e5.json"),
