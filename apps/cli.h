@@ -166,8 +166,8 @@ typedef struct cli_opening {
 int cli_model_open(cli_model *model, const cli_opening *opening);
 /* The GPU that --device names, "cuda" or "cuda:N"; -1 for the host, "cpu" or NULL. */
 int cli_device(const char *text, int32_t *idx_out);
-/* --path "graph" or "eager"; NULL = not given. */
-int cli_path(const char *name, kv8_model_options *options);
+/* --path, which goes with a --device that is a GPU; NULL = not given. */
+int cli_path(const char *name, const char *device, kv8_model_options *options);
 /* --without "sinks", "window" or both; NULL = not given. */
 int cli_without(const char *list, kv8_model_options *options);
 void cli_model_close(cli_model *model);

@@ -14,6 +14,7 @@
 int cli_read_file(const char *path, char **data_out, size_t *size_out) {
     const bool is_stdin = strcmp(path, "-") == 0;
     FILE *const file = is_stdin ? stdin : fopen(path, "rb");
+    if (cli_interrupted() != 0 && file == NULL) return cli_interrupted(); /* a pipe's other end */
     if (file == NULL) return cli_fail("%s: %s", path, strerror(errno));
     char *data = NULL;
     size_t size = 0, capacity = 1 << 16;
@@ -31,9 +32,10 @@ int cli_read_file(const char *path, char **data_out, size_t *size_out) {
     }
     const int error = ferror(file) ? errno : 0;
     if (!is_stdin) fclose(file);
-    if (error != 0) {
+    if (error != 0 || cli_interrupted() != 0) {
         free(data);
-        return cli_fail("%s: %s", path, strerror(error));
+        return cli_interrupted() != 0 ? cli_interrupted()
+                                      : cli_fail("%s: %s", path, strerror(error));
     }
     data[size] = '\0';
     *data_out = data;

@@ -19,16 +19,6 @@ static kv8_status open_tokenizer(kv8_tokenizer **out, const char *directory, int
     return status;
 }
 
-int cli_path(const char *name, kv8_model_options *options) {
-    if (name == NULL) return CLI_OK;
-    static const kv8_step_path paths[] = {KV8_PATH_PERSISTENT, KV8_PATH_GRAPH, KV8_PATH_EAGER};
-    static const char *const names[] = {"persistent", "graph", "eager"};
-    const int i = cli_word("path", name, names, 3);
-    if (i < 0) return CLI_FAILED;
-    options->path = paths[i];
-    return CLI_OK;
-}
-
 int cli_without(const char *list, kv8_model_options *options) {
     for (const char *at = list; at != NULL && *at != '\0';) {
         const size_t length = strcspn(at, ",");
@@ -54,6 +44,19 @@ int cli_device(const char *text, int32_t *idx_out) {
         return cli_fail("--device is \"%s\", must be cpu, cuda or cuda:N", text);
     *idx_out = (int32_t)idx;
     return CLI_OK;
+}
+
+int cli_path(const char *name, const char *device, kv8_model_options *options) {
+    if (name == NULL) return CLI_OK;
+    static const kv8_step_path paths[] = {KV8_PATH_PERSISTENT, KV8_PATH_GRAPH, KV8_PATH_EAGER};
+    static const char *const names[] = {"persistent", "graph", "eager"};
+    const int i = cli_word("path", name, names, 3);
+    if (i < 0) return CLI_FAILED;
+    options->path = paths[i];
+    int32_t device_idx = -1;
+    const int named = cli_device(device, &device_idx);
+    if (named != CLI_OK || device_idx >= 0) return named;
+    return cli_fail("--path is of a model on a GPU: --device cuda");
 }
 
 static kv8_status open_device(cli_model *model, int32_t idx) {

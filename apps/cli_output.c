@@ -67,6 +67,7 @@ static void forget_output(char *temporary) {
 int cli_output_open(cli_output *output, const char *path) {
     *output = (cli_output){0};
     struct stat info;
+    if (path[0] == '\0') return cli_fail("the name of an output is empty");
     /* Renaming over a device or a directory would replace or fail on it. */
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
         return cli_fail("%s: cannot write: not a regular file", path);

@@ -429,7 +429,7 @@ int cmd_generate(int argc, char **argv) {
     if (kv8_kv_setting_parse(kv, &setting) != KV8_OK) return cli_fail_kv(kv);
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
     status = cli_without(args.without, &options);
-    if (status == CLI_OK) status = cli_path(args.path, &options);
+    if (status == CLI_OK) status = cli_path(args.path, args.device, &options);
     if (args.batch_invariant) options.batch_invariant = 1;
     if (status != CLI_OK) return status;
     cli_catch_interrupt();

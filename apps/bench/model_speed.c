@@ -274,7 +274,10 @@ static int parse(model_args *args, int argc, char **argv) {
         .num_options = sizeof options / sizeof options[0],
     };
     const int status = cli_parse(&command, argc, argv, &args->model);
-    if (status >= 0 || !args->profile) return status;
+    if (status >= 0) return status;
+    if (args->num_prompt == 0 && args->num_gen == 0)
+        return cli_fail("--prompt 0 and --gen 0 leave nothing to measure");
+    if (!args->profile) return -1;
     int32_t device_idx = -1;
     const int named = cli_device(args->device, &device_idx);
     if (named != CLI_OK) return named;
@@ -356,7 +359,7 @@ static int take_batches(model_args *args, kv8_model_options *options) {
     options->max_step_seqs = args->max_batch;
     options->max_step_tokens = args->chunk;
     if (args->batch_invariant) options->batch_invariant = 1;
-    return cli_path(args->path, options);
+    return cli_path(args->path, args->device, options);
 }
 
 int bench_model(int argc, char **argv) {

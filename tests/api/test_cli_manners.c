@@ -257,6 +257,24 @@ static void signals_end_it_with_their_status(void **state) {
     program_free(&help);
 }
 
+static void ctrl_c_ends_the_wait_for_a_pipe(void **state) {
+    (void)state;
+    const char *const pipe_name = in_dir("pipe");
+    assert_int_equal(mkfifo(pipe_name, 0600), 0);
+    const char *const args[] = {"simulate", "--speed", pipe_name, NULL};
+    const pid_t pid = program_start(args, out_path, err_path);
+    int writer = -1; /* opens once the program reads */
+    for (int i = 0; i < 3000 && writer < 0; i++, usleep(10000))
+        writer = open(pipe_name, O_WRONLY | O_NONBLOCK);
+    assert_true(writer >= 0);
+    kill(pid, SIGINT);
+    close(writer);
+    program_result result = program_wait(pid, out_path, err_path);
+    assert_int_equal(result.status, 130);
+    assert_string_equal(result.err, "kv8 simulate: interrupted\n");
+    program_free(&result);
+}
+
 /* --- info --- */
 
 static void info_is_short(void **state) {
@@ -289,6 +307,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_svg_has_the_title_and_f32_one_row),
         cmocka_unit_test(colours_can_be_turned_off),
         cmocka_unit_test(signals_end_it_with_their_status),
+        cmocka_unit_test(ctrl_c_ends_the_wait_for_a_pipe),
         cmocka_unit_test(info_is_short),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* "info*": for work on one part */

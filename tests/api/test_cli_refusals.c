@@ -46,6 +46,12 @@ static void bad_arguments(void **state) {
         ASSERT_REFUSED("must be cpu, cuda or cuda:N", "score", MODEL, "--tokens", ids, "--device",
                        devices[i]);
     ASSERT_REFUSED("--path is \"fast\"", "generate", MODEL, "--prompt", "x", "--path", "fast");
+    ASSERT_REFUSED("--path is of a model on a GPU", "generate", MODEL, "--prompt", "x", "--path",
+                   "graph");
+    ASSERT_REFUSED("leave nothing to measure", "bench", "model", MODEL, "--prompt", "0", "--gen",
+                   "0");
+    ASSERT_REFUSED("the name of an output is empty", "compare", MODEL, "--text", text, "--report",
+                   "");
     ASSERT_REFUSED("neither gpt-oss-20b", "info", "random:gpt-oss-7b");
     ASSERT_REFUSED("--window-len is", "compare", MODEL, "--text", text, "--window-len", "1");
     ASSERT_REFUSED("--temperature is", "generate", MODEL, "--prompt", "x", "--temperature", "-1");
