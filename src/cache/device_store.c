@@ -277,18 +277,11 @@ static kv8_status reset_counters(kv8_store *store) {
 
 /* Every handle is good and there is room for so many; entries of their lists. */
 static kv8_status check_batch(const kv8_cache *cache, const kv8_seq *seqs, int32_t num_seqs,
-                              size_t *num_entries_out) {
+                              int64_t *num_entries_out) {
     if (num_seqs < 0 || num_seqs > cache->shape.max_seqs)
         return kv8_fail(KV8_ERR_INVALID, "cache: num_seqs is %d, must be 0 to max_seqs %d",
                         num_seqs, cache->shape.max_seqs);
-    *num_entries_out = 0;
-    for (int32_t b = 0; b < num_seqs; b++) {
-        int32_t idx = 0;
-        KV8_TRY(kv8_pages_find(cache->pages, seqs[b], &idx));
-        *num_entries_out +=
-            (size_t)kv8_ceil_div(kv8_pages_length(cache->pages, idx), cache->shape.page_size);
-    }
-    return KV8_OK;
+    return kv8_pages_count_entries(cache->pages, seqs, num_seqs, num_entries_out);
 }
 
 static kv8_status page_table(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
@@ -296,15 +289,15 @@ static kv8_status page_table(kv8_store *store, int32_t layer, const kv8_seq *seq
     device_store *const own = on_device(store);
     const kv8_cache *const cache = own->cache;
     const int32_t group = cache->layers[layer].group;
-    size_t num_entries = 0;
+    int64_t num_entries = 0;
     KV8_TRY(check_batch(cache, seqs, num_seqs, &num_entries));
     const size_t last_at = (size_t)cache->shape.max_seqs + 1, indices_at = 2 * last_at;
     staged piece;
-    KV8_TRY(stage(own, (indices_at + num_entries) * sizeof(int32_t), &piece));
+    KV8_TRY(stage(own, (indices_at + (size_t)num_entries) * sizeof(int32_t), &piece));
     void *const host = piece.host;
     int32_t *const indptr = host, *const fixed = own->tables[group].indptr;
     KV8_TRY(kv8_pages_table(cache->pages, group, seqs, num_seqs, indptr, indptr + indices_at,
-                            (int64_t)num_entries, indptr + last_at));
+                            num_entries, indptr + last_at));
     for (int32_t b = num_seqs; b < cache->shape.max_seqs; b++) {
         indptr[b + 1] = indptr[num_seqs];
         indptr[last_at + (size_t)b] = 0;
@@ -321,7 +314,7 @@ static kv8_status scales(kv8_store *store, int32_t layer, const kv8_seq *seqs, i
                          const float **k_scale_out, const float **v_scale_out) {
     device_store *const own = on_device(store);
     const kv8_cache *const cache = own->cache;
-    size_t num_entries = 0;
+    int64_t num_entries = 0;
     KV8_TRY(check_batch(cache, seqs, num_seqs, &num_entries));
     const size_t each = scales_bytes(cache) / sizeof(float);
     const size_t used = (size_t)num_seqs * num_heads(cache);

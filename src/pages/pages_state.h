@@ -58,7 +58,8 @@ static inline int32_t *kv8_sequence_list(const kv8_pages *pages, const kv8_seque
 }
 /* Pages of a list that reaches up to `length` tokens. */
 static inline int32_t kv8_pages_for(const kv8_pages *pages, int32_t length) {
-    return (int32_t)kv8_ceil_div(length, pages->page_size);
+    const uint32_t page_size = (uint32_t)pages->page_size;
+    return (int32_t)(((uint32_t)length + page_size - 1) / page_size);
 }
 /* The first token that a sequence of `length` tokens must keep in a group: what a query at
  * position `length` sees, and window_slack more. */
