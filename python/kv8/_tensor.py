@@ -228,7 +228,10 @@ def _foreign_view(x: Any, name: str) -> View:
         return View(
             x.__array_interface__["data"][0],
             x.shape,
-            tuple(stride // size for stride in x.strides),
+            # numpy 2.4 gives an array without elements strides of 0.
+            tuple(stride // size for stride in x.strides)
+            if x.size
+            else contiguous_strides(x.shape),
             dtype,
             (CPU, 0),
             x,

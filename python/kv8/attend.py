@@ -317,7 +317,11 @@ def _attend_dense(options: dict[str, Any]) -> Any:
     batch, rows = int(q.shape[0]), int(q.shape[1])
     flat = q.reshape(batch * rows, *q.shape[2:])
     seen = _foreign_view(flat, "q")
-    table = PageTable.batched(np.full(batch, k.shape[1], np.int32))
+    if k.shape[1] == 0:  # a page holds a key at least
+        k, v = (x.reshape(0, *x.shape[2:]) for x in (k, v))
+        table = PageTable.ragged(np.zeros(batch + 1, np.int32))
+    else:
+        table = PageTable.batched(np.full(batch, k.shape[1], np.int32))
     indptr = np.arange(batch + 1, dtype=np.int32) * rows
     if seen.device[0] != CPU:
         import torch
@@ -346,7 +350,7 @@ def _attend_dense(options: dict[str, Any]) -> Any:
     o, found = result
     return (
         out if out is not None else o.reshape(batch, rows, *o.shape[1:]),
-        lse if lse is not None else found.reshape(batch, rows, -1),
+        lse if lse is not None else found.reshape(batch, rows, *found.shape[1:]),
     )
 
 

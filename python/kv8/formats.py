@@ -44,7 +44,7 @@ def dtype_size(dtype: Any) -> int:
 def widen(codes: Any, dtype: Any = None, *, isa: str = "best") -> Any:
     """The values of `codes` as a float32 array of its shape, exact. `dtype` is needed where the
     array itself does not say it (uint8, uint16)."""
-    array = np.ascontiguousarray(codes)
+    array = np.asarray(codes, order="C")
     name = dtype_name(array.dtype if dtype is None else dtype)
     seen = view(array.reshape(-1), "codes", 1, name)
     values = np.empty(array.shape, np.float32)

@@ -104,6 +104,17 @@ def test_dense_batch_and_one_request(rng):
         close(kv8.attend(q[b], k[b], v[b]), wanted, 8e-3)
 
 
+@pytest.mark.parametrize("batch, rows, keys", [(0, 3, 5), (2, 0, 5), (2, 3, 0)])
+def test_batches_without_elements(batch, rows, keys):
+    """numpy gives such arrays strides of 0. A row that sees no key is 0."""
+    q = np.empty((batch, rows, 4, 32), np.float32)
+    q[...] = 1
+    kv = np.empty((batch, keys, 2, 32), np.float32)
+    o, lse = kv8.attend(q, kv, kv, return_lse=True)
+    assert o.shape == q.shape and lse.shape == q.shape[:3]
+    assert not o.any() and (lse == -np.inf).all()
+
+
 def test_masks_ranges_and_unused_rows(rng):
     q, k, v = random(rng, (6, 4, 32)), random(rng, (20, 2, 32)), random(rng, (20, 2, 32))
     qo_indptr, kv = np.array([0, 4, 6], np.int32), kv8.PageTable.ragged([0, 12, 20])

@@ -45,6 +45,13 @@ def test_what_is_stored(rng, dtype):
             == pages.numpy().view(np.uint8).reshape(-1)).all()
 
 
+def test_no_rows_are_appended():
+    cache = make()
+    seq, none = cache.sequence(), np.empty((0, 2, 32), np.float32)
+    cache.append(0, seq, none, none)
+    assert [x.shape for x in seq.read(0)] == [(0, 2, 32), (0, 2, 32)]
+
+
 def test_int8_rows_have_their_own_scale(rng):
     cache = make(kv8.CacheLayer("int8", "int8"))
     seq = cache.sequence()

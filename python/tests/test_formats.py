@@ -17,6 +17,7 @@ def test_every_code(dtype):
     got = kv8.widen(codes, dtype)
     assert ((got == wanted) | (np.isnan(got) & np.isnan(wanted))).all()
     assert (kv8.widen(codes.view(NUMPY[dtype]).reshape(16, 16)).shape) == (16, 16)
+    assert kv8.widen(codes[7], dtype) == wanted[7] and kv8.widen(codes[7], dtype).shape == ()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "e4m3", "e4m3fnuz", "e5m2"])
