@@ -49,12 +49,14 @@ static int letters_of(grammar *g, const char *letters, int next) {
 int character_grammar_all(grammar *g, int next) {
     const int escape =
         grammar_either(g, text(g, "u", unit(g, next)), letters_of(g, "\"\\/bfnrt", next));
-    return grammar_either(g, grammar_plain(g, next), grammar_range(g, '\\', '\\', escape));
+    return grammar_either(g, grammar_plain(g, (byte_set){0}, next),
+                          grammar_range(g, '\\', '\\', escape));
 }
 
 int character_grammar_any(grammar *g, const char *letters, int next) {
     const int escape = letters_of(g, letters, next);
-    return grammar_either(g, grammar_plain(g, next), grammar_range(g, '\\', '\\', escape));
+    return grammar_either(g, grammar_plain(g, (byte_set){0}, next),
+                          grammar_range(g, '\\', '\\', escape));
 }
 
 /* --- characters of a range --- */
@@ -103,29 +105,79 @@ static int escape(grammar *g, int code, int next) {
     return text(g, written, next);
 }
 
-/* Cuts a range where characters are written in another way. */
-static int add_range(grammar *g, code_range range, int all, int next) {
+/* The last code point written as this one is: as an escape, or in as many bytes. */
+static int last_alike(int code) {
     static const int ends[] = {0x1f,  '"' - 1, '"',    '\\' - 1, '\\',          0x7f,
                                0x7ff, 0xd7ff,  0xdfff, 0xffff,   MAX_CODE_POINT};
-    int lo = range.lo;
-    for (size_t i = 0; lo <= range.hi; i++) {
-        if (lo > ends[i]) continue;
-        const int hi = range.hi < ends[i] ? range.hi : ends[i];
-        unsigned char from[4], to[4];
-        const bool is_escape = lo < 0x20 || lo == '"' || lo == '\\';
-        const bool is_half = lo >= 0xd800 && lo <= 0xdfff;
-        const int length = encode(lo, from);
-        encode(hi, to);
-        for (int code = lo; is_escape && code <= hi; code++)
-            all = also(g, all, escape(g, code, next));
-        if (!is_escape && !is_half) all = also(g, all, bytes_between(g, from, to, length, next));
-        lo = hi + 1;
-    }
-    return all;
+    size_t i = 0;
+    while (ends[i] < code) i++;
+    return ends[i];
 }
 
+static void add_range(grammar *g, int lo, int hi, int *all, int next) {
+    unsigned char from[4], to[4];
+    const bool is_escape = lo < 0x20 || lo == '"' || lo == '\\';
+    const bool is_half = lo >= 0xd800 && lo <= 0xdfff;
+    const int length = encode(lo, from);
+    encode(hi, to);
+    for (int code = lo; is_escape && code <= hi; code++)
+        *all = also(g, *all, escape(g, code, next));
+    if (!is_escape && !is_half) *all = also(g, *all, bytes_between(g, from, to, length, next));
+}
+
+/* --- wide sets --- */
+
+/* Characters of one first byte: the last one of those from `code` on. */
+static int last_of_lead(int code) {
+    const int low = code < 0x80 ? 0 : code < 0x800 ? 0x3f : code < 0x10000 ? 0xfff : 0x3ffff;
+    const int last = code | low;
+    return code < 0xd800 && last > 0xd7ff ? 0xd7ff : last < MAX_CODE_POINT ? last : MAX_CODE_POINT;
+}
+
+static bool covers(const code_range *ranges, int num, int lo, int hi) {
+    for (int i = 0; i < num && lo <= hi; i++) {
+        if (ranges[i].lo <= lo && ranges[i].hi >= lo) lo = ranges[i].hi + 1, i = -1;
+    }
+    return lo > hi;
+}
+
+static int lead_of(int code) {
+    unsigned char bytes[4];
+    encode(code, bytes);
+    return bytes[0];
+}
+
+/* The first bytes of plain characters that are not all in the ranges; *num: of the others. */
+static byte_set find_parts(const code_range *ranges, int num_ranges, int *num) {
+    byte_set parts = {.bits = {~0ull, ~0ull, ~0ull, ~0ull}};
+    *num = 0;
+    for (int code = 0x20, last; code <= MAX_CODE_POINT; code = last + 1) {
+        if (code == 0xd800) code = 0xe000;
+        last = last_of_lead(code);
+        if (code == '"' || code == '\\' || code == 0x7f) continue;
+        if (!covers(ranges, num_ranges, code, last)) continue;
+        const int lead = lead_of(code);
+        parts.bits[lead >> 6] &= ~((uint64_t)1 << (lead & 63));
+        ++*num;
+    }
+    return parts;
+}
+
+/* What a set takes of most first bytes is a plain character with exceptions; the rest, and small
+ * sets, are ranges. */
 int character_grammar_set(grammar *g, const code_range *ranges, int num, int next) {
-    int all = -1;
-    for (int i = 0; i < num; i++) all = add_range(g, ranges[i], all, next);
+    enum { WIDE = 16 };
+    int num_whole = 0;
+    byte_set parts = find_parts(ranges, num, &num_whole);
+    const bool wide = num_whole >= WIDE;
+    int all = wide ? grammar_plain(g, parts, next) : -1;
+    for (int i = 0; i < num; i++) {
+        for (int lo = ranges[i].lo, hi; lo <= ranges[i].hi; lo = hi + 1) {
+            hi = wide ? last_of_lead(lo) : last_alike(lo);
+            if (hi > ranges[i].hi) hi = ranges[i].hi;
+            if (hi > last_alike(lo)) hi = last_alike(lo);
+            if (!wide || byte_set_has(&parts, lead_of(lo))) add_range(g, lo, hi, &all, next);
+        }
+    }
     return all;
 }

@@ -1,10 +1,11 @@
 /* constraint.c - a grammar over the tokens of a vocabulary.
  *
  * What may come in a state is computed once, and kept. A state takes a run of n plain characters
- * when all of them lead from it to one state that takes a run of n - 1: that is what strings of
- * JSON are, of any length or of a limited one. Plain tokens up to that length are then known
- * without a look at their bytes; of the others, only what is behind their plain characters is
- * walked.
+ * when all of them but some exceptions lead from it to one state that takes a run of n - 1, with
+ * the same exceptions: that is what strings of JSON are, of any length or of a limited one, and
+ * most patterns. Plain tokens up to that length are then known without a look at their bytes; of
+ * the others, only what is behind their plain characters is walked. Tokens that hold an exception
+ * are taken out by masks, and walked if it may come at all.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "constraint.h"
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MASKS = 512 };
+enum { MAX_MASKS = 512, MAX_EXCEPTIONS = 64 };
 
 /* What all plain characters lead to from a state, another state, and how many it takes; or these.
  */
@@ -24,7 +25,16 @@ typedef struct known {
     uint32_t *mask; /* NULL = not computed */
     int plain;      /* where plain characters lead; 0 = none may come */
     int run;        /* how many of them in a row */
+    int exceptions; /* which of them do not: of constraint.exceptions */
 } known;
+
+/* Plain characters that do not lead where others do, by their first byte. */
+typedef struct exceptions {
+    byte_set never, elsewhere;
+    uint64_t kinds, elsewhere_kinds; /* byte_kind() of all, of those that lead elsewhere */
+    uint32_t *held;                  /* the mask of tokens that begin with some in their plain
+                                      * characters; NULL = none */
+} exceptions;
 
 struct constraint {
     const vocabulary *vocabulary;
@@ -34,6 +44,8 @@ struct constraint {
     pthread_mutex_t lock; /* of what follows, and of the grammar */
     known *states;        /* [num_known] */
     int num_known, num_masks;
+    exceptions exceptions[MAX_EXCEPTIONS]; /* [num_exceptions]; 0: none */
+    int num_exceptions;
 };
 
 /* --- what is kept --- */
@@ -54,14 +66,47 @@ static known *keep(constraint *c, int state) {
 
 /* --- runs of plain characters --- */
 
+/* The index of the exceptions of a step; -1 = there is no room for them. */
+static int keep_exceptions(constraint *c, const plain_step *step) {
+    const vocabulary *const v = c->vocabulary;
+    exceptions it = {.never = step->never, .elsewhere = step->elsewhere};
+    for (int i = 0; i < c->num_exceptions; i++) {
+        const exceptions *const kept = &c->exceptions[i];
+        if (memcmp(&kept->never, &it.never, sizeof it.never) == 0 &&
+            memcmp(&kept->elsewhere, &it.elsewhere, sizeof it.elsewhere) == 0)
+            return i;
+    }
+    if (c->num_exceptions == MAX_EXCEPTIONS) return -1;
+    it.held = calloc(v->num_words, sizeof *it.held);
+    if (it.held == NULL) return -1;
+    for (int byte = 0; byte < 256; byte++) {
+        const bool never = byte_set_has(&it.never, byte);
+        if (!never && !byte_set_has(&it.elsewhere, byte)) continue;
+        const uint32_t *const holds = v->holds + (size_t)byte * v->num_words;
+        for (size_t i = 0; i < v->num_words; i++) it.held[i] |= holds[i];
+        it.kinds |= byte_kind((unsigned char)byte);
+        if (!never) it.elsewhere_kinds |= byte_kind((unsigned char)byte);
+    }
+    c->exceptions[c->num_exceptions] = it;
+    return c->num_exceptions++;
+}
+
 static int plain_of(constraint *c, int state) {
     known *const it = keep(c, state);
     if (it == NULL) return MIXED;
     if (it->plain == UNKNOWN) {
-        const int to = grammar_after_plain(c->grammar, state);
-        it->plain = to < 0 ? MIXED : to;
+        const plain_step step = grammar_plain_step(c->grammar, state);
+        const byte_set *const e = &step.elsewhere;
+        const bool some = (e->bits[0] | e->bits[1] | e->bits[2] | e->bits[3]) != 0;
+        const int kept = step.to > 0 ? keep_exceptions(c, &step) : 0;
+        it->plain = kept < 0 || (step.to == 0 && some) ? MIXED : step.to;
+        it->exceptions = kept < 0 ? 0 : kept;
     }
     return it->plain;
+}
+
+static const exceptions *exceptions_of(constraint *c, int state) {
+    return &c->exceptions[c->states[state].exceptions];
 }
 
 /* Plain characters that a state takes in a row, all of them or none, MAX_RUN at most; MIXED = it
@@ -72,7 +117,9 @@ static int run_of(constraint *c, int state) {
         const int rest = at < c->num_known ? c->states[at].run : UNKNOWN;
         const int to = rest == UNKNOWN ? plain_of(c, at) : 0;
         if (rest == MIXED || to == MIXED) run = MIXED;
-        if (rest >= 0 && run >= 0) run += rest;
+        if ((rest > 0 || to > 0) && exceptions_of(c, at) != exceptions_of(c, state)) run = MIXED;
+        if (run == MIXED) break;
+        if (rest >= 0) run += rest;
         if (to == at) run = MAX_RUN;
         if (to <= 0 || to == at) break;
         at = to;
@@ -90,7 +137,8 @@ typedef struct frame {
     const uint16_t *row; /* of the state behind the node */
     int state;
     int32_t child, end;
-    int length; /* characters begun before the children */
+    int length;  /* characters begun before the children */
+    bool wanted; /* all of the children are to be seen */
 } frame;
 
 /* Plain tokens of a node's subtree, whose bytes up to the node have `length` characters. */
@@ -106,14 +154,16 @@ static frame enter(constraint *c, int state, const token_trie *trie, int32_t nod
     const vocabulary *const v = c->vocabulary;
     const trie_node *const node = &trie->nodes[node_idx];
     const unsigned char byte = trie->bytes[node_idx];
-    if (trie == &v->plain && node->depth == 1 && byte < 0x80 && run_of(c, state) == MAX_RUN) {
+    if (trie == &v->plain && node->depth == 1 && byte < 0x80 && run_of(c, state) == MAX_RUN &&
+        exceptions_of(c, state)->kinds == 0) {
         const uint32_t *const all = v->begins + (size_t)byte * v->num_words;
         for (size_t i = 0; i < v->num_words; i++) words[i] |= all[i];
         return (frame){0};
     }
     for (int32_t i = node->first; i < node->own; i++) mask_set(words, trie->ids[i]);
     if (node->num_children == 0) return (frame){0};
-    const int run = node->plain ? run_of(c, state) : -1;
+    int run = node->plain ? run_of(c, state) : -1;
+    if (run > 0 && (node->below & exceptions_of(c, state)->kinds) != 0) run = -1;
     if (run > 0) set_subtree(trie, node, length, run, words);
     const uint16_t *const row = run >= 0 ? NULL : grammar_row(c->grammar, state);
     const int32_t num = row == NULL ? 0 : node->num_children;
@@ -124,11 +174,18 @@ static frame enter(constraint *c, int state, const token_trie *trie, int32_t nod
                    .length = length};
 }
 
-/* Sets the bits of those tokens that the state goes on with. */
-static void walk(constraint *c, int state, const token_trie *trie, uint32_t *words) {
+static uint64_t kinds_within(const token_trie *trie, int32_t node) {
+    return byte_kind(trie->bytes[node]) | trie->nodes[node].below;
+}
+
+/* Sets the bits of those tokens that the state goes on with; kinds: only of tokens that hold some
+ * byte of these, 0 = of all. */
+static void walk(constraint *c, int state, const token_trie *trie, uint64_t kinds,
+                 uint32_t *words) {
     frame frames[MAX_TOKEN_BYTES + 1];
     int depth = 0;
     frames[0] = enter(c, state, trie, 0, 0, words);
+    frames[0].wanted = kinds == 0;
     while (depth >= 0) {
         frame *const f = &frames[depth];
         while (f->child < f->end && f->row[trie->bytes[f->child]] == 0) f->child++;
@@ -137,11 +194,15 @@ static void walk(constraint *c, int state, const token_trie *trie, uint32_t *wor
             continue;
         }
         const int32_t child = f->child++;
+        const bool wanted = f->wanted || (byte_kind(trie->bytes[child]) & kinds) != 0;
+        if (!wanted && (kinds_within(trie, child) & kinds) == 0) continue;
         const unsigned char byte = trie->bytes[child];
         const int length = f->length + ((byte & 0xc0) != 0x80);
         int to = f->row[byte];
         if (to == GRAMMAR_UNKNOWN) to = grammar_step(c->grammar, f->state, byte);
-        if (to != 0) frames[++depth] = enter(c, to, trie, child, length, words);
+        if (to == 0) continue;
+        frames[++depth] = enter(c, to, trie, child, length, words);
+        frames[depth].wanted = wanted;
     }
 }
 
@@ -152,14 +213,21 @@ static bool is_free_text(grammar *g, int state) {
     return true;
 }
 
-/* Plain tokens as long as the run is, and the others by what is behind their plain characters. */
+/* Plain tokens as long as the run is, and the others by what is behind their plain characters: but
+ * for those that begin with exceptions among these. */
 static void compute_string(constraint *c, int state, int run, uint32_t *words) {
     const vocabulary *const v = c->vocabulary;
+    const exceptions e = *exceptions_of(c, state);
+    int at = state;
     memcpy(words, v->short_ones + (size_t)run * v->num_words, v->num_words * sizeof *words);
     for (int before = 0; before <= run; before++) {
-        walk(c, state, &v->behind[before], words);
-        if (before < run) state = plain_of(c, state);
+        walk(c, at, &v->behind[before], 0, words);
+        if (before < run) at = plain_of(c, at);
     }
+    for (size_t i = 0; e.kinds != 0 && i < v->num_words; i++) words[i] &= ~e.held[i];
+    if (e.elsewhere_kinds == 0) return;
+    walk(c, state, &v->plain, e.elsewhere_kinds, words);
+    walk(c, state, &v->others, e.elsewhere_kinds, words);
 }
 
 static void compute(constraint *c, int state, uint32_t *words) {
@@ -171,8 +239,8 @@ static void compute(constraint *c, int state, uint32_t *words) {
     } else if (run > 0) {
         compute_string(c, state, run, words);
     } else {
-        walk(c, state, &v->plain, words);
-        walk(c, state, &v->others, words);
+        walk(c, state, &v->plain, 0, words);
+        walk(c, state, &v->others, 0, words);
     }
     for (int i = 0; i < NUM_CONTROL; i++) {
         if (v->control[i] >= 0 && grammar_step(g, state, 256 + i) != 0)
@@ -218,6 +286,7 @@ constraint *constraint_create(const vocabulary *v, grammar *g, int entry) {
     c->vocabulary = v;
     c->grammar = g;
     c->first = first;
+    c->num_exceptions = 1;
     atomic_init(&c->num_users, 1);
     pthread_mutex_init(&c->lock, NULL);
     return c;
@@ -238,6 +307,7 @@ bool constraint_is_full(constraint *c) {
 void constraint_release(constraint *c) {
     if (c == NULL || atomic_fetch_sub(&c->num_users, 1) > 1) return;
     for (int i = 0; i < c->num_known; i++) free(c->states[i].mask);
+    for (int i = 0; i < c->num_exceptions; i++) free(c->exceptions[i].held);
     free(c->states);
     grammar_destroy(c->grammar);
     pthread_mutex_destroy(&c->lock);

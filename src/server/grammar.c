@@ -25,6 +25,7 @@ typedef struct node {
     int lo, hi;      /* RANGE */
     int next, other; /* EITHER: both; CALL: other is the rule; PLAIN: of its ranges of lead bytes,
                       * NUM_LEADS side by side */
+    byte_set but;    /* PLAIN */
 } node;
 
 /* Characters of several bytes by their lead byte: a second byte lo to hi, then `tail` more. */
@@ -119,14 +120,14 @@ int grammar_text(grammar *g, const char *text, size_t length, int next) {
     return next;
 }
 
-int grammar_plain(grammar *g, int next) {
+int grammar_plain(grammar *g, byte_set but, int next) {
     int tails[3] = {next}, seconds[NUM_LEADS];
     for (int i = 1; i < 3; i++) tails[i] = grammar_range(g, 0x80, 0xbf, tails[i - 1]);
     for (int i = 0; i < NUM_LEADS; i++)
         seconds[i] = grammar_range(g, leads[i].lo, leads[i].hi, tails[leads[i].tail]);
     const int first = grammar_range(g, leads[0].from, leads[0].to, seconds[0]);
     for (int i = 1; i < NUM_LEADS; i++) grammar_range(g, leads[i].from, leads[i].to, seconds[i]);
-    return add_node(g, &(node){.kind = NODE_PLAIN, .next = next, .other = first});
+    return add_node(g, &(node){.kind = NODE_PLAIN, .next = next, .other = first, .but = but});
 }
 
 int grammar_either(grammar *g, int one, int other) {
@@ -314,6 +315,7 @@ static bool is_ascii_plain(int symbol) {
 
 /* Where a plain character that begins with this byte leads. */
 static void find_plain(grammar *g, const node *plain, int symbol, int on) {
+    if (symbol > 0xff || byte_set_has(&plain->but, symbol)) return;
     if (is_ascii_plain(symbol)) find(g, plain->next, on);
     for (int i = 0; i < NUM_LEADS && symbol >= leads[0].from; i++) {
         const node *const lead = &g->nodes[plain->other + i];
@@ -334,14 +336,23 @@ static int find_next(grammar *g, int from, int symbol) {
     return g->num_found == 0 ? 0 : intern_recent(g);
 }
 
+typedef void range_call(void *cookie, int from, int to);
+
+/* The parts of lo..hi that a NODE_PLAIN takes. */
+static void each_part(const node *plain, int lo, int hi, range_call *with, void *cookie) {
+    for (int from = lo, to; from <= hi; from = to + 1) {
+        const bool taken = !byte_set_has(&plain->but, from);
+        for (to = from; to < hi && byte_set_has(&plain->but, to + 1) != taken; to++) continue;
+        if (taken) with(cookie, from, to);
+    }
+}
+
 /* Calls `with` for the symbols from..to that a place waits for. */
-static void each_range(const grammar *g, const node *at,
-                       void (*with)(void *cookie, int from, int to), void *cookie) {
+static void each_range(const node *at, range_call *with, void *cookie) {
     if (at->kind == NODE_RANGE) with(cookie, at->lo, at->hi);
     if (at->kind != NODE_PLAIN) return;
-    for (int i = 0; i < NUM_ASCII; i++) with(cookie, ascii[i].from, ascii[i].to);
-    for (int i = 0; i < NUM_LEADS; i++)
-        with(cookie, g->nodes[at->other + i].lo, g->nodes[at->other + i].hi);
+    for (int i = 0; i < NUM_ASCII; i++) each_part(at, ascii[i].from, ascii[i].to, with, cookie);
+    for (int i = 0; i < NUM_LEADS; i++) each_part(at, leads[i].from, leads[i].to, with, cookie);
 }
 
 static void mark_unknown(void *cookie, int from, int to) {
@@ -354,7 +365,7 @@ const uint16_t *grammar_row(grammar *g, int from) {
     if (from == 0 || s->row != NULL) return s->row;
     s->row = calloc(GRAMMAR_NUM_SYMBOLS, sizeof *s->row);
     for (size_t i = s->first; i < s->first + s->num && s->row != NULL; i++)
-        each_range(g, &g->nodes[g->places[i].node], mark_unknown, s->row);
+        each_range(&g->nodes[g->places[i].node], mark_unknown, s->row);
     return s->row;
 }
 
@@ -382,29 +393,48 @@ int grammar_step(grammar *g, int from, int symbol) {
     const state *const s = &g->states[from];
     alike a = {symbol, 0, GRAMMAR_NUM_SYMBOLS - 1};
     for (size_t i = s->first; i < s->first + s->num; i++)
-        each_range(g, &g->nodes[g->places[i].node], narrow, &a);
+        each_range(&g->nodes[g->places[i].node], narrow, &a);
     for (int i = a.from; i <= a.to; i++) s->row[i] = (uint16_t)to;
     return to;
 }
 
-/* Some plain character begins with a byte that the range takes. */
-static bool meets_plain(const node *range) {
-    for (int byte = range->lo; byte <= range->hi && byte <= leads[NUM_LEADS - 1].to; byte++) {
-        if (is_ascii_plain(byte) || byte >= leads[0].from) return true;
+/* The first bytes of plain characters: of ascii and leads. */
+static const byte_set plain_bytes = {
+    .bits = {0xfffffffb00000000, 0x7fffffffefffffff, 0, 0x001ffffffffffffc}};
+
+static void add_bytes(byte_set *s, int lo, int hi) {
+    for (int k = lo >> 6; k <= hi >> 6 && k < 4; k++) {
+        const int from = lo > k * 64 ? lo & 63 : 0, to = hi < k * 64 + 63 ? hi & 63 : 63;
+        s->bits[k] |= (~(uint64_t)0 >> (63 - (to - from))) << from;
     }
-    return false;
 }
 
-int grammar_after_plain(grammar *g, int from) {
+/* The exceptions are those that a range takes, or some places do not. */
+plain_step grammar_plain_step(grammar *g, int from) {
     const state *const s = &g->states[from];
+    plain_step step = {0};
+    bool first = true;
     g->num_found = 0;
     for (size_t i = s->first; i < s->first + s->num; i++) {
         const place here = g->places[i];
         const node *const at = &g->nodes[here.node];
-        if (at->kind == NODE_RANGE && meets_plain(at)) return -1;
-        if (at->kind == NODE_PLAIN) find(g, at->next, here.stack);
+        if (at->kind == NODE_RANGE) add_bytes(&step.elsewhere, at->lo, at->hi);
+        for (int k = 0; at->kind == NODE_PLAIN && k < 4; k++) {
+            const uint64_t both = first ? at->but.bits[k] : at->but.bits[k] & step.never.bits[k];
+            if (!first) step.elsewhere.bits[k] |= (at->but.bits[k] | step.never.bits[k]) & ~both;
+            step.never.bits[k] = both;
+        }
+        if (at->kind == NODE_PLAIN) {
+            first = false;
+            find(g, at->next, here.stack);
+        }
     }
-    return g->num_found == 0 ? 0 : intern_recent(g);
+    for (int k = 0; k < 4; k++) {
+        step.never.bits[k] &= plain_bytes.bits[k] & ~step.elsewhere.bits[k];
+        step.elsewhere.bits[k] &= plain_bytes.bits[k];
+    }
+    if (g->num_found > 0) step.to = intern_recent(g);
+    return step;
 }
 
 bool grammar_may_end(const grammar *g, int at) {

@@ -27,6 +27,14 @@ enum {
 
 typedef struct grammar grammar;
 
+typedef struct byte_set {
+    uint64_t bits[4];
+} byte_set;
+
+static inline bool byte_set_has(const byte_set *s, int byte) {
+    return (s->bits[byte >> 6] >> (byte & 63) & 1) != 0;
+}
+
 /* NULL = no memory. Later failures of memory make the grammar broken. */
 grammar *grammar_create(void);
 void grammar_destroy(grammar *g);
@@ -38,8 +46,9 @@ int grammar_end(grammar *g);
 /* One symbol of lo..hi. */
 int grammar_range(grammar *g, int lo, int hi, int next);
 int grammar_text(grammar *g, const char *text, size_t length, int next);
-/* One plain character: of a string of JSON, as it is: whole, no quote, no backslash, no control. */
-int grammar_plain(grammar *g, int next);
+/* One plain character: of a string of JSON, as it is: whole, no quote, no backslash, no control.
+ * Not those that begin with a byte of `but`. */
+int grammar_plain(grammar *g, byte_set but, int next);
 /* One of two. */
 int grammar_either(grammar *g, int one, int other);
 /* A node to loop to: grammar_either() of what is set later. */
@@ -59,8 +68,13 @@ int grammar_begin(grammar *g, int entry);
 enum { GRAMMAR_UNKNOWN = 0xffff };
 const uint16_t *grammar_row(grammar *g, int state);
 int grammar_step(grammar *g, int state, int symbol);
-/* Where plain characters lead, all to one state; 0 = none may come, -1 = some, or to several. */
-int grammar_after_plain(grammar *g, int state);
+/* Where plain characters lead, all but those of the exceptions to one state: by their first byte,
+ * the ones that may not come, and the ones that lead elsewhere or in part. */
+typedef struct plain_step {
+    int to; /* 0 = only exceptions may come */
+    byte_set never, elsewhere;
+} plain_step;
+plain_step grammar_plain_step(grammar *g, int state);
 bool grammar_may_end(const grammar *g, int state);
 /* Half of the states that there may be are known; beyond the last, answers end in state 0. */
 bool grammar_is_half_full(const grammar *g);

@@ -124,7 +124,13 @@ static bool trie_build(token_trie *trie, pieces p) {
     }
     trie->nodes[0] = (trie_node){.end = (int32_t)p.num};
     trie->bytes[0] = 0;
-    for (int32_t i = 0, num = 1; i < num; i++) num = add_children(trie, &p, &trie->nodes[i], num);
+    int32_t num = 1;
+    for (int32_t i = 0; i < num; i++) num = add_children(trie, &p, &trie->nodes[i], num);
+    for (int32_t i = num - 1; i >= 0; i--) {
+        trie_node *const node = &trie->nodes[i];
+        for (int32_t k = node->child; k < node->child + node->num_children; k++)
+            node->below |= byte_kind(trie->bytes[k]) | trie->nodes[k].below;
+    }
     return true;
 }
 
@@ -149,6 +155,8 @@ static pieces collect(vocabulary *v, int32_t vocab_size, size_t *num_plain) {
             continue;
         const piece it = make_piece(bytes, length, id), rest = without_run(&it);
         mask_set(v->all, id);
+        for (const unsigned char *at = it.bytes; at < rest.bytes; at++)
+            if ((*at & 0xc0) != 0x80) mask_set(v->holds + *at * v->num_words, id);
         p.items[p.num++] = it;
         if (rest.length > 0) continue;
         p.items[p.num - 1] = p.items[*num_plain];
@@ -182,7 +190,9 @@ static bool build(vocabulary *v, int32_t vocab_size) {
     v->all = calloc(v->num_words, sizeof *v->all);
     v->short_ones = calloc((MAX_RUN + 1) * v->num_words, sizeof *v->short_ones);
     v->begins = calloc(128 * v->num_words, sizeof *v->begins);
-    if (v->all == NULL || v->short_ones == NULL || v->begins == NULL) return false;
+    v->holds = calloc(256 * v->num_words, sizeof *v->holds);
+    if (v->all == NULL || v->short_ones == NULL || v->begins == NULL || v->holds == NULL)
+        return false;
     const pieces p = collect(v, vocab_size, &num_plain);
     const pieces others = {.items = p.items + num_plain, .num = p.num - num_plain};
     const bool good = p.items != NULL &&
@@ -229,5 +239,6 @@ void vocabulary_destroy(vocabulary *v) {
     free(v->all);
     free(v->short_ones);
     free(v->begins);
+    free(v->holds);
     free(v);
 }

@@ -21,7 +21,8 @@ typedef struct trie_node {
     int32_t first, own, end;
     int32_t child; /* its children lie side by side */
     uint16_t num_children, depth;
-    bool plain; /* what is behind it in its tokens: MAX_RUN plain characters at most */
+    bool plain;     /* what is behind it in its tokens: MAX_RUN plain characters at most */
+    uint64_t below; /* byte_kind() of every byte behind it */
 } trie_node;
 
 typedef struct token_trie {
@@ -37,6 +38,8 @@ typedef struct vocabulary {
     uint32_t *all;            /* the mask of every token with text */
     uint32_t *short_ones;     /* [MAX_RUN + 1] masks: plain tokens of so many characters at most */
     uint32_t *begins;         /* [128] masks: plain tokens by their first byte */
+    uint32_t *holds;          /* [256] masks: tokens by first bytes of their first plain characters,
+                               * MAX_RUN of them */
     token_trie plain, others; /* by all of their bytes */
     token_trie behind[MAX_RUN + 1]; /* the others again, by what follows so many plain characters */
     int32_t control[NUM_CONTROL], eos[8];
@@ -50,6 +53,14 @@ vocabulary *vocabulary_create(const kv8_tokenizer *tokenizer, int32_t vocab_size
 void vocabulary_destroy(vocabulary *v);
 /* Whether it has all control tokens that a chat's grammar speaks of. */
 bool vocabulary_has_control(const vocabulary *v);
+
+/* One bit for a first byte of a plain character, shared by few; 0 for one that continues. */
+static inline uint64_t byte_kind(unsigned char byte) {
+    if (byte >= 0xc0) return (uint64_t)1 << (byte < 0xe0 ? 17 : 18 + byte % 8);
+    if (byte >= 0x80) return 0;
+    if (byte >= '0' && byte <= '9') return (uint64_t)1 << 16;
+    return (uint64_t)1 << (byte < 0x40 ? byte % 32 : 32 + byte % 32);
+}
 
 static inline void mask_set(uint32_t *words, int32_t id) {
     words[id / 32] |= 1u << (id % 32);

@@ -80,11 +80,11 @@ typedef struct fixture {
     int32_t eos;
 } fixture;
 
-static grammar *make_grammar(int *entry) {
+static grammar *make_grammar(const char *text, int *entry) {
     json_error_t why;
     api_error error = {0};
     grammar *const g = grammar_create();
-    json_t *const schema = json_loads(SCHEMA, 0, &why);
+    json_t *const schema = json_loads(text, JSON_DECODE_ANY, &why);
     assert_non_null(schema);
     *entry = json_grammar_add(g, schema, "schema", grammar_end(g), &error);
     if (*entry < 0) fail_msg("%s", error.message);
@@ -92,9 +92,9 @@ static grammar *make_grammar(int *entry) {
     return g;
 }
 
-static constraint *make_constraint(const fixture *f) {
+static constraint *make_constraint(const fixture *f, const char *schema) {
     int entry;
-    grammar *const g = make_grammar(&entry);
+    grammar *const g = make_grammar(schema, &entry);
     constraint *const c = constraint_create(f->vocabulary, g, entry);
     assert_non_null(c);
     return c;
@@ -118,13 +118,24 @@ static int teardown(void **state) {
     return 0;
 }
 
+/* The place moves by a token of one byte, which the tokenizer has for each. */
+static void take_byte(const fixture *f, constraint_place *place, char byte) {
+    for (int32_t id = 0; id < 4096; id++) {
+        size_t length = 0;
+        const char *const bytes = kv8_tokenizer_token_bytes(f->tokenizer, id, &length);
+        if (bytes == NULL || length != 1 || bytes[0] != byte) continue;
+        constraint_take(place, id);
+        return;
+    }
+    fail_msg("no token is the byte %d", byte);
+}
+
 /* At every place of the answer: a token's bit is set where its bytes, one by one, lead somewhere.
  */
-static void masks_are_what_bytes_say(void **state) {
-    const fixture *const f = *state;
-    constraint *const c = make_constraint(f);
+static void check_masks(const fixture *f, const char *schema, const char *answer) {
+    constraint *const c = make_constraint(f, schema);
     int entry;
-    grammar *const g = make_grammar(&entry);
+    grammar *const g = make_grammar(schema, &entry);
     static uint32_t words[NUM_WORDS];
     constraint_place place = constraint_begin(c);
     int at = grammar_begin(g, entry);
@@ -139,25 +150,42 @@ static void masks_are_what_bytes_say(void **state) {
                 to = grammar_step(g, to, (unsigned char)bytes[b]);
             const bool wanted = id == f->eos ? grammar_may_end(g, at) : to != 0;
             if (((words[id / 32] >> (id % 32)) & 1) != wanted)
-                fail_msg("after %zu bytes token %d is %s", i, id, wanted ? "left out" : "let in");
+                fail_msg("%s: after %zu bytes token %d is %s", schema, i, id,
+                         wanted ? "left out" : "let in");
         }
-        if (ANSWER[i] == '\0') break;
-        at = grammar_step(g, at, (unsigned char)ANSWER[i]);
-        if (at == 0) fail_msg("byte %zu of the answer is refused", i);
-        bool moved = false;
-        /* The place moves by tokens of one byte, which the tokenizer has for each. */
-        for (int32_t id = 0; id < 4096 && !moved; id++) {
-            size_t length = 0;
-            const char *const bytes = kv8_tokenizer_token_bytes(f->tokenizer, id, &length);
-            if (bytes == NULL || length != 1 || bytes[0] != ANSWER[i]) continue;
-            constraint_take(&place, id);
-            moved = true;
-        }
-        assert_true(moved);
+        if (answer[i] == '\0') break;
+        at = grammar_step(g, at, (unsigned char)answer[i]);
+        if (at == 0) fail_msg("%s: byte %zu of %s is refused", schema, i, answer);
+        take_byte(f, &place, answer[i]);
     }
     assert_true(grammar_may_end(g, at));
     grammar_destroy(g);
     constraint_release(c);
+}
+
+static void masks_are_what_bytes_say(void **state) {
+    check_masks(*state, SCHEMA, ANSWER);
+}
+
+/* Classes that most characters are in, alone, bounded, beside others, and such as some characters
+ * of a first byte are in. */
+static void masks_of_wide_sets(void **state) {
+    static const char *const cases[][2] = {
+        {"^[^x]*$", "\"ab cd-\xc3\xa9\\\"f\""},
+        {"^\\\\S+$", "\"ab\xe3\x81\x82\xc3\xa9-\""},
+        {"^[^x]{2,20}$", "\"abcdefghijklmnopqrst\""},
+        {"^[^a-z]+$", "\"AB-\xf0\x9f\x99\x82\""},
+        {"^[^@ ]+@[^@]+$", "\"ab@c d.e\""},
+        {"^\\\\w+( \\\\w+)*$", "\"ab cd ef\""},
+        {"^([^a]*|[^\\u00e9]*b)$", "\"cdab\""},
+        {"^[^\\u3042-\\ud7ff]*[^\\n]$", "\"ab\xc3\xa9\xe3\x80\x82\\t.\""},
+        {"ab[^c]$", "\"xaba\xc3\xa9yab.\""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char schema[96];
+        snprintf(schema, sizeof schema, "{\"type\":\"string\",\"pattern\":\"%s\"}", cases[i][0]);
+        check_masks(*state, schema, cases[i][1]);
+    }
 }
 
 static double now(void) {
@@ -195,7 +223,7 @@ static void a_token_costs_little(void **state) {
     assert_ok(kv8_tokenizer_encode(f->tokenizer, ANSWER, strlen(ANSWER), KV8_SPECIAL_AS_TEXT, &ids,
                                    &num));
     assert_in_range(num, 1, MAX_IDS);
-    constraint *const c = make_constraint(f);
+    constraint *const c = make_constraint(f, SCHEMA);
     double first[MAX_IDS] = {0}, all_first = 0, best = 1;
     for (int run = 0; run < 8; run++) {
         constraint_place place = constraint_begin(c);
@@ -222,6 +250,40 @@ static void a_token_costs_little(void **state) {
     assert_true(best < bytes / 100);     /* those of states met before are kept */
     constraint_release(c);
     kv8_free(ids);
+}
+
+/* A token that leads to a new state costs no look at all tokens, whatever few characters may not
+ * come. */
+static void wide_sets_cost_little(void **state) {
+    static const char *const patterns[] = {"^[^x]{200}$", "^[^\\\\n]{1,200}$", "^.{200}$",
+                                           "^\\\\D{9,200}$", "^[\\\\w /]{200}$"};
+    enum { NUM_TOKENS = 64 };
+    const fixture *const f = *state;
+    static uint32_t words[NUM_WORDS];
+    const double bytes = time_of_all_bytes(f);
+    for (size_t p = 0; p < sizeof patterns / sizeof patterns[0]; p++) {
+        char schema[64];
+        int32_t *ids = NULL;
+        size_t num = 0;
+        snprintf(schema, sizeof schema, "{\"type\":\"string\",\"pattern\":\"%s\"}", patterns[p]);
+        constraint *const c = make_constraint(f, schema);
+        constraint_place place = constraint_begin(c);
+        assert_ok(kv8_tokenizer_encode(f->tokenizer, "\"a", 2, KV8_SPECIAL_AS_TEXT, &ids, &num));
+        double all = 0;
+        for (size_t i = 0; i < NUM_TOKENS; i++) {
+            const double begin = now();
+            memset(words, 0, sizeof words);
+            constraint_mask(&place, words);
+            constraint_take(&place, ids[i < num ? i : num - 1]);
+            all += now() - begin;
+            assert_int_not_equal(place.state, 0);
+        }
+        print_message("%-16s %.0f us a token of a new state\n", patterns[p],
+                      all / NUM_TOKENS * 1e6);
+        assert_true(all / NUM_TOKENS < bytes / 8);
+        constraint_release(c);
+        kv8_free(ids);
+    }
 }
 
 static bool takes(grammar *g, int entry, const char *text) {
@@ -269,7 +331,7 @@ static void constraints_are_kept(void **state) {
     for (int i = 0; i < NUM; i++) {
         snprintf(key, sizeof key, "%d", i);
         assert_null(constraint_store_find(s, key));
-        made[i] = make_constraint(*state);
+        made[i] = make_constraint(*state, SCHEMA);
         constraint_store_keep(s, key, made[i]);
         constraint *const oldest = constraint_store_find(s, "0");
         assert_ptr_equal(oldest, made[0]);
@@ -293,10 +355,9 @@ static void constraints_are_kept(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(masks_are_what_bytes_say),
-        cmocka_unit_test(a_token_costs_little),
-        cmocka_unit_test(constraints_are_kept),
-        cmocka_unit_test(ranges_take_what_is_between),
+        cmocka_unit_test(masks_are_what_bytes_say), cmocka_unit_test(masks_of_wide_sets),
+        cmocka_unit_test(a_token_costs_little),     cmocka_unit_test(wide_sets_cost_little),
+        cmocka_unit_test(constraints_are_kept),     cmocka_unit_test(ranges_take_what_is_between),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
