@@ -3,6 +3,7 @@ behaved; errors, keys, ids, and clients that go.
 
 SPDX-License-Identifier: Apache-2.0
 """
+import itertools
 import json
 import os
 import signal
@@ -273,35 +274,48 @@ class Abuse(ServerTest):
     """Over a pool so small that all of it is in use soon: what grows then is no page of it."""
     OPTIONS = ("--kv-memory", "24MB", "--max-model-len", "1024", "--max-num-seqs", "8")
 
+    @staticmethod
+    def bodies():
+        def asking(**fields):
+            body = json.dumps(dict(LONG, max_tokens=500, **fields)).encode()
+            return raw_post("/v1/completions", body, sized(body))
+
+        return [b"{", b"\xff" * 500, b"GARBAGE\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n",
+                raw_post("/v1/completions", b"{}", "Content-Length: 2"),
+                raw_post("/v1/completions", b"{", "Content-Length: 9999"),
+                raw_post("/v1/completions", b"zz\r\n", "Transfer-Encoding: chunked"),
+                b"GET /" + b"x" * 40000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+                b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 9000 + b"\r\n",
+                raw_post("/v1/completions", b" " * (1 << 20), "Content-Length: 99999999999"),
+                raw_post("/v1/completions", b"[" * (64 << 10), sized(b"[" * (64 << 10))),
+                asking(prompt="too long " * 2000), asking(prompt="x" * 1024, stream=True),
+                asking(stream=True, n=3), asking(stream=True, logprobs=5), asking(echo=True)]
+
     def resident_bytes(self):
         with open(f"/proc/{self.server.process.pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def abuse(self, stop, seed):
+        """Sends every body in turn and goes: at once, at a first answer, or reading slowly."""
+        bodies = self.bodies()
+        for i in itertools.count(seed):
+            if stop.is_set():
+                break
+            try:
+                with self.server.connect() as connection:
+                    connection.settimeout(0.1)
+                    connection.sendall(bodies[i % len(bodies)])
+                    for _ in range((0, 1, 20)[i % 3]):
+                        connection.recv(100)
+                        stop.wait(0.01)
+            except OSError:
+                pass
 
     def test_abuse_beside_work(self):
         """Thirty requests, and as many more as KV8_ABUSE_SECONDS hold: memory is then flat."""
         wanted = self.server.ask("/v1/completions", **SHORT)["choices"][0]["text"]
         stop = threading.Event()
-
-        def abuse(seed):
-            bodies = [b"{", b"\xff" * 500, b"GARBAGE\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n",
-                      raw_post("/v1/completions", b"{}", "Content-Length: 2"),
-                      raw_post("/v1/completions", b"{", "Content-Length: 9999"),
-                      raw_post("/v1/completions", b"zz\r\n", "Transfer-Encoding: chunked"),
-                      b"GET /" + b"x" * 40000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
-                      b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 9000 + b"\r\n"]
-            i = seed
-            while not stop.is_set():
-                try:
-                    with self.server.connect() as connection:
-                        connection.settimeout(0.1)
-                        connection.sendall(bodies[i % len(bodies)])
-                        if i % 3 == 0:
-                            connection.recv(1000)
-                except OSError:
-                    pass
-                i += 1
-
-        threads = [threading.Thread(target=abuse, args=(i,)) for i in range(4)]
+        threads = [threading.Thread(target=self.abuse, args=(stop, i)) for i in range(4)]
         for thread in threads:
             thread.start()
         begin, seconds = time.monotonic(), float(os.environ.get("KV8_ABUSE_SECONDS", 0))
@@ -316,6 +330,7 @@ class Abuse(ServerTest):
         stop.set()
         for thread in threads:
             thread.join()
+        wait_until(lambda: self.server.metric("vllm:kv_cache_usage_perc") == 0)
         if seconds >= 60:
             self.assertLess(self.resident_bytes(), middle + (16 << 20))
             print(f"{num} requests; {middle >> 20} MiB in the middle, {self.resident_bytes() >> 20} "
