@@ -120,12 +120,15 @@ static json_t *machine_json(const machine *m) {
 
 /* --- model --- */
 
-/* Cache bytes of one token, all layers and those that keep every token. */
+/* Cache bytes of one token, all layers and those that keep every token; on a GPU also how a step of
+ * one token is launched. */
 typedef struct kv_bytes {
     uint64_t all, unwindowed;
+    kv8_step_plan plan;
 } kv_bytes;
 
-static kv8_status find_kv_bytes(const kv8_model *model, kv8_dtype dtype, kv_bytes *out) {
+static kv8_status find_kv_bytes(const kv8_model *model, kv8_device *device, kv8_dtype dtype,
+                                kv_bytes *out) {
     kv8_kv_setting setting;
     kv8_status status = kv8_kv_setting_parse(kv8_dtype_name(dtype), &setting);
     kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
@@ -135,7 +138,11 @@ static kv8_status find_kv_bytes(const kv8_model *model, kv8_dtype dtype, kv_byte
     if (status != KV8_OK) return status;
     kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
     status = kv8_cache_get_stats(cache, &stats);
-    *out = (kv_bytes){.all = stats.bytes_per_token, .unwindowed = stats.bytes_per_token_unwindowed};
+    *out = (kv_bytes){.all = stats.bytes_per_token,
+                      .unwindowed = stats.bytes_per_token_unwindowed,
+                      .plan = KV8_STEP_PLAN_INIT};
+    if (status == KV8_OK && device != NULL)
+        status = kv8_model_plan_step(model, cache, device, 1, 1, &out->plan);
     kv8_cache_destroy(cache);
     return status;
 }
@@ -205,15 +212,27 @@ static json_t *model_json(const cli_model *model, const char *directory,
 
 /* --- the model's place on a GPU --- */
 
-static kv8_status count_memory(const char *directory, int32_t device_idx, kv8_threads *threads,
+static kv8_status count_memory(const char *directory, kv8_device *device, kv8_threads *threads,
                                kv8_model_memory *out) {
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
     options.threads = threads;
-    kv8_status status = kv8_device_open(&options.device, device_idx);
-    if (status == KV8_OK) status = kv8_stream_create(&options.stream, options.device);
+    options.device = device;
+    kv8_status status = kv8_stream_create(&options.stream, device);
     if (status == KV8_OK) status = kv8_model_count_memory(directory, &options, out);
     kv8_stream_destroy(options.stream);
-    kv8_device_close(options.device);
+    return status;
+}
+
+/* Everything about the model's place; a model on the host. */
+static kv8_status place(const char *directory, const cli_model *model, int32_t device_idx,
+                        kv8_model_memory *memory, kv_bytes kv[KV8_DTYPE_COUNT]) {
+    kv8_device *device = NULL;
+    kv8_status status = device_idx < 0 ? KV8_OK : kv8_device_open(&device, device_idx);
+    for (int dtype = KV8_F32; status == KV8_OK && dtype < KV8_DTYPE_COUNT; dtype++)
+        status = find_kv_bytes(model->model, device, (kv8_dtype)dtype, &kv[dtype]);
+    if (status == KV8_OK && device != NULL)
+        status = count_memory(directory, device, model->threads, memory);
+    kv8_device_close(device);
     return status;
 }
 
@@ -225,6 +244,17 @@ static uint64_t tokens_that_fit(const kv8_model_memory *m, const kv_bytes *kv) {
 
 static bool model_fits(const kv8_model_memory *m) {
     return m->total + m->loading <= m->available;
+}
+
+/* Why the steps that are not persistent are not, each reason once. */
+static void print_why_not(const kv_bytes kv[KV8_DTYPE_COUNT]) {
+    const char *said = NULL;
+    for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++) {
+        const char *const why = kv[dtype].plan.why_not_persistent;
+        if (why == NULL || (said != NULL && strcmp(why, said) == 0)) continue;
+        printf("  Not persistent: %s.\n", why);
+        said = why;
+    }
 }
 
 static void print_memory(const kv8_model_memory *m, const kv_bytes kv[KV8_DTYPE_COUNT]) {
@@ -242,11 +272,23 @@ static void print_memory(const kv8_model_memory *m, const kv_bytes kv[KV8_DTYPE_
         printf("  The model does not fit; experts in host memory are not offered.\n");
         return;
     }
-    printf("\n  tokens of KV that fit beside it\n");
+    printf("\n  tokens of KV that fit beside it, and how a step of one token is launched\n");
     for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++)
-        printf("  %-10s %12llu\n", kv8_dtype_name((kv8_dtype)dtype),
-               (unsigned long long)tokens_that_fit(m, &kv[dtype]));
+        printf("  %-10s %12llu  %s\n", kv8_dtype_name((kv8_dtype)dtype),
+               (unsigned long long)tokens_that_fit(m, &kv[dtype]),
+               kv8_step_path_name(kv[dtype].plan.path));
+    print_why_not(kv);
     printf("  Layers with a window take theirs besides, once a sequence.\n");
+}
+
+static json_t *plans_json(const kv_bytes kv[KV8_DTYPE_COUNT]) {
+    json_t *const plans = json_object();
+    for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++)
+        json_object_set_new(
+            plans, kv8_dtype_name((kv8_dtype)dtype),
+            json_pack("{s:s, s:s*}", "path", kv8_step_path_name(kv[dtype].plan.path),
+                      "why_not_persistent", kv[dtype].plan.why_not_persistent));
+    return plans;
 }
 
 static json_t *memory_json(const kv8_model_memory *m, const kv_bytes kv[KV8_DTYPE_COUNT]) {
@@ -254,12 +296,12 @@ static json_t *memory_json(const kv8_model_memory *m, const kv_bytes kv[KV8_DTYP
     for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++)
         json_object_set_new(tokens, kv8_dtype_name((kv8_dtype)dtype),
                             json_integer((json_int_t)tokens_that_fit(m, &kv[dtype])));
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:o}", "dense",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:o, s:o}", "dense",
                      (json_int_t)m->dense, "experts", (json_int_t)m->experts, "activations",
                      (json_int_t)m->activations, "logits", (json_int_t)m->logits, "workspaces",
                      (json_int_t)m->workspaces, "total", (json_int_t)m->total, "loading",
                      (json_int_t)m->loading, "available", (json_int_t)m->available, "fits",
-                     model_fits(m), "kv_tokens", tokens);
+                     model_fits(m), "kv_tokens", tokens, "one_token", plans_json(kv));
 }
 
 /* --- scales --- */
@@ -359,15 +401,9 @@ static int print_all(const info_args *args, const machine *m, const cli_model *m
     kv8_scale_data data = KV8_SCALE_DATA_INIT;
     if (scales != NULL && kv8_scale_file_get(scales->file, &data) != KV8_OK)
         return cli_fail_status(KV8_ERR_INVALID);
-    for (int dtype = KV8_F32; model != NULL && dtype < KV8_DTYPE_COUNT; dtype++) {
-        const kv8_status status = find_kv_bytes(model->model, (kv8_dtype)dtype, &kv[dtype]);
-        if (status != KV8_OK) return cli_fail_status(status);
-    }
-    if (is_placed) {
-        const kv8_status status =
-            count_memory(args->model, args->device_idx, model->threads, &memory);
-        if (status != KV8_OK) return cli_fail_status(status);
-    }
+    const kv8_status placed =
+        model == NULL ? KV8_OK : place(args->model, model, args->device_idx, &memory, kv);
+    if (placed != KV8_OK) return cli_fail_status(placed);
     if (args->json) {
         json_t *root =
             json_pack("{s:s, s:o}", "version", kv8_version(), "machine", machine_json(m));

@@ -193,6 +193,22 @@ static kv8_status make_engine(running *r) {
     return status;
 }
 
+/* How steps of decode are launched on a GPU: of one request, and of as many as a step has. */
+static kv8_status print_paths(const running *r) {
+    kv8_step_plan one = KV8_STEP_PLAN_INIT, many = KV8_STEP_PLAN_INIT;
+    if (r->model.device == NULL) return KV8_OK;
+    kv8_status status = kv8_model_plan_step(r->model.model, r->cache, NULL, 1, 1, &one);
+    if (status == KV8_OK)
+        status =
+            kv8_model_plan_step(r->model.model, r->cache, NULL, r->max_seqs, r->max_seqs, &many);
+    if (status != KV8_OK) return status;
+    fprintf(stderr, "steps      of decode: 1 request %s, %d %s\n", kv8_step_path_name(one.path),
+            r->max_seqs, kv8_step_path_name(many.path));
+    if (one.why_not_persistent != NULL)
+        fprintf(stderr, "           1 request not persistent: %s\n", one.why_not_persistent);
+    return KV8_OK;
+}
+
 /* What it will do, before the first request. */
 static int print_plan(const running *r, int64_t num_tokens) {
     const kv8_model_info *const info = &r->model.info;
@@ -220,7 +236,8 @@ static int print_plan(const running *r, int64_t num_tokens) {
             r->max_model_len, r->max_seqs, r->step_tokens,
             r->args->step_tokens == 0 ? ", fewer of prompts beside decode" : "",
             r->args->share_prefixes ? "shared" : "computed again");
-    return CLI_OK;
+    const kv8_status planned = print_paths(r);
+    return planned == KV8_OK ? CLI_OK : cli_fail_status(planned);
 }
 
 static int build(running *r) {

@@ -23,6 +23,7 @@ typedef struct test_profile {
     double idle_share;              /* of the GPU while the test ran, beside its work */
     double host_us;                 /* of a step, in which the GPU had nothing to do */
     json_t *kernels;                /* seconds by kernel; NULL: there is no profile */
+    kv8_step_path path;             /* of the steps looked into */
 } test_profile;
 
 /* One test of the result. */
@@ -35,6 +36,7 @@ typedef struct test_row {
     double experts_read;                /* distinct ones of a layer in a step, counted; 0: not */
     double ns[MAX_REPETITIONS];
     int32_t num;
+    kv8_step_plan plan; /* of its steps on a GPU */
     test_profile profile;
 } test_row;
 

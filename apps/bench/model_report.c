@@ -66,6 +66,19 @@ static void print_shares(const bench_session *s, const test_row *rows, int32_t n
     }
 }
 
+/* How the steps of each test were launched, and why not as one kernel. */
+static void print_paths(const test_row *rows, int32_t num) {
+    printf("\nhow steps are launched:\n");
+    for (int32_t i = 0; i < num; i++) {
+        const kv8_step_plan *const plan = &rows[i].plan;
+        const bool persists = plan->why_not_persistent == NULL;
+        char test[48];
+        test_name(&rows[i], test, sizeof test);
+        printf("%-14s %-18s %s%s%s\n", rows[i].setting->name, test, kv8_step_path_name(plan->path),
+               persists ? "" : ", not persistent: ", persists ? "" : plan->why_not_persistent);
+    }
+}
+
 /* --- profiles --- */
 
 static double busy_seconds(const test_profile *p) {
@@ -94,10 +107,14 @@ static void print_profiles(const test_row *rows, int32_t num) {
         for (int32_t i = 0; i < num; i++)
             printf(" %18.1f", 100 * share_of_work(&rows[i].profile, w));
     }
+    printf("\n%-22s", "kinds of work, by the");
+    for (int32_t i = 0; i < num; i++) printf(" %18s", kv8_step_path_name(rows[i].profile.path));
     printf("\n%-22s", "idle");
     for (int32_t i = 0; i < num; i++) printf(" %18.1f", 100 * rows[i].profile.idle_share);
     printf("\n%-22s", "host, us a step");
     for (int32_t i = 0; i < num; i++) printf(" %18.1f", rows[i].profile.host_us);
+    printf("\n%-22s", "both, by the");
+    for (int32_t i = 0; i < num; i++) printf(" %18s", kv8_step_path_name(rows[i].plan.path));
     printf("\n");
 }
 
@@ -121,6 +138,7 @@ static void print_table(const bench_session *s, const model_args *args, const te
                rows[i].setting->name, test, speed, 100 * t.variation);
     }
     if (s->read_gb_s > 0) print_shares(s, rows, num);
+    if (s->model.device != NULL) print_paths(rows, num);
     if (args->profile) print_profiles(rows, num);
 }
 
@@ -132,8 +150,8 @@ static json_t *profile_json(const test_profile *p) {
     for (int w = 0; w < KV8_WORK_COUNT; w++)
         json_object_set_new(shares, kv8_work_name((kv8_work)w), json_real(share_of_work(p, w)));
     json_object_set_new(shares, "idle", json_real(p->idle_share));
-    return json_pack("{s:o, s:f, s:O}", "share", shares, "host_us", p->host_us, "kernel_seconds",
-                     p->kernels);
+    return json_pack("{s:s, s:o, s:f, s:O}", "path", kv8_step_path_name(p->path), "share", shares,
+                     "host_us", p->host_us, "kernel_seconds", p->kernels);
 }
 
 static json_t *samples_json(const test_row *row, bool speeds) {
@@ -157,7 +175,7 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
         "{s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:I, s:i, s:i, s:i, "
         "s:s, "
         "s:I, s:I,"
-        " s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:o*}",
+        " s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:s*, s:s*, s:o*}",
         "version", kv8_version(), "backends", backend_name(s), "model_filename",
         cli_json_text(args->model), "model_type", s->model.info.architecture, "model_size",
         (json_int_t)s->model.info.bytes, "model_n_params", (json_int_t)s->model.info.num_parameters,
@@ -169,8 +187,9 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
         (json_int_t)ns.mean, "stddev_ns", (json_int_t)ns.deviation, "avg_ts", speed.mean,
         "stddev_ts", speed.deviation, "cv", speed.variation, "samples_ns", samples_json(row, false),
         "samples_ts", samples_json(row, true), "step_bytes", row->step_bytes, "share_of_floor",
-        share_of_floor(s, row), "experts_per_layer", row->experts_read, "profile",
-        profile_json(&row->profile));
+        share_of_floor(s, row), "experts_per_layer", row->experts_read, "path",
+        s->model.device == NULL ? NULL : kv8_step_path_name(row->plan.path), "why_not_persistent",
+        row->plan.why_not_persistent, "profile", profile_json(&row->profile));
 }
 
 int model_report(const bench_session *s, const model_args *args, const test_row *rows,

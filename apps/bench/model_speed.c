@@ -111,38 +111,52 @@ static kv8_status run_test(bench_session *s, int32_t repetitions, test_row *row)
     return status;
 }
 
+/* How the test's steps, a token of each sequence or a piece of the prompt, would be launched now.
+ */
+static kv8_status plan_steps(const bench_session *s, const model_args *args, const test_row *row,
+                             kv8_step_plan *out) {
+    const int32_t piece = row->num_prompt < args->chunk ? row->num_prompt : args->chunk;
+    const int32_t num_rows = row->num_prompt > 0 ? piece : row->batch;
+    *out = (kv8_step_plan)KV8_STEP_PLAN_INIT;
+    if (s->model.device == NULL) return KV8_OK;
+    return kv8_model_plan_step(s->model.model, s->cache, NULL, row->batch, num_rows, out);
+}
+
 /* Runs the test once for its profile: by kernel a few tokens of it, for what they read and where
  * the time goes; else all of it, for what lies between the steps. */
-static kv8_status profile_test(bench_session *s, bool by_kernel, const test_row *row,
-                               kv8_profile *profile_out, double *seconds_out) {
+static kv8_status profile_test(bench_session *s, const model_args *args, bool by_kernel,
+                               test_row *row, kv8_profile *profile_out, double *seconds_out) {
     enum { FEW_TOKENS = 8 };
     int32_t num = model_test_tokens(row);
     if (by_kernel && row->num_gen > FEW_TOKENS) num = FEW_TOKENS;
     kv8_status status = submit_batch(s, row, num);
     if (status == KV8_OK) status = kv8_model_begin_profile(s->model.model, by_kernel);
     if (status != KV8_OK) return status;
+    kv8_step_plan plan;
+    status = plan_steps(s, args, row, &plan);
+    if (by_kernel) row->profile.path = plan.path;
     const double begin = cli_seconds();
-    status = run_engine(s);
+    if (status == KV8_OK) status = run_engine(s);
     *seconds_out = cli_seconds() - begin;
     const kv8_status ended = kv8_model_end_profile(s->model.model, profile_out);
     return status == KV8_OK ? ended : status;
 }
 
-static kv8_status look_into(bench_session *s, bool keeps, test_row *row) {
+static kv8_status look_into(bench_session *s, const model_args *args, test_row *row) {
     kv8_profile profile = KV8_PROFILE_INIT;
     double seconds = 0;
-    kv8_status status = profile_test(s, true, row, &profile, &seconds);
+    kv8_status status = profile_test(s, args, true, row, &profile, &seconds);
     if (status != KV8_OK) return status;
     row->experts_read = profile.experts_read;
-    if (!keeps) return KV8_OK;
+    if (!args->profile) return KV8_OK;
     row->profile.kernels = json_object();
     for (int32_t i = 0; i < profile.num_rows; i++) {
         const kv8_profile_row *const r = &profile.rows[i];
         row->profile.seconds[r->work] += r->seconds;
         json_object_set_new(row->profile.kernels, r->name, json_real(r->seconds));
     }
-    status = profile_test(s, false, row, &profile, &seconds); /* records the graphs */
-    if (status == KV8_OK) status = profile_test(s, false, row, &profile, &seconds);
+    status = profile_test(s, args, false, row, &profile, &seconds); /* records the graphs */
+    if (status == KV8_OK) status = profile_test(s, args, false, row, &profile, &seconds);
     row->profile.idle_share = 1 - profile.busy_seconds / seconds;
     row->profile.host_us = (seconds - profile.busy_seconds) / (double)profile.num_steps * 1e6;
     return status;
@@ -210,7 +224,8 @@ static kv8_status add_test(bench_session *s, const model_args *args, test_row ro
     row.bytes_per_token = cache.bytes_per_token_unwindowed;
     if (model_test_tokens(&row) == 0 || status != KV8_OK) return status;
     if (s->model.device != NULL && (row.num_gen > 0 || args->profile))
-        status = look_into(s, args->profile, &row);
+        status = look_into(s, args, &row);
+    if (status == KV8_OK) status = plan_steps(s, args, &row, &row.plan);
     if (status != KV8_OK) return status;
     row.step_bytes = row.num_gen > 0 ? step_bytes(&s->model.info, &cache, &row) : 0;
     const kv8_status ran = run_test(s, args->repetitions, &row);

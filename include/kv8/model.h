@@ -25,6 +25,8 @@ typedef enum kv8_step_path {
     /* steps of one token as one kernel, others as by the graph; refused where no kernel can */
     KV8_PATH_PERSISTENT
 } kv8_step_path;
+/* "persistent", as options of the program spell it; NULL for no path. */
+KV8_API const char *kv8_step_path_name(kv8_step_path path);
 
 typedef struct kv8_model_options {
     size_t struct_size;
@@ -146,6 +148,22 @@ typedef struct kv8_step {
 KV8_API KV8_NODISCARD kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache,
                                                 const kv8_step *step);
 
+/* How a model on a GPU is given a step. */
+typedef struct kv8_step_plan {
+    size_t struct_size;
+    kv8_step_path path;             /* not KV8_PATH_AUTO */
+    const char *why_not_persistent; /* why the step is not one kernel's, in words; NULL: it is */
+} kv8_step_plan;
+#define KV8_STEP_PLAN_INIT KV8_SIZED(kv8_step_plan)
+/* Of a step now of num_seqs requests with num_rows tokens together, with logits wanted of the last
+ * of each, on this cache, of whose sequences none has scales of its own. device NULL: the model's.
+ * A model on the host takes a device, and its answer is that of the model opened there with
+ * default options. KV8_ERR_UNSUPPORTED where path is persistent and a step of one row cannot be so,
+ * and for a model on the host without a device. */
+KV8_API KV8_NODISCARD kv8_status kv8_model_plan_step(const kv8_model *model, const kv8_cache *cache,
+                                                     kv8_device *device, int32_t num_seqs,
+                                                     int32_t num_rows, kv8_step_plan *plan_out);
+
 /* Every later step counts its K (after rope), V and, where the observer has Q, Q (after rope) into
  * `observer` while that is on; NULL ends it. Borrowed: it must outlive the model or be taken away.
  * An observer of other layers, heads or dims is KV8_ERR_INVALID. A step that fails may have been
@@ -190,8 +208,9 @@ typedef struct kv8_profile {
 
 /* Times the work on the model's stream until kv8_model_end_profile. by_kernel 0: graphs as wholes,
  * at the cost of a few events a step. 1: every kernel; a graph is then recorded anew at each step,
- * and the time that takes is idle; only what is busy tells something. KV8_ERR_UNSUPPORTED for a
- * model on the host. A step of more than a few thousand launches fails. */
+ * and the time that takes is idle; only what is busy tells something; a step of one token is a
+ * graph's, since within one kernel nothing is told apart. KV8_ERR_UNSUPPORTED for a model on the
+ * host. A step of more than a few thousand launches fails. */
 KV8_API KV8_NODISCARD kv8_status kv8_model_begin_profile(kv8_model *model, int32_t by_kernel);
 /* Ends it, even where that fails; what was measured where profile_out is not NULL. */
 KV8_API KV8_NODISCARD kv8_status kv8_model_end_profile(kv8_model *model, kv8_profile *profile_out);

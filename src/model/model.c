@@ -275,6 +275,37 @@ kv8_status kv8_model_cache_layers(const kv8_model *model, kv8_dtype k_dtype, kv8
     return KV8_OK;
 }
 
+/* --- paths --- */
+
+const char *kv8_step_path_name(kv8_step_path path) {
+    static const char *const names[] = {[KV8_PATH_AUTO] = "auto",
+                                        [KV8_PATH_EAGER] = "eager",
+                                        [KV8_PATH_GRAPH] = "graph",
+                                        [KV8_PATH_PERSISTENT] = "persistent"};
+    return (int)path >= KV8_PATH_AUTO && path <= KV8_PATH_PERSISTENT ? names[path] : NULL;
+}
+
+kv8_status kv8_model_plan_step(const kv8_model *model, const kv8_cache *cache, kv8_device *device,
+                               int32_t num_seqs, int32_t num_rows, kv8_step_plan *plan_out) {
+    KV8_REQUIRE(model, cache, plan_out);
+    kv8_step_plan plan = KV8_STEP_PLAN_INIT;
+    if (device == NULL) device = model->options.device;
+    if (device == NULL)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "the path of a step is that of a model on a GPU, this "
+                        "one is on the host and device is NULL");
+    if (model->on_device != NULL && device != model->options.device)
+        return kv8_fail(KV8_ERR_INVALID, "device is not the model's");
+    if (num_seqs < 1 || num_rows < num_seqs)
+        return kv8_fail(KV8_ERR_INVALID,
+                        "a step of %d requests and %d rows, must be 1 or more, "
+                        "and a row each",
+                        num_seqs, num_rows);
+    KV8_TRY(kv8_model_device_plan(model, cache, device, num_seqs, num_rows, &plan));
+    KV8_WRITE_STRUCT(kv8_step_plan, plan_out, &plan);
+    return KV8_OK;
+}
+
 /* --- profiles --- */
 
 kv8_status kv8_model_begin_profile(kv8_model *model, int32_t by_kernel) {

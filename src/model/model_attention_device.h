@@ -49,6 +49,7 @@ typedef struct kv8_device_attention {
     int32_t class_seqs[KV8_NUM_CLASSES]; /* requests of a run at most */
     uint64_t last_use;                   /* the number of the last step with it; 0: empty */
     uint64_t version;                    /* another one: addresses of before mean nothing now */
+    const char *why_not_token;           /* the architecture's, of this cache */
     bool own_scales;                     /* the step's sequences have scales of their own: */
     const float **scales;                /* [num_layers, 2], K's and V's */
 } kv8_device_attention;
@@ -60,6 +61,8 @@ typedef struct kv8_device_batch {
     const int32_t *token_ids, *positions, *indptr, *logit_rows;
 } kv8_device_batch;
 
+/* Of the model's architecture on this GPU and such a cache, as kv8_device_architecture has it. */
+const char *kv8_why_not_token(const kv8_model *model, kv8_device *device, const kv8_cache *cache);
 /* Takes the set of this cache, or makes one, in place of the oldest, for a cache whose shape or
  * place no set has. Allocates only then. */
 kv8_status kv8_device_attention_fit(kv8_model *model, const kv8_cache *cache);

@@ -238,24 +238,66 @@ float *kv8_model_device_logits(const kv8_model *model) {
     return model->on_device->logits;
 }
 
-/* Whether a step of one token is one kernel's, whose logits are wanted. */
-static kv8_status choose_token(const kv8_model *model, bool *persists_out) {
+/* --- the path --- */
+
+/* What a step's path depends on beside the model and the moment. */
+typedef struct step_shape {
+    int32_t num_seqs, num_rows, num_logit_rows;
+    bool own_scales;           /* a sequence has */
+    const char *why_not_token; /* the architecture's */
+} step_shape;
+
+/* On the GPU; a model on the host would have been opened there with default options. */
+static kv8_step_path asked_path(const kv8_model *model) {
+    return model->on_device == NULL ? KV8_PATH_AUTO : model->options.path;
+}
+static bool is_profiled(const kv8_model *model) {
+    return model->on_device != NULL && kv8_stream_times_graphs(model->options.stream);
+}
+
+static const char *why_not_persistent(const kv8_model *model, const step_shape *s) {
     const kv8_model_device *const d = model->on_device;
-    const kv8_device_architecture *const a = model->architecture->device;
-    const kv8_step_path path = model->options.path;
-    *persists_out = false;
-    if (path != KV8_PATH_AUTO && path != KV8_PATH_PERSISTENT) return KV8_OK;
-    const char *const why = d->observer != NULL                   ? "an observer counts"
-                            : model->options.batch_invariant == 1 ? "batch_invariant is asked for"
-                            : d->attention->own_scales ? "a sequence has scales of its own"
-                            : kv8_stream_times_graphs(model->options.stream)
-                                ? "a profile tells kernels apart"
-                            : a->why_not_token == NULL ? "of this architecture"
-                                                       : a->why_not_token(model);
-    *persists_out = why == NULL;
-    if (why == NULL || path == KV8_PATH_AUTO) return KV8_OK;
-    return kv8_fail(KV8_ERR_UNSUPPORTED, "path is persistent, and no kernel computes a token: %s",
-                    why);
+    if (s->num_rows > 1) return "the step has more than one row";
+    if (s->num_logit_rows == 0) return "no logits are wanted";
+    if (d == NULL) return s->why_not_token;
+    if (asked_path(model) == KV8_PATH_EAGER) return "path is eager";
+    if (asked_path(model) == KV8_PATH_GRAPH) return "path is graph";
+    if (model->options.batch_invariant == 1) return "batch_invariant is asked for";
+    if (d->observer != NULL) return "an observer counts";
+    if (s->own_scales) return "a sequence has scales of its own";
+    if (is_profiled(model)) return "a profile tells kernels apart";
+    return s->why_not_token;
+}
+
+static bool replays(const kv8_model *model, const step_shape *s) {
+    return s->num_rows == s->num_seqs && s->num_rows <= KV8_MAX_GRAPH_ROWS &&
+           asked_path(model) != KV8_PATH_EAGER && s->num_logit_rows == s->num_rows &&
+           !s->own_scales;
+}
+
+/* A profile by kernel looks into what is asked for, the graph in the one kernel's place. */
+static kv8_status plan(const kv8_model *model, const step_shape *s, kv8_step_plan *out) {
+    const char *const why = why_not_persistent(model, s);
+    const bool is_token = s->num_rows == 1 && s->num_logit_rows == 1;
+    if (why != NULL && asked_path(model) == KV8_PATH_PERSISTENT && is_token && !is_profiled(model))
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "path is persistent, and no kernel computes a token: %s", why);
+    *out = (kv8_step_plan){.struct_size = sizeof *out, .why_not_persistent = why};
+    out->path = why == NULL         ? KV8_PATH_PERSISTENT
+                : replays(model, s) ? KV8_PATH_GRAPH
+                                    : KV8_PATH_EAGER;
+    return KV8_OK;
+}
+
+kv8_status kv8_model_device_plan(const kv8_model *model, const kv8_cache *cache, kv8_device *device,
+                                 int32_t num_seqs, int32_t num_rows, kv8_step_plan *out) {
+    kv8_cache_shape shape;
+    KV8_TRY(kv8_model_check_cache(model, cache, &shape));
+    const step_shape step = {.num_seqs = num_seqs,
+                             .num_rows = num_rows,
+                             .num_logit_rows = num_seqs,
+                             .why_not_token = kv8_why_not_token(model, device, cache)};
+    return plan(model, &step, out);
 }
 
 /* out NULL: they stay. */
@@ -286,34 +328,35 @@ static kv8_status wait_for(const kv8_model *model) {
 
 kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
     kv8_model_device *const d = model->on_device;
-    const int32_t num_rows = step->indptr[step->num_seqs];
-    const bool is_decode = num_rows == step->num_seqs;
     int32_t recorded = 0;
-    const int idx = graph_of(num_rows, &recorded);
     KV8_TRY(follow_observer(model));
     KV8_TRY(kv8_device_attention_load(model, cache, step));
     kv8_device_graphs *const graphs = &d->graphs[d->attention - d->attentions];
     if (graphs->version != d->attention->version || kv8_stream_times_graphs(model->options.stream))
         drop_graphs(graphs);
     graphs->version = d->attention->version;
+    const step_shape shape = {.num_seqs = step->num_seqs,
+                              .num_rows = step->indptr[step->num_seqs],
+                              .num_logit_rows = step->num_logit_rows,
+                              .own_scales = d->attention->own_scales,
+                              .why_not_token = d->attention->why_not_token};
+    kv8_step_plan planned;
+    KV8_TRY(plan(model, &shape, &planned));
+    kv8_device_batch batch = {.num_rows = shape.num_rows, .num_seqs = shape.num_seqs};
+    batch.is_decode = shape.num_rows == shape.num_seqs;
+    const int idx = graph_of(shape.num_rows, &recorded);
     /* A graph's tables, of the model and of the cache, hold so many requests. */
     const int32_t most =
         (int32_t)kv8_min_i64(model->options.max_step_seqs, d->attention->shape.max_seqs);
-    const bool replays = is_decode && idx >= 0 && model->options.path != KV8_PATH_EAGER &&
-                         step->num_logit_rows == num_rows && !d->attention->own_scales;
-    bool persists = false;
-    if (num_rows == 1 && step->num_logit_rows == 1) KV8_TRY(choose_token(model, &persists));
-    kv8_device_batch batch = {.num_rows = num_rows, .num_seqs = step->num_seqs};
-    batch.is_decode = is_decode;
-    if (replays && !persists)
+    if (planned.path == KV8_PATH_GRAPH)
         batch.num_rows = batch.num_seqs = (int32_t)kv8_min_i64(recorded, most);
     KV8_TRY(send_inputs(model, step, &batch));
-    if (persists) {
+    if (planned.path == KV8_PATH_PERSISTENT) {
         KV8_TRY(model->architecture->device->token(model, &batch));
         KV8_TRY(read_logits(model, 0, 1, step->logits_out));
-    } else if (replays) {
+    } else if (planned.path == KV8_PATH_GRAPH) {
         KV8_TRY(run_graph(model, &batch, &graphs->recorded[idx]));
-        KV8_TRY(read_logits(model, 0, num_rows, step->logits_out));
+        KV8_TRY(read_logits(model, 0, shape.num_rows, step->logits_out));
     } else {
         KV8_TRY(run_eager(model, step, &batch));
     }

@@ -24,9 +24,11 @@ struct kv8_device_architecture {
     kv8_status (*load)(kv8_model *model, kv8_device_loader *loader);
     /* Of a batch: the residual stream after all layers. Neither allocates nor waits, as logits. */
     kv8_status (*layers)(kv8_model *model, const kv8_device_batch *batch);
-    /* Why no one kernel computes a whole token, of a cache that the model's plans fit: a message's
-     * words; NULL: one does. NULL in place of the function: none ever. */
-    const char *(*why_not_token)(const kv8_model *model);
+    /* Why no one kernel computes a whole token of this model on this GPU and a cache of its shape,
+     * which may lie on the host: a message's words; NULL: one does. NULL in place of the function:
+     * none ever. */
+    const char *(*why_not_token)(const kv8_model *model, kv8_device *device,
+                                 const kv8_cache *cache);
     /* layers and logits of a batch of one row, by that kernel. */
     kv8_status (*token)(kv8_model *model, const kv8_device_batch *batch);
     /* on_device->logits [num, vocab_size] of rows logit_rows[0..num). */
@@ -69,6 +71,9 @@ kv8_status kv8_model_device_observe(kv8_model *model, const kv8_observer *observ
 /* kv8_model_begin_profile and kv8_model_end_profile. */
 kv8_status kv8_model_device_begin_profile(kv8_model *model, bool by_kernel);
 kv8_status kv8_model_device_end_profile(kv8_model *model, kv8_profile *out);
+/* kv8_model_plan_step; of a model on the host too. */
+kv8_status kv8_model_device_plan(const kv8_model *model, const kv8_cache *cache, kv8_device *device,
+                                 int32_t num_seqs, int32_t num_rows, kv8_step_plan *out);
 /* A step whose sequences are extended; waits until its logits are there. */
 kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
 

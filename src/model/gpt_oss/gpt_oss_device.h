@@ -64,7 +64,8 @@ kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const int32_t *logit_rows
 
 kv8_status kv8_gpt_oss_token_create(kv8_model *model);
 void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory);
-const char *kv8_gpt_oss_why_not_token(const kv8_model *model);
+const char *kv8_gpt_oss_why_not_token(const kv8_model *model, kv8_device *device,
+                                      const kv8_cache *cache);
 kv8_status kv8_gpt_oss_token_run(kv8_model *model, const kv8_device_batch *batch);
 
 /* Device memory that experts pass through on their way, a few at a time. */

@@ -68,21 +68,11 @@ void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory
 
 /* --- caches --- */
 
-static int format_of(const kv8_layer_kind *kind) {
+static int format_of(kv8_dtype k_dtype, kv8_dtype v_dtype) {
     for (int i = 0; i < KV8_TOKEN_FORMATS; i++) {
-        if (kind->stored.k_dtype == formats[i].dtype && kind->stored.v_dtype == formats[i].dtype)
-            return i;
+        if (k_dtype == formats[i].dtype && v_dtype == formats[i].dtype) return i;
     }
     return -1;
-}
-
-/* The cache's one format, -1 where it has none that a kernel takes. */
-static int format_of_cache(const kv8_device_attention *set) {
-    const int format = format_of(&set->kinds[0]);
-    for (int32_t i = 1; i < set->num_kinds; i++) {
-        if (format_of(&set->kinds[i]) != format) return -1;
-    }
-    return format;
 }
 
 static bool lies_in_rows(const kv8_paged *p) {
@@ -90,19 +80,34 @@ static bool lies_in_rows(const kv8_paged *p) {
            p->stride_slot == (int64_t)KV8_TOKEN_KV_HEADS * KV8_TOKEN_HEAD_DIM;
 }
 
-const char *kv8_gpt_oss_why_not_token(const kv8_model *model) {
-    const kv8_gpt_oss *const own = model->own;
-    const kv8_gpt_oss_token *const t = &own->device->token;
-    const kv8_device_attention *const set = model->on_device->attention;
-    if (t->why_not != NULL) return t->why_not;
-    if (format_of_cache(set) < 0)
-        return "K and V are not both bf16, f16, e4m3 or e5m2 in all layers";
-    if (set->shape.page_size % KV8_TOKEN_GRANULE != 0) return "a page is no multiple of 16 tokens";
-    for (int32_t i = 0; i < set->num_layers; i++) {
-        if (!lies_in_rows(&set->layers[i].k) || !lies_in_rows(&set->layers[i].v))
+/* All layers in one format that a kernel takes, a token's heads side by side. */
+static const char *check_layers(const kv8_cache *cache, int32_t num_layers) {
+    int format = -1;
+    for (int32_t i = 0; i < num_layers; i++) {
+        kv8_cache_layer layer;
+        kv8_paged k = KV8_PAGED_INIT, v = KV8_PAGED_INIT;
+        if (kv8_cache_get_layer(cache, i, &layer) != KV8_OK ||
+            kv8_cache_layer_kv(cache, i, &k, &v) != KV8_OK)
+            return "the cache has fewer layers";
+        const int own = format_of(layer.k_dtype, layer.v_dtype);
+        if (i == 0) format = own;
+        if (own < 0 || own != format)
+            return "K and V are not both bf16, f16, e4m3 or e5m2 in all layers";
+        if (!lies_in_rows(&k) || !lies_in_rows(&v))
             return "a token's heads do not lie side by side in the pages";
     }
     return NULL;
+}
+
+const char *kv8_gpt_oss_why_not_token(const kv8_model *model, kv8_device *device,
+                                      const kv8_cache *cache) {
+    const kv8_gpt_oss *const own = model->own;
+    const char *const why = check_model(&own->config, device);
+    kv8_cache_shape shape;
+    kv8_cache_get_shape(cache, &shape);
+    if (why != NULL) return why;
+    if (shape.page_size % KV8_TOKEN_GRANULE != 0) return "a page is no multiple of 16 tokens";
+    return check_layers(cache, own->config.num_layers);
 }
 
 /* --- a step --- */
@@ -171,7 +176,8 @@ kv8_status kv8_gpt_oss_token_run(kv8_model *model, const kv8_device_batch *batch
     const kv8_gpt_oss_config *const c = &own->config;
     kv8_gpt_oss_device *const d = own->device;
     kv8_stream *const stream = model->options.stream;
-    const int format = format_of_cache(model->on_device->attention);
+    const kv8_cache_layer *const stored = &model->on_device->attention->kinds[0].stored;
+    const int format = format_of(stored->k_dtype, stored->v_dtype);
     KV8_TRY(write_layers(model, format));
     KV8_TRY(kv8_device_rope_angles(d->ops, stream, batch->positions, 1, d->inv_freq, d->rope_factor,
                                    c->head_dim, d->cos_sin));

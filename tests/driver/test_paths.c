@@ -1,0 +1,131 @@
+/* test_paths.c - how a step of a model on a GPU is launched, on the stand-in: what is told of it
+ * before, and why it is not one kernel, is what then happens.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model_fixture.h"
+
+static const char token_kernel[] = "kv8_gpt_oss_token_";
+
+/* The published widths, as the kernel of a token has them. */
+static void open_wide(fixture *f, kv8_step_path path, int32_t page_size, kv8_dtype dtype) {
+    open_device(f);
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    options.device = f->device;
+    options.stream = f->stream;
+    options.path = path;
+    options.max_step_tokens = 64;
+    options.max_step_seqs = SEQS;
+    f->model = open_published(4, &options);
+    f->cache = open_cache(f->model, dtype, page_size, SEQS, 64, false);
+    for (int i = 0; i < SEQS; i++) assert_ok(kv8_cache_seq_create(f->cache, &f->seqs[i]));
+}
+
+/* What ran since the launch of this number. */
+static kv8_step_path path_since(int32_t first, int64_t graphs) {
+    for (int32_t i = first; i < stand_in_num_launches(); i++) {
+        if (strncmp(stand_in_get_launch(i)->name, token_kernel, sizeof token_kernel - 1) == 0)
+            return KV8_PATH_PERSISTENT;
+    }
+    return stand_in_num_calls("cuGraphLaunch") > graphs ? KV8_PATH_GRAPH : KV8_PATH_EAGER;
+}
+
+/* What is told, and then done; why: a part of the reason, NULL: there is none. */
+static void assert_path(fixture *f, int32_t num_seqs, int32_t count, kv8_step_path path,
+                        const char *why) {
+    kv8_step_plan told = KV8_STEP_PLAN_INIT;
+    assert_ok(kv8_model_plan_step(f->model, f->cache, NULL, num_seqs, num_seqs * count, &told));
+    assert_string_equal(kv8_step_path_name(told.path), kv8_step_path_name(path));
+    if (why == NULL)
+        assert_null(told.why_not_persistent);
+    else if (told.why_not_persistent == NULL || strstr(told.why_not_persistent, why) == NULL)
+        fail_msg("why is %s, must say %s", told.why_not_persistent, why);
+    const int32_t first = stand_in_num_launches();
+    const int64_t graphs = stand_in_num_calls("cuGraphLaunch");
+    assert_ok(run_step(f, num_seqs, count));
+    assert_int_equal(path_since(first, graphs), path);
+}
+
+static void a_plan_is_what_happens(void **state) {
+    (void)state;
+    fixture f;
+    open_wide(&f, KV8_PATH_AUTO, 16, KV8_E4M3);
+    assert_path(&f, 1, 1, KV8_PATH_PERSISTENT, NULL);
+    assert_path(&f, 2, 1, KV8_PATH_GRAPH, "more than one row");
+    assert_path(&f, 1, PROMPT, KV8_PATH_EAGER, "more than one row");
+    kv8_observer_options options = KV8_OBSERVER_OPTIONS_INIT;
+    kv8_observer *observer = NULL;
+    kv8_model_observer_options(f.model, &options);
+    assert_ok(kv8_observer_create(&observer, &options));
+    assert_ok(kv8_model_set_observer(f.model, observer));
+    assert_path(&f, 1, 1, KV8_PATH_GRAPH, "an observer counts");
+    assert_ok(kv8_model_set_observer(f.model, NULL));
+    assert_path(&f, 1, 1, KV8_PATH_PERSISTENT, NULL);
+    kv8_observer_destroy(observer);
+    kv8_cache_destroy(f.cache);
+    f.cache = open_cache(f.model, KV8_INT8, 16, SEQS, 64, false);
+    for (int i = 0; i < SEQS; i++) assert_ok(kv8_cache_seq_create(f.cache, &f.seqs[i]));
+    assert_path(&f, 1, 1, KV8_PATH_GRAPH, "e4m3 or e5m2");
+    close_fixture(&f);
+    open_wide(&f, KV8_PATH_GRAPH, 16, KV8_E4M3);
+    assert_path(&f, 1, 1, KV8_PATH_GRAPH, "path is graph");
+    close_fixture(&f);
+    open_wide(&f, KV8_PATH_AUTO, 8, KV8_E4M3);
+    assert_path(&f, 1, 1, KV8_PATH_GRAPH, "16 tokens");
+    close_fixture(&f);
+    open_fixture(&f, KV8_PATH_AUTO);
+    assert_path(&f, 1, 1, KV8_PATH_GRAPH, "widths of gpt-oss");
+    close_fixture(&f);
+    open_fixture(&f, KV8_PATH_EAGER);
+    assert_path(&f, 1, 1, KV8_PATH_EAGER, "path is eager");
+    close_fixture(&f);
+}
+
+/* Also where the persistent path was asked for: a profile looks into the graph in its place. */
+static void a_profile_by_kernel_is_of_the_graph(void **state) {
+    (void)state;
+    static const kv8_step_path paths[] = {KV8_PATH_AUTO, KV8_PATH_PERSISTENT};
+    for (int p = 0; p < 2; p++) {
+        fixture f;
+        open_wide(&f, paths[p], 16, KV8_E4M3);
+        assert_path(&f, 1, 1, KV8_PATH_PERSISTENT, NULL);
+        assert_ok(kv8_model_begin_profile(f.model, 1));
+        assert_path(&f, 1, 1, KV8_PATH_GRAPH, "a profile tells kernels apart");
+        assert_ok(kv8_model_end_profile(f.model, NULL));
+        assert_ok(kv8_model_begin_profile(f.model, 0));
+        assert_path(&f, 1, 1, KV8_PATH_PERSISTENT, NULL);
+        assert_ok(kv8_model_end_profile(f.model, NULL));
+        close_fixture(&f);
+    }
+}
+
+static void what_cannot_be_planned_is_refused(void **state) {
+    (void)state;
+    fixture f;
+    kv8_step_plan told = KV8_STEP_PLAN_INIT;
+    open_fixture(&f, KV8_PATH_PERSISTENT);
+    assert_refused(kv8_model_plan_step(f.model, f.cache, NULL, 1, 1, &told), KV8_ERR_UNSUPPORTED,
+                   "widths of gpt-oss");
+    assert_refused(run_step(&f, 1, 1), KV8_ERR_UNSUPPORTED, "widths of gpt-oss");
+    assert_refused(kv8_model_plan_step(f.model, f.cache, NULL, 2, 1, &told), KV8_ERR_INVALID,
+                   "2 requests and 1 rows");
+    /* A model on the host is told of a GPU's steps. */
+    kv8_model *const model = open_model(directory, KV8_ISA_BEST);
+    kv8_cache *const cache = open_cache(model, KV8_E4M3, 16, SEQS, 64, false);
+    assert_refused(kv8_model_plan_step(model, cache, NULL, 1, 1, &told), KV8_ERR_UNSUPPORTED,
+                   "device is NULL");
+    assert_ok(kv8_model_plan_step(model, cache, f.device, 1, 1, &told));
+    assert_int_equal(told.path, KV8_PATH_GRAPH);
+    assert_non_null(strstr(told.why_not_persistent, "widths of gpt-oss"));
+    kv8_cache_destroy(cache);
+    kv8_model_close(model);
+    close_fixture(&f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_plan_is_what_happens),
+        cmocka_unit_test(a_profile_by_kernel_is_of_the_graph),
+        cmocka_unit_test(what_cannot_be_planned_is_refused),
+    };
+    return cmocka_run_group_tests_name("paths", tests, make_model, drop_model);
+}
