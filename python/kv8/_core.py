@@ -93,6 +93,14 @@ def text(pointer: Any) -> Optional[str]:
     return ffi.string(pointer).decode("utf-8", "replace") if pointer else None
 
 
+def path_bytes(path: Any) -> bytes:
+    """A path as the library reads it: to its first NUL, so it may hold none."""
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise InvalidError(f"the path {path!r} holds a NUL")
+    return name
+
+
 def whole(value: Any, name: str, low: int = -(2**31), high: int = 2**31 - 1) -> int:
     """`value` as an int within [low, high]."""
     try:

@@ -21,6 +21,7 @@ from ._core import (
     default_threads,
     enum,
     isa_of,
+    path_bytes,
     pointer_of,
     struct,
     whole,
@@ -134,7 +135,7 @@ class Sequence:
     def save(self, path: Union[str, "os.PathLike[str]"]) -> None:
         """Writes a snapshot, whole or not at all."""
         with self.cache._held as cache:
-            check(lib.kv8_cache_save(cache, self.id, os.fsencode(path)))
+            check(lib.kv8_cache_save(cache, self.id, path_bytes(path)))
 
     def read(self, layer: int, begin: int = 0, num_tokens: Optional[int] = None) -> tuple[Any, Any]:
         """K and V as stored (code * scale): float32 [num_tokens, num_kv_heads, head_dim] each."""
@@ -282,7 +283,7 @@ class Cache(Handle):
         """A new sequence from a snapshot."""
         out = ffi.new("kv8_seq *")
         with self._held as cache:
-            check(lib.kv8_cache_load(cache, os.fsencode(path), out))
+            check(lib.kv8_cache_load(cache, path_bytes(path), out))
         return Sequence(self, out[0])
 
     def prefix_match(self, token_ids: Any) -> tuple[Sequence, int]:

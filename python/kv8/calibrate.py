@@ -19,6 +19,7 @@ from ._core import (
     default_threads,
     enum,
     isa_of,
+    path_bytes,
     pointer_of,
     struct,
     text,
@@ -335,7 +336,7 @@ class ScaleFile(Handle):
             lib.kv8_scale_file_open,
             lib.kv8_scale_file_close,
             "kv8_scale_file",
-            os.fsencode(path),
+            path_bytes(path),
             expect,
         )
         return file
@@ -345,7 +346,7 @@ class ScaleFile(Handle):
         "modelopt"."""
         kind = enum("KV8_SCALES_", format, "format", SCALE_FORMATS)
         with self._held as file:
-            check(lib.kv8_scale_file_write(file, os.fsencode(path), kind, num_ranks))
+            check(lib.kv8_scale_file_write(file, path_bytes(path), kind, num_ranks))
 
     def split(self, first_head: int, num_heads: int) -> "ScaleFile":
         """The heads of one rank alone."""

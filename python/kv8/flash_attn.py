@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ._core import InvalidError, UnsupportedError
+from ._core import InvalidError, TypeMismatchError, UnsupportedError
 from ._face import add_sinks, copy_into, like, merge_states, refuse, refuse_gradients, window
 from ._rotary import as_float, rotate
 from ._tensor import host_array, is_torch
@@ -82,6 +82,11 @@ def flash_attn_varlen_func(
         cp_tot_seqused_k=(cp_tot_seqused_k, None),
     )
     refuse_gradients(q, k, v)
+    if isinstance(cu_seqlens_k, int):
+        raise TypeMismatchError(
+            f"cu_seqlens_k is {cu_seqlens_k}, must be an array: by place each max_seqlen stands "
+            "before its cu_seqlens, as vLLM has them; names say it in any order"
+        )
     if cu_seqlens_q is None:
         raise InvalidError("cu_seqlens_q is missing")
     sinks = s_aux if sinks is None else sinks

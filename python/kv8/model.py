@@ -18,6 +18,7 @@ from ._core import (
     check,
     default_threads,
     isa_of,
+    path_bytes,
     pointer_of,
     struct,
     text,
@@ -40,7 +41,7 @@ class Tokenizer(Handle):
 
     def __init__(self, path: Path) -> None:
         self._own(
-            lib.kv8_tokenizer_open, lib.kv8_tokenizer_close, "kv8_tokenizer", os.fsencode(path)
+            lib.kv8_tokenizer_open, lib.kv8_tokenizer_close, "kv8_tokenizer", path_bytes(path)
         )
 
     def __len__(self) -> int:
@@ -168,7 +169,7 @@ class Model(Handle):
             lib.kv8_model_open,
             lib.kv8_model_close,
             "kv8_model",
-            os.fsencode(directory),
+            path_bytes(directory),
             options,
             parents=(pool,),
         )

@@ -281,3 +281,10 @@ def test_mla_decode_over_a_latent_cache(rng, library, lens, heads):
         keys = cache[table[b]].reshape(-1, 1, 576)[:n]
         wanted, _ = attention(q[b: b + 1], keys, keys[..., :512], sm_scale=576**-0.5)
         close(back(o)[b: b + 1], wanted, 8e-3)
+
+
+def test_varlen_in_another_order_is_refused(rng):
+    """FlashAttention's: both cu_seqlens, then both lengths."""
+    q, kv, cu = random(rng, (4, 4, 64)), random(rng, (4, 2, 64)), np.array([0, 4], np.int32)
+    with pytest.raises(TypeError, match="before its cu_seqlens, as vLLM has them"):
+        fa.flash_attn_varlen_func(q, kv, kv, cu, cu, 4, 4)

@@ -37,6 +37,12 @@ def test_text_and_back(tokenizer):
         tokenizer.decode([2**30])
 
 
+def test_a_path_is_read_whole():
+    for opened in (kv8.Model, kv8.Tokenizer):
+        with pytest.raises(kv8.InvalidError, match="holds a NUL"):
+            opened("models/tiny-gpt-oss\0else")
+
+
 def test_facts(model):
     config = json.loads((MODEL / "config.json").read_text())
     info = model.info
