@@ -283,8 +283,9 @@ def test_mla_decode_over_a_latent_cache(rng, library, lens, heads):
         close(back(o)[b: b + 1], wanted, 8e-3)
 
 
-def test_varlen_in_another_order_is_refused(rng):
+def test_varlen_in_another_order_is_refused(rng, library):
     """FlashAttention's: both cu_seqlens, then both lengths."""
-    q, kv, cu = random(rng, (4, 4, 64)), random(rng, (4, 2, 64)), np.array([0, 4], np.int32)
+    arrays = random(rng, (4, 4, 64)), random(rng, (4, 2, 64)), np.array([0, 4], np.int32)
+    q, kv, cu = (of(library, x) for x in arrays)
     with pytest.raises(TypeError, match="before its cu_seqlens, as vLLM has them"):
         fa.flash_attn_varlen_func(q, kv, kv, cu, cu, 4, 4)
