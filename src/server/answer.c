@@ -36,6 +36,14 @@ json_t *answer_usage(const generation *g) {
         "reasoning_tokens", (json_int_t)usage.reasoning_tokens);
 }
 
+/* Those of a choice that are not sent yet. */
+static json_t *unsent_token_ids(const choice *said) {
+    json_t *const list = json_array();
+    for (size_t i = said->tokens_sent; i < said->num_tokens; i++)
+        json_array_append_new(list, json_integer(said->tokens[i]));
+    return list;
+}
+
 json_t *answer_token_ids(const int32_t *ids, size_t num) {
     json_t *const list = json_array();
     for (size_t i = 0; i < num; i++) json_array_append_new(list, json_integer(ids[i]));
@@ -55,9 +63,7 @@ void answer_add_ending(json_t *object, const choice *said, bool ended) {
     else if (ended && said->stop_id >= 0)
         json_object_set_new(object, "stop_reason", json_integer(said->stop_id));
     if (said->request->return_token_ids)
-        json_object_set_new(object, "token_ids",
-                            answer_token_ids(said->tokens + said->tokens_sent,
-                                             said->num_tokens - said->tokens_sent));
+        json_object_set_new(object, "token_ids", unsent_token_ids(said));
 }
 
 json_t *answer_chunk(answer *a, const char *object, generation_choice *spoken, json_t *said) {

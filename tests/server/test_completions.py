@@ -169,7 +169,9 @@ class Completions(ServerTest):
             self.assertGreaterEqual(max(top.values()), logprob)
 
     def test_scoring_alone(self):
-        answer = self.server.ask(PATH, prompt="x = 1", echo=True, logprobs=0, max_tokens=0)
+        answer = self.server.ask(PATH, prompt="x = 1", echo=True, logprobs=0, max_tokens=0,
+                                 return_token_ids=True)
+        self.assertEqual(answer["choices"][0]["token_ids"], [])
         choice = answer["choices"][0]
         self.assertEqual(choice["text"], "x = 1")
         self.assertEqual(answer["usage"]["completion_tokens"], 0)
