@@ -223,21 +223,24 @@ static void a_token_costs_little(void **state) {
     assert_ok(kv8_tokenizer_encode(f->tokenizer, ANSWER, strlen(ANSWER), KV8_SPECIAL_AS_TEXT, &ids,
                                    &num));
     assert_in_range(num, 1, MAX_IDS);
-    constraint *const c = make_constraint(f, SCHEMA);
-    double first[MAX_IDS] = {0}, all_first = 0, best = 1;
-    for (int run = 0; run < 8; run++) {
-        constraint_place place = constraint_begin(c);
-        double all = 0;
-        for (size_t i = 0; i < num; i++) {
-            const double begin = now();
-            constraint_mask(&place, words);
-            constraint_take(&place, ids[i]);
-            const double time = now() - begin;
-            if (run == 0) first[i] = time;
-            all += time;
+    double first[MAX_IDS] = {0}, all_first = 1, best = 1;
+    for (int fresh = 0; fresh < 3; fresh++) {
+        constraint *const c = make_constraint(f, SCHEMA);
+        for (int run = 0; run < 4; run++) {
+            constraint_place place = constraint_begin(c);
+            double all = 0;
+            for (size_t i = 0; i < num; i++) {
+                const double begin = now();
+                constraint_mask(&place, words);
+                constraint_take(&place, ids[i]);
+                const double time = now() - begin;
+                if (run == 0) first[i] = time;
+                all += time / (double)num;
+            }
+            double *const least = run == 0 ? &all_first : &best;
+            if (all < *least) *least = all;
         }
-        if (run == 0) all_first = all / (double)num;
-        if (all / (double)num < best) best = all / (double)num;
+        constraint_release(c);
     }
     qsort(first, num, sizeof first[0], by_size);
     const double bytes = time_of_all_bytes(f);
@@ -248,7 +251,6 @@ static void a_token_costs_little(void **state) {
         first[num * 99 / 100] * 1e6, best * 1e6, bytes * 1e6);
     assert_true(all_first < bytes / 20); /* a mask is not made by looking at every token */
     assert_true(best < bytes / 100);     /* those of states met before are kept */
-    constraint_release(c);
     kv8_free(ids);
 }
 
