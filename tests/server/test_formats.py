@@ -3,12 +3,14 @@ is drawn, the answer parses and holds to the schema.
 
 SPDX-License-Identifier: Apache-2.0
 """
+import itertools
 import json
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 from serving import ServerTest
 
-CHAT = "/v1/chat/completions"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
 
 SCHEMAS = [
@@ -82,18 +84,21 @@ class Formats(ServerTest):
         return 1
 
     def test_schemas(self):
+        """Six answers of a schema at a time, cold and hot, as chat and as text."""
         for schema in SCHEMAS:
-            whole = 0
             form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
-            for seed in range(3):
-                for path, body, of in (
-                        (CHAT, ASK, lambda c: c["message"]["content"]),
-                        ("/v1/completions", {"prompt": "x"}, lambda c: c["text"])):
-                    answer = self.server.ask(path, **body, response_format=form, seed=seed,
-                                             temperature=[0, 1, 3][seed], max_tokens=150)
-                    choice = answer["choices"][0]
-                    whole += self.check(choice["finish_reason"], schema, of(choice))
-            self.assertGreater(whole, 0, schema)
+
+            def ended_whole(drawn):
+                seed, path = drawn
+                body = ASK if path == CHAT else {"prompt": "x"}
+                choice = self.server.ask(path, **body, response_format=form, seed=seed,
+                                         temperature=[0, 1, 3][seed], max_tokens=150)["choices"][0]
+                text = choice["message"]["content"] if path == CHAT else choice["text"]
+                return self.check(choice["finish_reason"], schema, text)
+
+            with ThreadPoolExecutor() as together:
+                whole = together.map(ended_whole, itertools.product(range(3), (CHAT, TEXT)))
+                self.assertGreater(sum(whole), 0, schema)
 
     def test_any_object(self):
         whole = 0
@@ -169,7 +174,7 @@ class Formats(ServerTest):
         deep = {"type": "null"}
         for _ in range(200):
             deep = {"type": "array", "items": deep}
-        self.refused("/v1/completions", 400, "response_format", prompt="x", response_format={
+        self.refused(TEXT, 400, "response_format", prompt="x", response_format={
             "type": "json_schema", "json_schema": {"schema": deep}})
         self.refused(CHAT, 400, "ignore_eos", **ASK, response_format={"type": "json_object"},
                      ignore_eos=True)
