@@ -55,13 +55,18 @@ static inline int drop_model(void **state) {
     return 0;
 }
 
-static inline kv8_status try_model(fixture *f, kv8_step_path path) {
+static inline kv8_model_options options_of(const fixture *f, kv8_step_path path) {
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
     options.device = f->device;
     options.stream = f->stream;
     options.path = path;
     options.max_step_tokens = 64;
     options.max_step_seqs = SEQS;
+    return options;
+}
+
+static inline kv8_status try_model(fixture *f, kv8_step_path path) {
+    const kv8_model_options options = options_of(f, path);
     return kv8_model_open(&f->model, directory, &options);
 }
 

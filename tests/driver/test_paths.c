@@ -9,12 +9,7 @@ static const char token_kernel[] = "kv8_gpt_oss_token_";
 /* The published widths, as the kernel of a token has them. */
 static void open_wide(fixture *f, kv8_step_path path, int32_t page_size, kv8_dtype dtype) {
     open_device(f);
-    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
-    options.device = f->device;
-    options.stream = f->stream;
-    options.path = path;
-    options.max_step_tokens = 64;
-    options.max_step_seqs = SEQS;
+    const kv8_model_options options = options_of(f, path);
     f->model = open_published(4, &options);
     f->cache = open_cache(f->model, dtype, page_size, SEQS, 64, false);
     for (int i = 0; i < SEQS; i++) assert_ok(kv8_cache_seq_create(f->cache, &f->seqs[i]));
