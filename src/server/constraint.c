@@ -5,7 +5,8 @@
  * the same exceptions: that is what strings of JSON are, of any length or of a limited one, and
  * most patterns. Plain tokens up to that length are then known without a look at their bytes; of
  * the others, only what is behind their plain characters is walked. Tokens that hold an exception
- * are taken out by masks, and walked if it may come at all.
+ * are taken out by masks, and walked if it may come at all. Where some place takes any plain
+ * characters for ever, exceptions matter to tokens that hold others alone.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "constraint.h"
@@ -26,6 +27,7 @@ typedef struct known {
     int plain;      /* where plain characters lead; 0 = none may come */
     int run;        /* how many of them in a row */
     int exceptions; /* which of them do not: of constraint.exceptions */
+    bool endless;   /* any may come and any after them; known with `plain` */
 } known;
 
 /* Plain characters that do not lead where others do, by their first byte. */
@@ -101,6 +103,7 @@ static int plain_of(constraint *c, int state) {
         const int kept = step.to > 0 ? keep_exceptions(c, &step) : 0;
         it->plain = kept < 0 || (step.to == 0 && some) ? MIXED : step.to;
         it->exceptions = kept < 0 ? 0 : kept;
+        it->endless = step.endless;
     }
     return it->plain;
 }
@@ -130,6 +133,12 @@ static int run_of(constraint *c, int state) {
     return run;
 }
 
+/* Every plain token may come. */
+static bool is_endless(constraint *c, int state) {
+    plain_of(c, state);
+    return state < c->num_known && c->states[state].endless;
+}
+
 /* --- masks --- */
 
 /* Where a walk stands: the children of a node that are still to see. */
@@ -154,16 +163,18 @@ static frame enter(constraint *c, int state, const token_trie *trie, int32_t nod
     const vocabulary *const v = c->vocabulary;
     const trie_node *const node = &trie->nodes[node_idx];
     const unsigned char byte = trie->bytes[node_idx];
-    if (trie == &v->plain && node->depth == 1 && byte < 0x80 && run_of(c, state) == MAX_RUN &&
-        exceptions_of(c, state)->kinds == 0) {
+    const bool is_first = trie == &v->plain && node->depth == 1 && byte < 0x80;
+    const bool endless = (node->plain || is_first) && is_endless(c, state);
+    if (is_first &&
+        (endless || (run_of(c, state) == MAX_RUN && exceptions_of(c, state)->kinds == 0))) {
         const uint32_t *const all = v->begins + (size_t)byte * v->num_words;
         for (size_t i = 0; i < v->num_words; i++) words[i] |= all[i];
         return (frame){0};
     }
     for (int32_t i = node->first; i < node->own; i++) mask_set(words, trie->ids[i]);
     if (node->num_children == 0) return (frame){0};
-    int run = node->plain ? run_of(c, state) : -1;
-    if (run > 0 && (node->below & exceptions_of(c, state)->kinds) != 0) run = -1;
+    int run = node->plain ? endless ? MAX_RUN : run_of(c, state) : -1;
+    if (run > 0 && !endless && (node->below & exceptions_of(c, state)->kinds) != 0) run = -1;
     if (run > 0) set_subtree(trie, node, length, run, words);
     const uint16_t *const row = run >= 0 ? NULL : grammar_row(c->grammar, state);
     const int32_t num = row == NULL ? 0 : node->num_children;
@@ -226,7 +237,7 @@ static void compute_string(constraint *c, int state, int run, uint32_t *words) {
     }
     for (size_t i = 0; e.kinds != 0 && i < v->num_words; i++) words[i] &= ~e.held[i];
     if (e.elsewhere_kinds == 0) return;
-    walk(c, state, &v->plain, e.elsewhere_kinds, words);
+    if (!is_endless(c, state)) walk(c, state, &v->plain, e.elsewhere_kinds, words);
     walk(c, state, &v->others, e.elsewhere_kinds, words);
 }
 
@@ -234,14 +245,17 @@ static void compute(constraint *c, int state, uint32_t *words) {
     const vocabulary *const v = c->vocabulary;
     grammar *const g = c->grammar;
     const int run = run_of(c, state);
+    const bool endless = is_endless(c, state);
     if (is_free_text(g, state)) {
         memcpy(words, v->all, v->num_words * sizeof *words);
     } else if (run > 0) {
         compute_string(c, state, run, words);
     } else {
-        walk(c, state, &v->plain, 0, words);
+        if (!endless) walk(c, state, &v->plain, 0, words);
         walk(c, state, &v->others, 0, words);
     }
+    const uint32_t *const plain = v->short_ones + MAX_RUN * v->num_words;
+    for (size_t i = 0; endless && i < v->num_words; i++) words[i] |= plain[i];
     for (int i = 0; i < NUM_CONTROL; i++) {
         if (v->control[i] >= 0 && grammar_step(g, state, 256 + i) != 0)
             mask_set(words, v->control[i]);

@@ -409,10 +409,32 @@ static void add_bytes(byte_set *s, int lo, int hi) {
     }
 }
 
+static bool has_place(const grammar *g, int at, const place *wanted) {
+    const state *const s = &g->states[at];
+    for (size_t i = s->first; i < s->first + s->num; i++) {
+        if (g->places[i].node == wanted->node && g->places[i].stack == wanted->stack) return true;
+    }
+    return false;
+}
+
+/* Some place takes every plain character and is come back to by each. */
+static bool is_endless(grammar *g, int from) {
+    static const byte_set none = {0};
+    for (size_t i = 0; i < g->states[from].num; i++) {
+        const place here = g->places[g->states[from].first + i];
+        const node *const at = &g->nodes[here.node];
+        if (at->kind != NODE_PLAIN || memcmp(&at->but, &none, sizeof none) != 0) continue;
+        g->num_found = 0;
+        find(g, at->next, here.stack);
+        if (has_place(g, intern_recent(g), &here)) return true;
+    }
+    return false;
+}
+
 /* The exceptions are those that a range takes, or some places do not. */
 plain_step grammar_plain_step(grammar *g, int from) {
+    plain_step step = {.endless = is_endless(g, from)};
     const state *const s = &g->states[from];
-    plain_step step = {0};
     bool first = true;
     g->num_found = 0;
     for (size_t i = s->first; i < s->first + s->num; i++) {

@@ -73,6 +73,7 @@ int grammar_step(grammar *g, int state, int symbol);
 typedef struct plain_step {
     int to; /* 0 = only exceptions may come */
     byte_set never, elsewhere;
+    bool endless; /* any plain characters may come, and any after them, wherever they lead */
 } plain_step;
 plain_step grammar_plain_step(grammar *g, int state);
 bool grammar_may_end(const grammar *g, int state);
