@@ -33,15 +33,21 @@ static double step_bytes(const kv8_model_info *info, const kv8_cache_stats *cach
     return per_token - experts * chosen + read + row->batch * kv;
 }
 
-/* Room for as many sequences of max_len tokens as a batch has. */
+static int32_t longest_test(const model_args *args) {
+    return args->num_prompt > args->num_gen ? args->num_prompt : args->num_gen;
+}
+
+/* Room for the sequences of a batch at the depth, and what a test adds to them: tokens of each, or
+ * one's prompt. */
 static kv8_status open_engine(bench_session *s, const model_args *args,
-                              const kv8_kv_setting *setting, int32_t max_len, int32_t longest) {
+                              const kv8_kv_setting *setting, int32_t depth) {
+    enum { ROUNDED = 4 * BENCH_PAGE }; /* up to whole pages, and a fork copies one that is begun */
     kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
     kv8_engine_options engine_options = KV8_ENGINE_OPTIONS_INIT;
-    const int64_t begun = longest + BENCH_PAGE; /* a fork copies a page that is begun */
     cache_options.max_seqs = engine_options.max_requests = 2 * args->max_batch;
-    cache_options.max_seq_len = max_len;
-    cache_options.num_tokens = args->max_batch * ((int64_t)max_len + begun);
+    cache_options.max_seq_len = depth + longest_test(args);
+    cache_options.num_tokens =
+        args->max_batch * ((int64_t)depth + args->num_gen + ROUNDED) + args->num_prompt;
     engine_options.share_prefixes = args->max_batch > 1;
     cache_options.step_tokens = engine_options.step_tokens = args->chunk;
     const kv8_status status =
@@ -236,8 +242,7 @@ static kv8_status add_test(bench_session *s, const model_args *args, test_row ro
 /* All tests at one depth: prefill of one sequence, decode of each batch. */
 static kv8_status run_depth(bench_session *s, const model_args *args, const kv8_kv_setting *setting,
                             int32_t depth, test_row *rows, int32_t *num_rows) {
-    const int32_t longest = args->num_prompt > args->num_gen ? args->num_prompt : args->num_gen;
-    kv8_status status = open_engine(s, args, setting, depth + longest, longest);
+    kv8_status status = open_engine(s, args, setting, depth);
     if (status == KV8_OK) status = fill_depth(s, args, setting, depth);
     test_row row = {.setting = setting, .depth = depth, .batch = 1};
     row.num_prompt = args->num_prompt;
@@ -302,7 +307,7 @@ static int parse(model_args *args, int argc, char **argv) {
 /* Before any work: does every depth leave room for the tests? */
 static int check_depths(const bench_session *s, const model_args *args, const int32_t *depths,
                         int32_t num_depths) {
-    const int32_t longest = args->num_prompt > args->num_gen ? args->num_prompt : args->num_gen;
+    const int32_t longest = longest_test(args);
     const int32_t context = s->model.info.max_seq_len;
     for (int32_t i = 0; i < num_depths; i++) {
         if ((int64_t)depths[i] + longest > context)
