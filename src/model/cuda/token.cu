@@ -3,8 +3,8 @@
 // A layer's phases, and where all blocks meet:
 //   norm, QKV | attention over ranges of keys | combine | O, residual, the router's sums |
 //   routing, norm, gate and up | down |
-// Every block has its share of the rows, strips and keys of each. Its last warp copies them through
-// a ring in shared memory in the order of the whole token, and so is ahead by as much as the ring
+// Every block has its share of the rows, strips and keys of each. One warp copies them through a
+// ring in shared memory in the order of the whole token, and so is ahead by as much as the ring
 // holds: only the experts' weights wait, for the routing.
 //
 // Sums have an order of their own: the router's, to which all blocks add, are whole numbers; the
@@ -28,6 +28,8 @@ constexpr float ROUTER_LIMIT = 0x1p20f;  // of a block's part
 constexpr int MOST_ROWS = 64;            // of a block, of QKV; and of the head at once
 static_assert(QKV_WIDTH / KV8_TOKEN_MIN_BLOCKS < MOST_ROWS, "rows of a block");
 constexpr int HEAD_ROWS = 32;
+static_assert(HEAD_ROWS % (2 * DenseRows<HIDDEN>::ROWS) == 0, "both stages ahead in turn");
+constexpr int COMPUTE_REGISTERS = 208, COPY_REGISTERS = 88;  // of a thread; 168 at the launch
 
 enum Place { QKV_DONE, ATTENDED, COMBINED, RESIDUAL, GATED, EXPERTS_DONE, TOKEN_DONE };
 static_assert(TOKEN_DONE + 1 == KV8_TOKEN_MEETINGS, "meetings");
@@ -163,8 +165,7 @@ __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shar
         __syncwarp();
         const KeySplits keys(l.window_left, position, gridDim.x);
         const int block = blockIdx.x;
-        if (keys.are_few() && block < KV_HEADS)
-            copy_few<Keys<F, 1>>(ring, l, keys, block, a.page_size);
+        if (keys.are_few() && block < KV_HEADS) grant_few<Keys<F, 1>>(ring);
         if (!keys.are_few() && block < keys.splits)
             copy_keys<Keys<F, KV_HEADS>>(ring, l, keys.of(block), a.page_size);
         float bias[4];
@@ -189,11 +190,17 @@ __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shar
 
 // --- the computing warps ---
 
-// The residual stream as the experts of the layer before leave it: in two parts.
-__device__ __forceinline__ float4 load_residual(const kv8_token_args &a, int at) {
-    const float4 x = __ldcg(reinterpret_cast<const float4 *>(a.residual + HIDDEN + at));
-    const float4 y = __ldcg(reinterpret_cast<const float4 *>(a.residual + 2 * HIDDEN + at));
-    return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+// The residual stream that a layer begins with: of the first the embedding; of others in two parts,
+// as the experts of the layer before leave it.
+__device__ __forceinline__ float2 load_row(const kv8_token_args &a, const uint16_t *embedding,
+                                           int at) {
+    if (embedding != nullptr) {
+        const uint32_t e = __ldg(reinterpret_cast<const uint32_t *>(embedding + at));
+        return make_float2(low_bf16(e), high_bf16(e));
+    }
+    const float2 x = __ldcg(reinterpret_cast<const float2 *>(a.residual + HIDDEN + at));
+    const float2 y = __ldcg(reinterpret_cast<const float2 *>(a.residual + 2 * HIDDEN + at));
+    return make_float2(x.x + y.x, x.y + y.y);
 }
 
 // Its normed row. What does not depend on the meeting is loaded before.
@@ -201,43 +208,36 @@ __device__ __forceinline__ void norm_row(const kv8_token_args &a, const uint16_t
                                          const uint16_t *embedding, const Meeting &before,
                                          Shared &shared, DenseInput<HIDDEN> &row) {
     using D = Dense<HIDDEN>;
-    uint4 gains[D::STEPS], embedded[D::STEPS];
+    uint32_t gains[D::STEPS][4];
 #pragma unroll
-    for (int j = 0; j < D::STEPS; j++) {
-        gains[j] = embedded[j] = make_uint4(0, 0, 0, 0);
-        if (!D::has(j)) continue;
-        gains[j] = __ldg(reinterpret_cast<const uint4 *>(gain + D::column(j)));
-        if (embedding != nullptr)
-            embedded[j] = __ldg(reinterpret_cast<const uint4 *>(embedding + D::column(j)));
-    }
+    for (int j = 0; j < D::STEPS; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            gains[j][i] = D::has(j, i)
+                              ? __ldg(reinterpret_cast<const uint32_t *>(gain + D::column(j, i)))
+                              : 0;
     before.wait();
-    float x[D::STEPS][8], squares = 0;
+    float2 x[D::STEPS][4];
+    float squares = 0;
 #pragma unroll
-    for (int j = 0; j < D::STEPS; j++) {
-        const uint32_t e[4] = {embedded[j].x, embedded[j].y, embedded[j].z, embedded[j].w};
+    for (int j = 0; j < D::STEPS; j++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float4 v = make_float4(low_bf16(e[2 * half]), high_bf16(e[2 * half]),
-                                   low_bf16(e[2 * half + 1]), high_bf16(e[2 * half + 1]));
-            if (embedding == nullptr && D::has(j)) v = load_residual(a, D::column(j) + 4 * half);
-            x[j][4 * half] = v.x, x[j][4 * half + 1] = v.y;
-            x[j][4 * half + 2] = v.z, x[j][4 * half + 3] = v.w;
-        }
+        for (int i = 0; i < 4; i++)
+            x[j][i] = D::has(j, i) ? load_row(a, embedding, D::column(j, i)) : make_float2(0, 0);
 #pragma unroll
-        for (int i = 0; i < 8; i++) squares = fmaf(x[j][i], x[j][i], squares);
-    }
+    for (int j = 0; j < D::STEPS; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            squares = fmaf(x[j][i].y, x[j][i].y, fmaf(x[j][i].x, x[j][i].x, squares));
     if (threadIdx.x / 4 % 2 != 0) squares = 0;  // two lanes have each column
     const float scale = rsqrtf(block_sum(squares, shared.scratch) / HIDDEN + a.eps);
 #pragma unroll
-    for (int j = 0; j < D::STEPS; j++) {
-        const uint32_t w[4] = {gains[j].x, gains[j].y, gains[j].z, gains[j].w};
+    for (int j = 0; j < D::STEPS; j++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            x[j][2 * i] *= scale * low_bf16(w[i]);
-            x[j][2 * i + 1] *= scale * high_bf16(w[i]);
-        }
-        row.set(j, x[j]);
-    }
+        for (int i = 0; i < 4; i++)
+            row.set(j, i,
+                    make_float2(x[j][i].x * (scale * low_bf16(gains[j][i])),
+                                x[j][i].y * (scale * high_bf16(gains[j][i]))));
 }
 
 __device__ __forceinline__ void compute_qkv(const kv8_token_args &a, const kv8_token_layer &l,
@@ -246,10 +246,11 @@ __device__ __forceinline__ void compute_qkv(const kv8_token_args &a, const kv8_t
     const Share rows(QKV_WIDTH, blockIdx.x, gridDim.x);
     const int row = threadIdx.x;
     const float bias = row < rows.count() ? widen_bf16(__ldg(l.qkv_bias + rows.begin + row)) : 0;
+    DenseRows<HIDDEN> weights(ring);
     DenseInput<HIDDEN> x;
     norm_row(a, l.attention_norm, embedding, before, shared, x);
     if (blockIdx.x == 0 && row < a.num_experts) a.router[row] = 0;
-    dense_rows<HIDDEN>(ring, x, shared.rows, rows.count());
+    weights.multiply(ring, x, shared.rows, rows.count(), 0);
     meet_warps();
     if (row < rows.count())
         a.qkv[rows.begin + row] = add_warps(shared.rows + row * KV8_TOKEN_WARPS) + bias;
@@ -284,15 +285,15 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
                    widen_bf16(__ldg(l.o_bias + at));
         gain = widen_bf16(__ldg(l.mlp_norm + at));
     }
+    DenseRows<Q_WIDTH> weights(ring);
     before.wait();
     DenseInput<Q_WIDTH> x;
 #pragma unroll
-    for (int j = 0; j < D::STEPS; j++) {
-        const float4 *const from = reinterpret_cast<const float4 *>(a.attended + D::column(j));
-        const float4 u = __ldcg(from), v = __ldcg(from + 1);
-        x.set(j, {u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w});
-    }
-    dense_rows<Q_WIDTH>(ring, x, shared.rows, rows.count());
+    for (int j = 0; j < D::STEPS; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x.set(j, i, __ldcg(reinterpret_cast<const float2 *>(a.attended + D::column(j, i))));
+    weights.multiply(ring, x, shared.rows, rows.count(), 0);
     meet_warps();
     float normed = 0;
     if (t < 32) {
@@ -445,14 +446,15 @@ __device__ __forceinline__ void compute_down(const kv8_token_args &a, const Meet
 
 __device__ __forceinline__ void compute_head(const kv8_token_args &a, const Meeting &before,
                                              Shared &shared, RingReader &ring) {
+    const Share rows(a.vocab_size, blockIdx.x, gridDim.x);
+    DenseRows<HIDDEN> weights(ring);
     DenseInput<HIDDEN> x;
     norm_row(a, a.final_norm, nullptr, before, shared, x);
-    const Share rows(a.vocab_size, blockIdx.x, gridDim.x);
 #pragma unroll 1
     for (int r = rows.begin; r < rows.end; r += HEAD_ROWS) {
         const int n = min(HEAD_ROWS, rows.end - r);
         float *const sums = shared.rows + (r - rows.begin) % (2 * HEAD_ROWS) * KV8_TOKEN_WARPS;
-        dense_rows<HIDDEN>(ring, x, sums, n);
+        weights.multiply(ring, x, sums, n, rows.end - r - n);
         meet_warps();
         if (static_cast<int>(threadIdx.x) < n)
             a.logits[r + threadIdx.x] = add_warps(sums + threadIdx.x * KV8_TOKEN_WARPS);
@@ -480,22 +482,23 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
         const KeySplits keys(l.window_left, position, blocks);
         if (keys.are_few()) {
             if (block < KV_HEADS) {
-                meeting(QKV_DONE, all).wait();
-                attend_few<Keys<F, 1>>(ring, a, l, keys, block, shared.cos_sin, shared.few);
+                attend_few<Keys<F, 1>>(ring, a, l, keys, block, meeting(QKV_DONE, all),
+                                       shared.cos_sin, shared.few);
                 meeting(COMBINED, 0).arrive();
             }
             combined += KV_HEADS;
         } else {
             if (block < static_cast<uint32_t>(keys.splits)) {
-                meeting(QKV_DONE, all).wait();
-                attend<Keys<F, KV_HEADS>>(ring, a, l, keys, block, shared.cos_sin);
+                attend<Keys<F, KV_HEADS>>(ring, a, l, keys, block, meeting(QKV_DONE, all),
+                                          shared.cos_sin);
                 meeting(ATTENDED, 0).arrive();
             }
             attended += keys.splits;
             if (block < COMBINE_ITEMS) {
-                meeting(ATTENDED, attended).wait();
                 for (uint32_t item = block; item < COMBINE_ITEMS; item += blocks) {
-                    combine_item(a, l, item, keys.splits, shared.combine);
+                    const HeadEnd end(l, item / 2);
+                    if (item == block) meeting(ATTENDED, attended).wait();
+                    combine_item(a, end, item, keys.splits, shared.combine);
                     meet_warps();
                 }
                 meeting(COMBINED, 0).arrive();
@@ -536,10 +539,13 @@ __device__ __forceinline__ void token_body(const kv8_token_args &a) {
     for (int i = t; i < a.num_layers * WORDS; i += KV8_TOKEN_THREADS)
         reinterpret_cast<uint64_t *>(shared.layers)[i] = __ldg(from + i);
     __syncthreads();
-    if (t / 32 == KV8_TOKEN_WARPS)
-        copy_token<F>(a, shared, smem_address(rings), position);
-    else
+    if (t / 32 < KV8_TOKEN_WARPS) {
+        registers_take<COMPUTE_REGISTERS>();
         compute_token<F>(a, shared, smem_address(rings), position);
+    } else {
+        registers_give<COPY_REGISTERS>();
+        if (t / 32 == KV8_TOKEN_WARPS) copy_token<F>(a, shared, smem_address(rings), position);
+    }
 }
 
 }  // namespace kv8

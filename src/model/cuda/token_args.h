@@ -18,10 +18,11 @@ enum {
     KV8_TOKEN_MAX_LAYERS = 40,
     KV8_TOKEN_MIN_BLOCKS = 96, /* and the most: of them, one a multiprocessor */
     KV8_TOKEN_MAX_BLOCKS = 160,
-    KV8_TOKEN_GRANULE = 16, /* keys; a page holds whole granules */
+    KV8_TOKEN_GRANULE = 16,                         /* keys; a page holds whole granules */
+    KV8_TOKEN_MIN_VOCAB = 8 * KV8_TOKEN_MAX_BLOCKS, /* a block has two stages of the head */
 
-    KV8_TOKEN_WARPS = 8, /* that compute; one more copies */
-    KV8_TOKEN_THREADS = 32 * KV8_TOKEN_WARPS + 32,
+    KV8_TOKEN_WARPS = 8, /* that compute; of four more one copies, the others give registers */
+    KV8_TOKEN_THREADS = 32 * KV8_TOKEN_WARPS + 128,
     KV8_TOKEN_STAGES = 8,
     KV8_TOKEN_STAGE_BYTES = 24576,
     KV8_TOKEN_RING_BYTES = KV8_TOKEN_STAGES * KV8_TOKEN_STAGE_BYTES

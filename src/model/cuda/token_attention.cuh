@@ -108,39 +108,12 @@ __device__ void copy_keys(RingWriter &ring, const kv8_token_layer &layer, const 
     }
 }
 
-// One head of all of them: a row is a copy, of a lane.
+// Stages of one head, whose rows are too short to be copies of their own.
 template <class T>
-__device__ void copy_few(RingWriter &ring, const kv8_token_layer &layer, const KeySplits &keys,
-                         int head, int page_size) {
-    const int lane = threadIdx.x % 32, first = keys.first * TOKENS, rows = keys.granules * TOKENS;
-    const int32_t *const pages = layer.page_indices + __ldg(layer.page_indptr);
-    constexpr int TOKEN_BYTES = KV_HEADS * T::HEAD;
-    const auto copy_plane = [&](const uint8_t *data, int64_t stride_page, uint32_t to,
-                                uint32_t barrier) {
-        const uint64_t policy = leave_first_policy();
-        for (int i = lane; i < rows; i += 32) {
-            const int token = first + i, page = token / page_size;
-            copy_bulk(to + i * T::HEAD,
-                      data + __ldg(pages + page) * stride_page +
-                          (token - page * page_size) * TOKEN_BYTES + head * T::HEAD,
-                      T::HEAD, barrier, policy);
-        }
-    };
-    for (int plane = 0; plane < 2; plane++) {
-        uint32_t to = 0, barrier = 0;
-        if (lane == 0 && (plane == 0 || T::STAGES == 2)) {
-            to = ring.take((3 - T::STAGES) * rows * T::HEAD);
-            barrier = ring.full_barrier();
-        } else if (lane == 0) {
-            to = ring.stage() + T::VALUES;
-            barrier = ring.full_barrier();
-        }
-        to = __shfl_sync(~0u, to, 0), barrier = __shfl_sync(~0u, barrier, 0);
-        copy_plane(plane == 0 ? layer.k : layer.v,
-                   plane == 0 ? layer.k_stride_page : layer.v_stride_page, to, barrier);
-        if (lane == 0 && (plane == 1 || T::STAGES == 2)) ring.n++;
-        __syncwarp();
-    }
+__device__ void grant_few(RingWriter &ring) {
+    if (threadIdx.x % 32 == 0)
+        for (int i = 0; i < T::STAGES; i++) ring.grant();
+    __syncwarp();
 }
 
 // --- a computing warp: a KV head over a range of keys ---
@@ -233,19 +206,19 @@ struct OwnRow {
         if (clips > 0) atomicAdd(cell, static_cast<unsigned long long>(clips));
         if (nans > 0) atomicAdd(cell + 1, static_cast<unsigned long long>(nans));
     }
-    __device__ void load(const kv8_token_layer &l, const float *qkv, const float *cos_sin,
-                         int head) {
+    // As QKV leaves them: K of the two dims, then V.
+    __device__ static float4 load(const float *qkv, int head) {
+        const float *const row = qkv + Q_WIDTH + head * HEAD_DIM + threadIdx.x % 32;
+        return make_float4(__ldcg(row), __ldcg(row + HEAD_DIM / 2), __ldcg(row + KV_WIDTH),
+                           __ldcg(row + KV_WIDTH + HEAD_DIM / 2));
+    }
+    __device__ void encode(const kv8_token_layer &l, const float4 &x, const float *cos_sin,
+                           int head, float k_scale, float v_scale) {
         const int lane = threadIdx.x % 32;
-        const float *const row = qkv + Q_WIDTH + head * HEAD_DIM + lane;
-        const float x = __ldcg(row), y = __ldcg(row + HEAD_DIM / 2);
-        const float values[2] = {__ldcg(row + KV_WIDTH), __ldcg(row + KV_WIDTH + HEAD_DIM / 2)};
         const float cosine = cos_sin[lane], sine = cos_sin[HEAD_DIM / 2 + lane];
-        const float keys[2] = {rotated(x, y, cosine, sine, true),
-                               rotated(y, x, cosine, sine, false)};
-        narrow(keys, l.k_scale == nullptr ? 1.0f : __ldg(l.k_scale + head), k,
-               l.k_counters == nullptr ? nullptr : l.k_counters + 2 * head);
-        narrow(values, l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head), v,
-               l.v_counters == nullptr ? nullptr : l.v_counters + 2 * head);
+        narrow({rotated(x.x, x.y, cosine, sine, true), rotated(x.y, x.x, cosine, sine, false)},
+               k_scale, k, l.k_counters == nullptr ? nullptr : l.k_counters + 2 * head);
+        narrow({x.z, x.w}, v_scale, v, l.v_counters == nullptr ? nullptr : l.v_counters + 2 * head);
     }
     // Into slot `slot` of the page; and to where its rows lie in the ring.
     __device__ void store(const kv8_token_layer &l, int64_t page, int slot, int head,
@@ -329,25 +302,16 @@ __device__ __forceinline__ uint8_t *generic(uint32_t at) {
     return static_cast<uint8_t *>(__cvta_shared_to_generic(at));
 }
 
-// A granule at an edge, in the head's tiles: V of keys that nobody sees becomes 0, for a
-// probability of 0 does not hide a NaN; and the token's own row goes where it belongs.
+// V of a granule's keys that nobody sees becomes 0: a probability of 0 does not hide a NaN.
 template <class T>
-__device__ __forceinline__ void finish_edge(const kv8_token_args &a, const kv8_token_layer &l,
-                                            const OwnRow<T::FORMAT> &own, const KeySplits &keys,
-                                            int key, int head, uint32_t k_tile, uint32_t v_tile) {
-    const int lane = threadIdx.x % 32, position = keys.end - 1;
-    if (key + TOKENS > position) {
-        const int page = position / a.page_size, row = (position - key) * T::Row::BYTES;
-        own.store(l, __ldg(l.page_indices + __ldg(l.page_indptr) + page),
-                  position - page * a.page_size, head, generic(k_tile + row),
-                  generic(v_tile + row));
+__device__ __forceinline__ void clear_unseen(const KeySplits &keys, int key, uint32_t v_tile) {
+    constexpr int WORDS = T::HEAD / 4;
+#pragma unroll
+    for (int i = 0; i < TOKENS * WORDS / 32; i++) {
+        const int word = i * 32 + threadIdx.x % 32, row = word / WORDS;
+        if (key + row < keys.begin || key + row >= keys.end)
+            store_shared(v_tile + row * T::Row::BYTES + word % WORDS * 4, 0);
     }
-    for (int i = 0; i < TOKENS; i++) {
-        if (key + i >= keys.begin && key + i < keys.end) continue;
-        if (lane < T::HEAD / 4) store_shared(v_tile + i * T::Row::BYTES + lane * 4, 0);
-    }
-    fence_stores_before_wgmma();  // and before the stage's next copy
-    __syncwarp();
 }
 __device__ __forceinline__ bool is_edge(const KeySplits &keys, int key) {
     return key < keys.begin || key + TOKENS > keys.end - 1;
@@ -357,20 +321,35 @@ __device__ __forceinline__ bool is_edge(const KeySplits &keys, int key) {
 template <class T>
 struct WarpHead {
     OwnRow<T::FORMAT> own;
+    int64_t page = 0;  // of the own row
     uint32_t q[1][1][HEAD_DIM / 16][2];
     float factor[2];
     HeadState state;
 
-    __device__ WarpHead(const kv8_token_args &a, const kv8_token_layer &l, const float *cos_sin,
-                        int head, bool has_own)
+    // What does not depend on the meeting is loaded before.
+    __device__ WarpHead(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
+                        const Meeting &before, const float *cos_sin, int head, bool has_own)
         : own{} {
         const float k_scale = l.k_scale == nullptr ? 1.0f : __ldg(l.k_scale + head);
-        if (has_own) own.load(l, a.qkv, cos_sin, head);
+        const float v_scale = l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head);
+        if (has_own)
+            page = __ldg(l.page_indices + __ldg(l.page_indptr) + (keys.end - 1) / a.page_size);
+        before.wait();
+        const float4 row = OwnRow<T::FORMAT>::load(a.qkv, head);
         load_queries<T::FORMAT>(a.qkv, cos_sin, head, LOG2E / 8 * k_scale, q, factor);
+        if (has_own) own.encode(l, row, cos_sin, head, k_scale, v_scale);
     }
     __device__ void add(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
                         int key, int head, uint32_t k_tile, uint32_t v_tile) {
-        if (is_edge(keys, key)) finish_edge<T>(a, l, own, keys, key, head, k_tile, v_tile);
+        if (is_edge(keys, key)) {
+            const int position = keys.end - 1, row = (position - key) * T::Row::BYTES;
+            if (key + TOKENS > position)
+                own.store(l, page, position % a.page_size, head, generic(k_tile + row),
+                          generic(v_tile + row));
+            clear_unseen<T>(keys, key, v_tile);
+            fence_stores_before_wgmma();  // and before the stage's next copy
+            __syncwarp();
+        }
         add_granule<T>(key, keys.begin, keys.end, k_tile, v_tile, q, factor, state);
     }
     // what(row, dim, o, o of dim + 1) and end(row, maximum, sum) of its eight query heads.
@@ -394,10 +373,11 @@ struct WarpHead {
 
 template <class T>
 __device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
-                       const KeySplits &keys, int split, const float *cos_sin) {
+                       const KeySplits &keys, int split, const Meeting &before,
+                       const float *cos_sin) {
     const int head = threadIdx.x / 32;
     const Share granules = keys.of(split);
-    WarpHead<T> warp(a, l, cos_sin, head, split == keys.splits - 1);
+    WarpHead<T> warp(a, l, keys, before, cos_sin, head, split == keys.splits - 1);
 #pragma unroll 1
     for (int i = granules.begin; i < granules.end; i++) {
         uint32_t k_stage = 0;
@@ -416,16 +396,23 @@ __device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_toke
         });
 }
 
-// The end of a row: the sink joins the denominator. weight(i) is of parts relative to `top`.
+// What the end of a query head's row needs beside its sums.
+struct HeadEnd {
+    float sink, v_scale;
+
+    __device__ HeadEnd(const kv8_token_layer &l, int head)
+        : sink(l.sinks == nullptr ? -INFINITY : __ldg(l.sinks + head) * LOG2E),
+          v_scale(l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head / GROUP)) {}
+};
+
+// The end of a row: the sink joins the denominator.
 struct RowSums {
     float max, sum, value;
 
-    __device__ float finish(const kv8_token_layer &l, int head) const {
-        const float sink = l.sinks == nullptr ? -INFINITY : __ldg(l.sinks + head) * LOG2E;
-        const float v_scale = l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head / GROUP);
-        const float top = fmaxf(max, sink), weight = exp2_fast(max - top);
-        const float all = fmaf(sum, weight, exp2_fast(sink - top));
-        return sum == 0 || sink == INFINITY ? 0 : __fdividef(value * weight, all) * v_scale;
+    __device__ float finish(const HeadEnd &end) const {
+        const float top = fmaxf(max, end.sink), weight = exp2_fast(max - top);
+        const float all = fmaf(sum, weight, exp2_fast(end.sink - top));
+        return sum == 0 || end.sink == INFINITY ? 0 : __fdividef(value * weight, all) * end.v_scale;
     }
 };
 
@@ -437,8 +424,8 @@ struct CombineScratch {
     float o[KV8_TOKEN_WARPS][COMBINE_DIMS], max[KV8_TOKEN_WARPS], sum[KV8_TOKEN_WARPS];
 };
 
-__device__ __forceinline__ void combine_item(const kv8_token_args &a, const kv8_token_layer &l,
-                                             int item, int splits, CombineScratch &scratch) {
+__device__ __forceinline__ void combine_item(const kv8_token_args &a, const HeadEnd &end, int item,
+                                             int splits, CombineScratch &scratch) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = item / 2;
     const int dim = item % 2 * COMBINE_DIMS + lane;
     const float2 *const sums = reinterpret_cast<const float2 *>(a.partial_sums) + head;
@@ -480,7 +467,7 @@ __device__ __forceinline__ void combine_item(const kv8_token_args &a, const kv8_
         row.sum = fmaf(scratch.sum[i], weight, row.sum);
         row.value = fmaf(scratch.o[i][lane], weight, row.value);
     }
-    a.attended[head * HEAD_DIM + dim] = row.finish(l, head);
+    a.attended[head * HEAD_DIM + dim] = row.finish(end);
 }
 
 // --- few keys: the block has a KV head, its warps share the granules ---
@@ -490,18 +477,46 @@ struct FewScratch {
     float max[KV8_TOKEN_WARPS][GROUP], sum[KV8_TOKEN_WARPS][GROUP];
 };
 
+// Starts the copy of a granule's rows of one head, K or V.
+template <class T>
+__device__ __forceinline__ void copy_head(const uint8_t *page, int slot, int head, uint32_t to) {
+    constexpr int PIECES = T::HEAD / 16;
+    const uint8_t *const from = page + (slot * KV_HEADS + head) * T::HEAD;
+#pragma unroll
+    for (int i = 0; i < TOKENS * PIECES / 32; i++) {
+        const int piece = i * 32 + threadIdx.x % 32;
+        copy16_once<true>(to + piece * 16,
+                          from + piece / PIECES * KV_HEADS * T::HEAD + piece % PIECES * 16);
+    }
+}
+
+// `before`: the token's own row is computed. The others' copies are under way by then.
 template <class T>
 __device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
-                           const KeySplits &keys, int head, const float *cos_sin,
-                           FewScratch &scratch) {
+                           const KeySplits &keys, int head, const Meeting &before,
+                           const float *cos_sin, FewScratch &scratch) {
     const int idx = threadIdx.x / 32;
-    WarpHead<T> warp(a, l, cos_sin, head, idx == (keys.granules - 1) % KV8_TOKEN_WARPS);
     uint32_t k_stage = 0;
     const uint32_t v_stage = T::wait(ring, k_stage);
+    const int32_t *const pages = l.page_indices + __ldg(l.page_indptr);
+    for (int i = idx; i < keys.granules; i += KV8_TOKEN_WARPS) {
+        const int key = (keys.first + i) * TOKENS, slot = key % a.page_size;
+        const int64_t page = __ldg(pages + key / a.page_size);
+        const int at = i * T::Row::TILE_BYTES;
+        copy_head<T>(l.k + page * l.k_stride_page, slot, head, k_stage + at);
+        copy_head<T>(l.v + page * l.v_stride_page, slot, head, v_stage + at);
+    }
+    const int qo_head = head * GROUP + idx;
+    const HeadEnd end(l, qo_head);
+    WarpHead<T> warp(a, l, keys, before, cos_sin, head,
+                     idx == (keys.granules - 1) % KV8_TOKEN_WARPS);
+    copy_wait_all();
+    __syncwarp();
 #pragma unroll 1
     for (int i = idx; i < keys.granules; i += KV8_TOKEN_WARPS)
         warp.add(a, l, keys, (keys.first + i) * TOKENS, head, k_stage + i * T::Row::TILE_BYTES,
                  v_stage + i * T::Row::TILE_BYTES);
+    fence_stores_before_wgmma();  // and before the stage's next copy
     T::release(ring);
     warp.each(
         [&](int row, int dim, float x, float y) {
@@ -522,10 +537,9 @@ __device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_
         low.sum = fmaf(scratch.sum[i][idx], weight, low.sum);
         low.value = fmaf(o.x, weight, low.value), high = fmaf(o.y, weight, high);
     }
-    const int qo_head = head * GROUP + idx;
     const RowSums second = {low.max, low.sum, high};
     reinterpret_cast<float2 *>(a.attended + qo_head * HEAD_DIM)[lane] =
-        make_float2(low.finish(l, qo_head), second.finish(l, qo_head));
+        make_float2(low.finish(end), second.finish(end));
 }
 
 }  // namespace kv8

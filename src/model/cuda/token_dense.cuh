@@ -1,10 +1,11 @@
 // token_dense.cuh - rows of bf16 weights in the ring by one row of f32 activations.
 //
-// An MMA's sixteen rows are four rows of weights by four blocks of 32 columns, its eight columns
-// the activations of those four blocks, each as two bf16 whose sum keeps 16 bits. What a row and a
-// column of different blocks give is left alone. So weights go from shared memory straight into the
-// tensor cores. Block b of a row belongs to warp b / 4 % 8. Sums of a row are kept by warp, and
-// added up when all rows of the block are done.
+// A lane has 16 bytes of a row of weights: eight of a block of 32 columns. They are its four words
+// of an MMA's A operand as they lie in memory: four rows of weights by two blocks by two halves of
+// them, words 0 and 2 and words 1 and 3, are the sixteen rows. The eight columns are the
+// activations of those blocks and halves, each as two bf16 whose sum keeps 16 bits. What a row and
+// a column of different ones give is left alone. Block b of a row belongs to warp b / 4 % 8. Sums
+// of a row are kept by warp, and added up when all rows of the block are done.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -29,13 +30,23 @@ struct Dense {
     static constexpr int STAGE_ROWS = KV8_TOKEN_STAGE_BYTES / (2 * COLS);
     static_assert(COLS % 32 == 0 && STAGE_ROWS <= 4, "four rows at once");
 
+    // A block of step j, or the last one.
+    __device__ static int inside(int j, int block) {
+        const bool may_end = j == STEPS - 1 && BLOCKS % (4 * KV8_TOKEN_WARPS) != 0;
+        return may_end ? min(block, BLOCKS - 1) : block;
+    }
+
     // The j-th step's first block of the warp.
     __device__ static int first(int j) { return 4 * (threadIdx.x / 32 + KV8_TOKEN_WARPS * j); }
-    // Of the lane, as it supplies activations: its eight columns; there are none past the end.
-    __device__ static int column(int j) {
-        return 32 * (first(j) + threadIdx.x % 32 / 8) + threadIdx.x % 4 * 8;
+    // Of the lane, as it supplies activations: the first of its i-th two columns of four; there are
+    // none past the end.
+    __device__ static int block(int j, int i) {
+        return first(j) + i / 2 * 2 + threadIdx.x % 32 / 16;
     }
-    __device__ static bool has(int j) { return column(j) < COLS; }
+    __device__ static int column(int j, int i) {
+        return 32 * block(j, i) + threadIdx.x % 4 * 8 + i % 2 * 4 + threadIdx.x / 8 % 2 * 2;
+    }
+    __device__ static bool has(int j, int i) { return block(j, i) < BLOCKS; }
 };
 
 // The lane's activations as B fragments: of even lanes g their upper halves, of odd the lower.
@@ -43,71 +54,80 @@ template <int COLS>
 struct DenseInput {
     uint32_t pairs[Dense<COLS>::STEPS][4];
 
-    // The eight of step j.
-    __device__ void set(int j, const float (&x)[8]) {
-        const bool is_upper = threadIdx.x / 4 % 2 == 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t upper = pack_bf16(x[2 * i], x[2 * i + 1]);
-            pairs[j][i] =
-                is_upper ? upper
-                         : pack_bf16(x[2 * i] - low_bf16(upper), x[2 * i + 1] - high_bf16(upper));
-        }
+    // The i-th two of step j.
+    __device__ void set(int j, int i, float2 x) {
+        const uint32_t upper = pack_bf16(x.x, x.y);
+        pairs[j][i] = threadIdx.x / 4 % 2 == 0
+                          ? upper
+                          : pack_bf16(x.x - low_bf16(upper), x.y - high_bf16(upper));
     }
 };
 
-// The next stage, `rows` of it, whose sums go to sums[row][warp].
+// The warp's part of a stage as A fragments, of two blocks each.
 template <int COLS>
-__device__ __forceinline__ void dense_stage(RingReader &ring, const DenseInput<COLS> &x,
-                                            float *sums, int rows) {
-    using D = Dense<COLS>;
-    const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const uint32_t stage = ring.wait() + g / 4 * 2 * COLS + 64 * (g % 4) + 16 * c;
-    Words<16> w[D::STEPS][2];  // of rows g / 4 and g / 4 + 2
-#pragma unroll
-    for (int j = 0; j < D::STEPS; j++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            w[j][half] = {};
-            const bool is_there = (D::BLOCKS % (4 * KV8_TOKEN_WARPS) == 0 || j < D::STEPS - 1 ||
-                                   D::first(j) + g % 4 < D::BLOCKS) &&
-                                  (g / 4 + 2 * half < D::STAGE_ROWS);
-            if (is_there) w[j][half] = load_shared<16>(stage + half * 4 * COLS + 64 * D::first(j));
-        }
-    float d[2][4] = {};
-#pragma unroll
-    for (int j = 0; j < D::STEPS; j++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t a[4] = {w[j][0].w[2 * i], w[j][1].w[2 * i], w[j][0].w[2 * i + 1],
-                                   w[j][1].w[2 * i + 1]};
-            mma<true>(d[i], a, {x.pairs[j][2 * i], x.pairs[j][2 * i + 1]});
-        }
-    ring.release();
-    // Lane (g, c) has columns 2c and 2c + 1, block c's: its rows' are block g % 4's.
-    float low = c == g % 4 ? (d[0][0] + d[1][0]) + (d[0][1] + d[1][1]) : 0;
-    float high = c == g % 4 ? (d[0][2] + d[1][2]) + (d[0][3] + d[1][3]) : 0;
-#pragma unroll
-    for (int step = 5; step <= 10; step += 5) {
-        low += __shfl_xor_sync(~0u, low, step);
-        high += __shfl_xor_sync(~0u, high, step);
-    }
-    // Lanes 0 and 16 have rows 0 and 1, and 2 and 3.
-    if (lane % 16 == 0) {
-        const int row = lane / 16;
-        if (row < rows) sums[row * KV8_TOKEN_WARPS + threadIdx.x / 32] = low;
-        if (row + 2 < rows) sums[(row + 2) * KV8_TOKEN_WARPS + threadIdx.x / 32] = high;
-    }
-}
+struct DenseStage {
+    Words<16> w[Dense<COLS>::STEPS][2];
 
+    // The ring's next, which has its stage back.
+    __device__ void load(RingReader &ring) {
+        using D = Dense<COLS>;
+        const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+        // Past the last row or block stands the last once more: its sum is nobody's, or times 0.
+        const uint32_t stage = ring.wait() + min(g / 2, D::STAGE_ROWS - 1) * 2 * COLS + 16 * c;
+#pragma unroll
+        for (int j = 0; j < D::STEPS; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                w[j][i] = load_shared<16>(stage + 64 * D::inside(j, D::first(j) + 2 * i + g % 2));
+        ring.release();
+    }
+    // Its `rows` rows by x: to sums[row][warp].
+    __device__ void multiply(const DenseInput<COLS> &x, float *sums, int rows) const {
+        const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+        float d[2][4] = {};
+#pragma unroll
+        for (int j = 0; j < Dense<COLS>::STEPS; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                mma<true>(d[i], w[j][i].w, {x.pairs[j][2 * i], x.pairs[j][2 * i + 1]});
+        // Lane (g, c) has columns 2c and 2c + 1, half c % 2 of block c / 2; its rows g and g + 8
+        // are the halves of block g % 2.
+        const float low = (d[0][0] + d[1][0]) + (d[0][1] + d[1][1]);
+        const float high = (d[0][2] + d[1][2]) + (d[0][3] + d[1][3]);
+        float sum = c / 2 != g % 2 ? 0 : c % 2 == 0 ? low : high;
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 6);
+        if (lane % 8 == 0 && lane / 8 < rows)
+            sums[lane / 8 * KV8_TOKEN_WARPS + threadIdx.x / 32] = sum;
+    }
+};
+
+// The rows of a block, two stages of which stand in registers: there they wait for the activations,
+// and are read while the stage before is multiplied.
 template <int COLS>
-__device__ __forceinline__ void dense_rows(RingReader &ring, const DenseInput<COLS> &x, float *sums,
-                                           int rows) {
-    constexpr int ROWS = Dense<COLS>::STAGE_ROWS;
-#pragma unroll 2
-    for (int r = 0; r < rows; r += ROWS)
-        dense_stage<COLS>(ring, x, sums + r * KV8_TOKEN_WARPS, min(ROWS, rows - r));
-}
+struct DenseRows {
+    static constexpr int ROWS = Dense<COLS>::STAGE_ROWS;
+    DenseStage<COLS> first, second;
+
+    __device__ explicit DenseRows(RingReader &ring) {
+        first.load(ring);
+        second.load(ring);
+    }
+    // Sums of `rows` of them to sums[row][warp]; `ahead` follow, of which up to two stages are
+    // loaded.
+    __device__ void multiply(RingReader &ring, const DenseInput<COLS> &x, float *sums, int rows,
+                             int ahead) {
+        const auto step = [&](DenseStage<COLS> &stage, int r) {
+            stage.multiply(x, sums + r * KV8_TOKEN_WARPS, min(ROWS, rows - r));
+            if (r + 2 * ROWS < rows + ahead) stage.load(ring);
+        };
+#pragma unroll 1
+        for (int r = 0; r < rows; r += 2 * ROWS) {
+            step(first, r);
+            if (r + ROWS < rows) step(second, r + ROWS);
+        }
+    }
+};
 __device__ __forceinline__ float add_warps(const float *sums) {
     const float4 a = reinterpret_cast<const float4 *>(sums)[0];
     const float4 b = reinterpret_cast<const float4 *>(sums)[1];

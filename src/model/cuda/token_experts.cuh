@@ -1,9 +1,10 @@
 // token_experts.cuh - strips of MXFP4 weights (experts_args.h) in the ring by one vector of f16.
 //
 // A team of four warps takes a strip, two teams take turns. The eight columns of an MMA carry eight
-// different blocks of 32 of the one vector, zeros elsewhere: block k of the j-th of four tiles
-// stands in column 2j + k. So one accumulator serves four tiles, and its scales are applied once,
-// in the lane that has the row and the tile.
+// different blocks of 32 of the one vector: block k of the j-th of four tiles stands in column
+// 2j + k. What a tile and the block of another give is left alone; the lane that has the row and
+// the tile picks its own, and multiplies it by its scale. Every block of every tile has sums of its
+// own: no product waits for another's, but the second half of a block for the first.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -59,11 +60,18 @@ struct StripInput {
     }
 };
 
-// mma of m16n8k16 on f16.
-__device__ __forceinline__ void mma_f16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                        uint32_t a3, uint32_t b0, uint32_t b1) {
-    const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
-    mma<false>(d, a, b);
+// a * b of m16n8k16 on f16.
+__device__ __forceinline__ void mma_first(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+// The c-th of four.
+__device__ __forceinline__ float pick(int c, float x0, float x1, float x2, float x3) {
+    const float low = c & 1 ? x1 : x0, high = c & 1 ? x3 : x2;
+    return c & 2 ? high : low;
 }
 
 // The strip in the ring's next stage; its sums to `to`, as the block's `idx`-th.
@@ -71,37 +79,19 @@ __device__ __forceinline__ void multiply_strip(RingReader &ring, const StripInpu
                                                int idx) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, warp = StripInput::warp();
     const uint32_t stage = ring.wait();
-    float sum[2] = {};
+    Words<16> codes[FOURS][4];
+    uint32_t scales[FOURS];
 #pragma unroll
     for (int i = 0; i < FOURS; i++) {
-        const int first = warp + TEAM_WARPS * 4 * i;
-        const int mine = first + TEAM_WARPS * c;
-        uint32_t scales = 0;
+        const int first = warp + TEAM_WARPS * 4 * i, mine = first + TEAM_WARPS * c;
+#pragma unroll
+        for (int j = 0; j < 4; j++)  // behind the last tile lie scales: times 0
+            codes[i][j] =
+                load_shared<16>(stage + (first + TEAM_WARPS * j) * KV8_TILE_CODE_BYTES + lane * 16);
+        scales[i] = 0;
         if (mine < STRIP_TILES)
-            scales = load_shared<4>(stage + STRIP_CODES + mine * KV8_TILE_SCALE_BYTES + g * 4).w[0];
-        float d[2][4] = {};
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int tile = first + TEAM_WARPS * j;
-            // Behind the last tile lie scales: times 0.
-            const auto w = load_shared<16>(stage + tile * KV8_TILE_CODE_BYTES + lane * 16);
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                uint32_t low[4], high[4], b[4];
-                widen_codes(w.w[k], low);
-                widen_codes(w.w[2 + k], high);
-#pragma unroll
-                for (int p = 0; p < 4; p++) b[p] = g == 2 * j + k ? x.pairs[i][p] : 0;
-                mma_f16(d[0], low[0], high[0], low[1], high[1], b[0], b[1]);
-                mma_f16(d[1], low[2], high[2], low[3], high[3], b[2], b[3]);
-            }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                sum[half] = fmaf(d[0][2 * half + k] + d[1][2 * half + k],
-                                 scale_of(scales, 2 * half + k), sum[half]);
+            scales[i] =
+                load_shared<4>(stage + STRIP_CODES + mine * KV8_TILE_SCALE_BYTES + g * 4).w[0];
     }
     if (warp == 0 && lane < KV8_STRIP_ROWS) {
         const uint32_t end = stage + STRIP_CODES + STRIP_SCALES;
@@ -109,6 +99,31 @@ __device__ __forceinline__ void multiply_strip(RingReader &ring, const StripInpu
         to.biases[idx][lane] = low_bf16(load_shared<2>(end + 4 * KV8_STRIP_ROWS + 2 * lane).w[0]);
     }
     ring.release<TEAMS>();
+    float sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+        float d[4][2][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                uint32_t low[4], high[4];
+                widen_codes(codes[i][j].w[k], low);
+                widen_codes(codes[i][j].w[2 + k], high);
+                mma_first(d[j][k], {low[0], high[0], low[1], high[1]}, x.pairs[i][0],
+                          x.pairs[i][1]);
+                mma<false>(d[j][k], {low[2], high[2], low[3], high[3]},
+                           {x.pairs[i][2], x.pairs[i][3]});
+            }
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const int at = 2 * half + k;
+                sum[half] = fmaf(pick(c, d[0][k][at], d[1][k][at], d[2][k][at], d[3][k][at]),
+                                 scale_of(scales[i], at), sum[half]);
+            }
+    }
     // Odd lanes keep row g + 8.
     float kept = (c & 1 ? sum[1] : sum[0]) + __shfl_xor_sync(~0u, c & 1 ? sum[0] : sum[1], 1);
     kept += __shfl_xor_sync(~0u, kept, 2);

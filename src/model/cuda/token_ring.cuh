@@ -56,13 +56,15 @@ struct RingWriter : RingCursor {
 
     // The next stage, once it is empty, that `bytes` will come to.
     __device__ uint32_t take(uint32_t bytes) {
-        barrier_wait(empty + index() * 8, parity() ^ 1);
-        if (n >= in_flight) {
-            const uint32_t before = n - in_flight;
-            barrier_wait(full + before % KV8_TOKEN_STAGES * 8, before / KV8_TOKEN_STAGES & 1);
-        }
+        wait();
         expect_bytes(full_barrier(), bytes);
         return stage();
+    }
+    // The next stage, once it is empty, for the computing warps to fill.
+    __device__ void grant() {
+        wait();
+        barrier_arrive(full_barrier());
+        n++;
     }
     __device__ void copy(uint32_t to, const void *from, uint32_t bytes) const {
         copy_bulk(to, from, bytes, full_barrier(), policy);
@@ -70,6 +72,14 @@ struct RingWriter : RingCursor {
     __device__ void put(const void *from, uint32_t bytes) {
         copy(take(bytes), from, bytes);
         n++;
+    }
+
+   private:
+    __device__ void wait() const {
+        barrier_wait(empty + index() * 8, parity() ^ 1);
+        if (n < in_flight) return;
+        const uint32_t before = n - in_flight;
+        barrier_wait(full + before % KV8_TOKEN_STAGES * 8, before / KV8_TOKEN_STAGES & 1);
     }
 };
 
@@ -99,12 +109,11 @@ struct Meeting {
     }
 };
 
-// Block `idx` of `blocks` has items [begin, end) of n.
+// Block `idx` of `blocks` has items [begin, end) of n; n * blocks is below 2^32.
 struct Share {
     int begin, end;
-    __device__ Share(int n, int idx, int blocks)
-        : begin(static_cast<int>(static_cast<int64_t>(n) * idx / blocks)),
-          end(static_cast<int>(static_cast<int64_t>(n) * (idx + 1) / blocks)) {}
+    __device__ Share(uint32_t n, uint32_t idx, uint32_t blocks)
+        : begin(n * idx / blocks), end(n * (idx + 1) / blocks) {}
     __device__ int count() const { return end - begin; }
 };
 

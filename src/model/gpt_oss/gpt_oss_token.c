@@ -22,7 +22,8 @@ static const char *check_model(const kv8_gpt_oss_config *c, kv8_device *device) 
         c->hidden_size == KV8_TOKEN_HIDDEN && c->intermediate_size == KV8_TOKEN_HIDDEN &&
         c->head_dim == KV8_TOKEN_HEAD_DIM && c->num_qo_heads == KV8_TOKEN_QO_HEADS &&
         c->num_kv_heads == KV8_TOKEN_KV_HEADS && c->num_experts_per_token == KV8_TOKEN_TOP_K &&
-        c->num_experts <= KV8_TOKEN_MAX_EXPERTS && c->num_layers <= KV8_TOKEN_MAX_LAYERS;
+        c->num_experts <= KV8_TOKEN_MAX_EXPERTS && c->num_layers <= KV8_TOKEN_MAX_LAYERS &&
+        c->vocab_size >= KV8_TOKEN_MIN_VOCAB;
     return fits ? NULL : "it is built for the widths of gpt-oss-20b and 120b";
 }
 
