@@ -101,6 +101,16 @@ def path_bytes(path: Any) -> bytes:
     return name
 
 
+def utf8(value: Any, name: str) -> bytes:
+    """The bytes of a str."""
+    if not isinstance(value, str):
+        raise TypeMismatchError(f"{name} is {value!r}, must be a str")
+    try:
+        return value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidError(f"{name} is no text: {error}") from None
+
+
 def whole(value: Any, name: str, low: int = -(2**31), high: int = 2**31 - 1) -> int:
     """`value` as an int within [low, high]."""
     try:

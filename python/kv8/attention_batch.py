@@ -355,6 +355,8 @@ class AttentionBatch:
             raise InvalidError(f"sm_scale is {sm_scale}, must be above 0")
         args.logits_soft_cap = soft_cap
         args.sink_logit = self._floats(sinks, "sinks", (plan.num_qo_heads,), kept)
+        if o_scale is not None:
+            self._scale_view(o_scale, "o_scale")
         args.o_scale = self._floats(o_scale, "o_scale", (), kept)
         args.lse_base2 = bool(lse_base2)
         lse = self._set_lse(rows, lse, return_lse, q, kept)
@@ -416,7 +418,7 @@ class AttentionBatch:
         """Address and strides over batch and KV head of a scale."""
         if values is None:
             return ffi.NULL, 0, 0
-        seen = self._float_view(values, name)
+        seen = self._scale_view(values, name)
         batch, heads = int(self._args.batch), self.plan.num_kv_heads
         kept.append(seen)
         shape, strides = seen.shape, seen.strides
@@ -442,7 +444,7 @@ class AttentionBatch:
             raise InvalidError(f"q_scale is given and q is {plan.q_dtype}: e4m3 alone has one")
         args.q_scale_stride_row = args.q_scale_stride_group = 0
         if values is not None and getattr(values, "ndim", 0) == 3:
-            seen = self._float_view(values, "q_scale")
+            seen = self._scale_view(values, "q_scale")
             if seen.shape[0] < self.total_q or seen.shape[1:] != (plan.num_kv_heads, group):
                 raise InvalidError(
                     f"q_scale has shape {list(seen.shape)}, must be [{self.total_q}, "
@@ -460,6 +462,15 @@ class AttentionBatch:
         (args.q_scale, args.q_scale_stride_batch, args.q_scale_stride_kv_head) = self._scale(
             values, "q_scale", kept
         )
+
+    def _scale_view(self, values: Any, name: str) -> View:
+        """_float_view() of scales; those that the host has are looked at."""
+        if self._on_host or not is_torch(values):
+            array = _as_float_array(values, name)
+            wrong = array[~((array > 0) & (array < np.inf))]
+            if wrong.size:
+                raise InvalidError(f"{name} holds {wrong.flat[0]}, must be finite and above 0")
+        return self._float_view(values, name)
 
     def _float_view(self, values: Any, name: str) -> View:
         """float32 values on the plan's device."""

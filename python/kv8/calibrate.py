@@ -23,6 +23,7 @@ from ._core import (
     pointer_of,
     struct,
     text,
+    utf8,
     whole,
 )
 from ._native import ffi, lib
@@ -301,7 +302,7 @@ class ScaleFile(Handle):
         for name in ("architecture", "method"):
             value = getattr(data, name)
             if value is not None:
-                kept.append(ffi.new("char[]", value.encode()))
+                kept.append(ffi.new("char[]", utf8(value, name)))
                 setattr(out, name, kept[-1])
         if data.kv_dtypes is not None:
             codes = [dtype_code(dtype) for pair in data.kv_dtypes for dtype in pair]
@@ -323,7 +324,11 @@ class ScaleFile(Handle):
     ) -> "ScaleFile":
         """Reads JSON, a .safetensors file or a checkpoint directory. What the model that is named
         contradicts is refused by its key; 0 and None stand for any."""
-        name = ffi.NULL if architecture is None else ffi.new("char[]", architecture.encode())
+        name = (
+            ffi.NULL
+            if architecture is None
+            else ffi.new("char[]", utf8(architecture, "architecture"))
+        )
         expect = struct(
             "kv8_scale_expect",
             num_layers=whole(num_layers, "num_layers"),

@@ -203,13 +203,29 @@ def flash_attn_func(
         dropout_p=(dropout_p, 0.0),
         alibi_slopes=(alibi_slopes, None),
         return_attn_probs=(return_attn_probs, False),
+        qv=(qv, None),
     )
+    if k.shape[1] == 0:  # the caches below have a key at least
+        refuse_gradients(q, k, v)
+        found = attend(
+            q,
+            k,
+            v,
+            sinks=learnable_sink,
+            q_scale=q_descale,
+            k_scale=k_descale,
+            v_scale=v_descale,
+            o_dtype=_o_dtype(q, None),
+            return_lse=return_softmax_lse,
+        )
+        if not return_softmax_lse:
+            return found
+        return found[0], add_sinks(found[1], learnable_sink).swapaxes(1, 2)
     return flash_attn_with_kvcache(
         q,
         k,
         v,
         cache_seqlens=k.shape[1],
-        qv=qv,
         softmax_scale=softmax_scale,
         causal=causal,
         window_size=window_size,
@@ -275,6 +291,8 @@ def flash_attn_with_kvcache(
     refuse_gradients(q, k_cache, v_cache, k, v)
     if cache_leftpad is not None and attention_chunk:
         raise UnsupportedError("cache_leftpad with attention_chunk; supported: one of them")
+    if k_cache.shape[1] == 0:
+        raise InvalidError(f"k_cache has shape {list(k_cache.shape)}, must have room for a key")
     batch, rows = int(q.shape[0]), int(q.shape[1])
     block_table = page_table if block_table is None else block_table
     if block_table is None:

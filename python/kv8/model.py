@@ -22,6 +22,7 @@ from ._core import (
     pointer_of,
     struct,
     text,
+    utf8,
     whole,
 )
 from ._native import ffi, lib
@@ -49,7 +50,7 @@ class Tokenizer(Handle):
 
     def encode(self, string: str, *, special: bool = False) -> Any:
         """Ids, int32 [n]. special: added tokens' texts become their ids, else they are text."""
-        data = string.encode("utf-8")
+        data = utf8(string, "string")
         ids, n = ffi.new("int32_t **"), ffi.new("size_t *")
         mode = lib.KV8_SPECIAL_AS_TOKENS if special else lib.KV8_SPECIAL_AS_TEXT
         check(lib.kv8_tokenizer_encode(pointer_of(self), data, len(data), mode, ids, n))
@@ -115,7 +116,7 @@ class CompareRow(NamedTuple):
 def setting_of(kv: str) -> Any:
     """A KV setting by its name: "e4m3", "e4m3@full", "k=int8,v=e4m3"."""
     setting = ffi.new("kv8_kv_setting *")
-    check(lib.kv8_kv_setting_parse(kv.encode(), setting))
+    check(lib.kv8_kv_setting_parse(utf8(kv, "kv"), setting))
     return setting
 
 

@@ -248,6 +248,21 @@ def test_lengths_of_the_host_are_seqused_k(rng, library):
         fa.flash_attn_varlen_func(q, *rest, host_kv_lens=lens, seqused_k=lens, **options)
 
 
+def test_without_keys_only_the_sinks_count(rng, library):
+    q, none = random(rng, (2, 3, 8, 64), "bf16"), random(rng, (2, 0, 2, 64), "bf16")
+    sinks = rng.standard_normal(8).astype(np.float32)
+    q, none = of(library, q), of(library, none)
+    assert not np.any(back(fa.flash_attn_func(q, none, none, causal=True)))
+    o, lse = fa.flash_attn_func(q, none, none, return_softmax_lse=True)
+    assert o.shape == (2, 3, 8, 64) and not np.any(back(o))
+    assert np.array_equal(back(lse), np.full((2, 8, 3), -np.inf))
+    lse = fa.flash_attn_func(q, none, none, learnable_sink=of(library, sinks),
+                             return_softmax_lse=True)[1]
+    close_lse(back(lse), np.broadcast_to(sinks[None, :, None], (2, 8, 3)), 1e-6)
+    with pytest.raises(kv8.InvalidError, match=r"k_cache has shape \[2, 0, 2, 64\]"):
+        fa.flash_attn_with_kvcache(q, none, none)
+
+
 def test_refusals_name_the_argument(rng, library):
     q, k = of(library, random(rng, (2, 4, 32))), of(library, random(rng, (9, 2, 32)))
     cu_q, cu_k = of(library, np.array([0, 2], np.int32)), of(library, np.array([0, 9], np.int32))

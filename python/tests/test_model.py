@@ -35,6 +35,11 @@ def test_text_and_back(tokenizer):
     assert len(tokenizer.encode("<|end|>", special=True)) == 1
     with pytest.raises(kv8.InvalidError):
         tokenizer.decode([2**30])
+    for wrong in (None, 5, b"bytes"):
+        with pytest.raises(TypeError, match="string is .*, must be a str"):
+            tokenizer.encode(wrong)
+    with pytest.raises(kv8.InvalidError, match="string is no text"):
+        tokenizer.encode("\ud800")
 
 
 def test_a_path_is_read_whole():
