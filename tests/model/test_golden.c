@@ -20,12 +20,8 @@ static int close_golden(void **state) {
     return 0;
 }
 
-/* KV8_TEST_SHORT in the environment, for emulators: only as many tokens as leave the sliding window
- * (128) behind. */
+/* Of a short run: only as many tokens as leave the sliding window (128) behind. */
 enum { SHORT_TOKENS = 160, SHORT_GREEDY = 8 };
-static bool is_short(void) {
-    return getenv("KV8_TEST_SHORT") != NULL;
-}
 
 /* Bounds of the project: 2e-4 nats on every token's loss, 2e-3 on logits. */
 static void check_window(kv8_isa isa) {
@@ -34,7 +30,7 @@ static void check_window(kv8_isa isa) {
     const float *const nll = golden(&file, "window.nll", KV8_TENSOR_F32, &num_nll);
     const int32_t *const top1 = golden(&file, "window.top1", KV8_TENSOR_I32, &num_top);
     const float *const last = golden(&file, "window.last_logits", KV8_TENSOR_F32, &num_last);
-    if (is_short()) {
+    if (test_is_short()) {
         n = num_top = SHORT_TOKENS;
         num_nll = SHORT_TOKENS - 1;
         num_last = 0;
@@ -77,7 +73,7 @@ static void check_greedy(kv8_model *model, const char *name) {
     const int32_t *const prompt = golden(&file, tensor, KV8_TENSOR_I32, &num_prompt);
     snprintf(tensor, sizeof tensor, "%s.greedy", name);
     const int32_t *const greedy = golden(&file, tensor, KV8_TENSOR_I32, &num_greedy);
-    if (is_short()) num_greedy = SHORT_GREEDY;
+    if (test_is_short()) num_greedy = SHORT_GREEDY;
     kv8_model_info info = KV8_MODEL_INFO_INIT;
     assert_ok(kv8_model_get_info(model, &info));
     kv8_cache *const cache = open_cache(model, KV8_F32, 16, 1, num_prompt + num_greedy, false);
@@ -100,7 +96,7 @@ static void greedy_continuations_are_equal(void **state) {
     static const char *const names[] = {"chat0", "chat1", "chat2", "text0",
                                         "text1", "text2", "text3"};
     kv8_model *const model = open_model(tiny_model, KV8_ISA_BEST);
-    const size_t count = is_short() ? 1 : sizeof names / sizeof names[0];
+    const size_t count = test_is_short() ? 1 : sizeof names / sizeof names[0];
     for (size_t i = 0; i < count; i++) check_greedy(model, names[i]);
     kv8_model_close(model);
 }
@@ -134,7 +130,7 @@ static int32_t *held_out_tokens(int32_t n) {
 /* K after rope and V, read back from an f32 cache that keeps every token. */
 static void stored_keys_and_values_reach_the_calibration(void **state) {
     (void)state;
-    if (is_short()) skip();
+    if (test_is_short()) skip();
     enum { TOKENS = 4096, HEADS = 2, HEAD_DIM = 64, WIDTH = HEADS * HEAD_DIM };
     int32_t num_absmax = 0, num_window = 0;
     const float *const absmax = golden(&file, "calibration.absmax", KV8_TENSOR_F32, &num_absmax);

@@ -7,7 +7,7 @@
 
 /* For emulators: a length that still splits. */
 static int32_t num_keys(void) {
-    return getenv("KV8_TEST_SHORT") != NULL ? 16384 : 131072;
+    return test_is_short() ? 16384 : 131072;
 }
 
 /* --- equal scores --- */

@@ -49,7 +49,7 @@ static attention_case drawn_case(uint64_t seed, test_rng *rng) {
 static void a_right_window_hides_what_comes_later(void **state) {
     (void)state;
     test_rng rng = {1};
-    for (uint64_t seed = 0; seed < 40; seed++) {
+    for (uint64_t seed = 0; seed < test_cases(40); seed++) {
         attention_case c = drawn_case(seed, &rng);
         c.right = rng_range(&rng, 1, 40);
         c.window_left = seed % 3 == 0 ? rng_range(&rng, 0, 50) : -1;
@@ -61,7 +61,7 @@ static void a_right_window_hides_what_comes_later(void **state) {
 static void every_row_has_its_range_of_keys(void **state) {
     (void)state;
     test_rng rng = {2};
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < test_cases(60); seed++) {
         attention_case c = drawn_case(seed, &rng);
         c.key_ranges = true;
         c.causal = seed % 2;
@@ -76,7 +76,7 @@ static void every_row_has_its_range_of_keys(void **state) {
 static void keys_lie_without_pages(void **state) {
     (void)state;
     test_rng rng = {3};
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < test_cases(60); seed++) {
         attention_case c = drawn_case(seed, &rng);
         c.ragged = true;
         c.page_size = 1;
@@ -90,7 +90,7 @@ static void keys_lie_without_pages(void **state) {
 static void rows_not_in_use_are_left_alone(void **state) {
     (void)state;
     test_rng rng = {4};
-    for (uint64_t seed = 0; seed < 40; seed++) {
+    for (uint64_t seed = 0; seed < test_cases(40); seed++) {
         attention_case c = drawn_case(seed, &rng);
         c.unused_rows = true;
         c.causal = seed % 3 != 0;
@@ -103,7 +103,7 @@ static void output_takes_8_bits_and_lse_other_forms(void **state) {
     (void)state;
     static const kv8_dtype o[] = {KV8_E4M3, KV8_E4M3FNUZ, KV8_E5M2};
     test_rng rng = {5};
-    for (uint64_t seed = 0; seed < 30; seed++) {
+    for (uint64_t seed = 0; seed < test_cases(30); seed++) {
         attention_case c = drawn_case(seed, &rng);
         c.o_dtype = o[seed % 3];
         c.lse_transposed = seed % 2;
@@ -115,7 +115,7 @@ static void output_takes_8_bits_and_lse_other_forms(void **state) {
 static void all_of_it_together(void **state) {
     (void)state;
     test_rng rng = {6};
-    for (uint64_t seed = 0; seed < 80; seed++) {
+    for (uint64_t seed = 0; seed < test_cases(80); seed++) {
         attention_case c = drawn_case(seed, &rng);
         c.causal = rng_range(&rng, 0, 1);
         c.right = c.causal ? rng_range(&rng, 0, 1) : rng_range(&rng, 0, 30);

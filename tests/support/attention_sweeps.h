@@ -272,7 +272,7 @@ static void outputs_in_bf16_and_f16(void **state) {
 
 static void anything_with_anything(void **state) {
     (void)state;
-    for (uint64_t i = 0; i < 400; i++) {
+    for (uint64_t i = 0; i < test_cases(400); i++) {
         attention_case c = drawn(10000 + i);
         c.mask = (mask_kind)(i % 7 == 0);
         sweep_check(&c, i % 8 == 0);

@@ -39,6 +39,16 @@
             fail_msg("%s: \"%s\" does not name \"%s\"", #expr, kv8_status_message(), (part)); \
     } while (0)
 
+/* KV8_TEST_SHORT in the environment: under an emulator or a sanitizer, which look at code rather
+ * than at values, a part of the cases that differ in values alone will do. */
+static inline bool test_is_short(void) {
+    return getenv("KV8_TEST_SHORT") != NULL;
+}
+/* How many of `total` drawn cases to walk. */
+static inline uint64_t test_cases(uint64_t total) {
+    return test_is_short() ? total / 4 : total;
+}
+
 /* splitmix64: the same numbers on every machine. */
 typedef struct test_rng {
     uint64_t state;

@@ -98,7 +98,10 @@ static void refused_threads_are_an_error(void **state) {
 
 /* --- several callers of one pool --- */
 
-enum { CALLERS = 4, ROUNDS = 2000 };
+enum { CALLERS = 4 };
+static uint64_t rounds(void) {
+    return test_cases(2000);
+}
 
 typedef struct caller {
     kv8_threads *threads;
@@ -107,7 +110,7 @@ typedef struct caller {
 
 static void *call_often(void *opaque) {
     caller *const self = opaque;
-    for (int i = 0; i < ROUNDS; i++) kv8_threads_run(self->threads, 7, visit, &self->visits);
+    for (uint64_t i = 0; i < rounds(); i++) kv8_threads_run(self->threads, 7, visit, &self->visits);
     return NULL;
 }
 
@@ -123,7 +126,7 @@ static void callers_of_one_pool_take_turns(void **state) {
     }
     for (int i = 0; i < CALLERS; i++) {
         pthread_join(ids[i], NULL);
-        for (size_t k = 0; k < 7; k++) assert_int_equal(callers[i].visits.count[k], ROUNDS);
+        for (size_t k = 0; k < 7; k++) assert_int_equal(callers[i].visits.count[k], rounds());
     }
     kv8_threads_destroy(threads);
 }

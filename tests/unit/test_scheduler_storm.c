@@ -107,7 +107,7 @@ static void leave(storm *s, const kv8_schedule *schedule) {
 
 static void a_million_requests_each_end_once_with_their_own_tokens(void **state) {
     (void)state;
-    const uint64_t total = getenv("KV8_TEST_SHORT") != NULL ? 20000 : 1000000;
+    const uint64_t total = test_is_short() ? 20000 : 1000000;
     const kv8_scheduler_options options = {.max_running = 32,
                                            .max_waiting = 160,
                                            .max_step_tokens = 256,

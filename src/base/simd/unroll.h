@@ -11,8 +11,9 @@
 /* A function of its own: its loop gets all registers. */
 #define V_NOINLINE __attribute__((noinline))
 
-/* Before a `for` of constant length <= 32. */
-#if defined(__clang__)
+/* Before a `for` of constant length <= 32. A sanitizer's build may have defined it as nothing. */
+#if defined(V_UNROLL)
+#elif defined(__clang__)
 #define V_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define V_UNROLL _Pragma("GCC unroll 32")
