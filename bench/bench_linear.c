@@ -3,6 +3,9 @@
  * activations read and results written, at the read ceiling that is measured in the same run, and
  * the products at 800e12 operations a second, which a H200 reaches on bf16 of any size at best.
  *
+ * "layer" is QKV as a layer runs it: rows of the residual stream normed before it, heads rotated
+ * behind it, K and V in f32; its floor is the product's alone.
+ *
  * Weights change from launch to launch, so that the L2 has none of them; launches follow one
  * another in a graph, as in a model's step.
  *
@@ -18,6 +21,7 @@ typedef struct machine {
     bench_gpu gpu;
     kv8_device_ops *ops;
     uint8_t *w, *x, *y;
+    void *residual, *normed, *rotated;
 } machine;
 
 /* Device memory of random bf16 in [-1, 1): repeats of a piece that is no multiple of any row. */
@@ -45,12 +49,15 @@ static machine open_machine(void) {
     m.w = random_bf16(&m.gpu, weight_bytes);
     m.x = random_bf16(&m.gpu, (size_t)MAX_N * MAX_COLS * 2);
     m.y = gpu_take(&m.gpu, (size_t)MAX_N * 5120 * 4 + (size_t)512 * 201088 * 4);
+    m.residual = random_bf16(&m.gpu, (size_t)MAX_N * MAX_COLS * 4);
+    m.normed = gpu_take(&m.gpu, (size_t)MAX_N * MAX_COLS * 2);
+    m.rotated = gpu_take(&m.gpu, (size_t)MAX_N * 5120 * 2);
     return m;
 }
 static void close_machine(machine *m) {
-    kv8_device_free(m->gpu.device, m->w);
-    kv8_device_free(m->gpu.device, m->x);
-    kv8_device_free(m->gpu.device, m->y);
+    void *const taken[] = {m->w, m->x, m->y, m->residual, m->normed, m->rotated};
+    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++)
+        kv8_device_free(m->gpu.device, taken[i]);
     kv8_device_ops_destroy(m->ops);
     gpu_close(&m->gpu);
 }
@@ -60,7 +67,27 @@ typedef struct product {
     int32_t rows, cols, max_n;
     kv8_dtype to;
     bool accumulates;
+    bool in_layer; /* normed before, 64 heads of 64 rotated behind */
 } product;
+
+static kv8_status run_product(const machine *m, const product *p, const uint8_t *w, int32_t n) {
+    const kv8_device_linear linear = {w, m->x, p->rows, p->cols};
+    if (!p->in_layer)
+        return kv8_device_linear_run(m->ops, m->gpu.stream, &linear, m->x, n, m->y, p->to,
+                                     p->accumulates);
+    const kv8_device_norm_linear layer = {.w = linear,
+                                          .x = m->residual,
+                                          .gain = m->x,
+                                          .eps = 1e-5f,
+                                          .normed = m->normed,
+                                          .num_rotated = 64,
+                                          .head_dim = 64,
+                                          .cos_sin = m->residual,
+                                          .rotated = m->rotated,
+                                          .y = m->y,
+                                          .y_dtype = p->to};
+    return kv8_device_norm_linear_run(m->ops, m->gpu.stream, &layer, n);
+}
 
 /* Seconds of one launch: the best replay of a graph of them. */
 static double time_product(const machine *m, const product *p, int32_t n) {
@@ -70,15 +97,14 @@ static double time_product(const machine *m, const product *p, int32_t n) {
     TRY(kv8_stream_capture_begin(m->gpu.stream));
     for (int i = 0; i < launches; i++) {
         const uint8_t *const w = m->w + (size_t)i % copies * bytes;
-        const kv8_device_linear linear = {w, m->x, p->rows, p->cols};
-        TRY(kv8_device_linear_run(m->ops, m->gpu.stream, &linear, m->x, n, m->y, p->to,
-                                  p->accumulates));
+        TRY(run_product(m, p, w, n));
     }
     return gpu_replay(&m->gpu).best / launches;
 }
 
 static void print_product(const machine *m, const product *p) {
-    static const int32_t counts[] = {1, 2, 4, 8, 9, 16, 17, 32, 64, 65, 128, 256, 512, 2048, 8192};
+    static const int32_t counts[] = {1,  2,  4,   8,   9,   16,   17,   32,
+                                     64, 65, 128, 256, 512, 1024, 2048, 8192};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0] && counts[i] <= p->max_n; i++) {
         const double n = counts[i], rows = p->rows, cols = p->cols;
         const double result_bytes = (p->to == KV8_F32 ? 4 : 2) * (p->accumulates ? 2 : 1);
@@ -98,10 +124,11 @@ int main(void) {
     printf("%s, read ceiling %.0f GB/s\n", kv8_device_get_info(m.gpu.device)->name,
            m.gpu.ceilings.read_gb_s);
     static const product products[] = {
-        {"qkv", 5120, 2880, MAX_N, KV8_BF16, false},
-        {"o", 2880, 4096, MAX_N, KV8_F32, true},
-        {"router", 128, 2880, MAX_N, KV8_F32, false},
-        {"head", 201088, 2880, 512, KV8_F32, false},
+        {"qkv", 5120, 2880, MAX_N, KV8_BF16, false, false},
+        {"layer", 5120, 2880, MAX_N, KV8_F32, false, true},
+        {"o", 2880, 4096, MAX_N, KV8_F32, true, false},
+        {"router", 128, 2880, MAX_N, KV8_F32, false, false},
+        {"head", 201088, 2880, 512, KV8_F32, false, false},
     };
     for (size_t i = 0; i < sizeof products / sizeof products[0]; i++)
         print_product(&m, &products[i]);

@@ -67,8 +67,8 @@ KV8_SHARED bool kv8_stream_overlaps(const kv8_stream *stream, int64_t num_rows);
 
 /* Clusters of this launch that the GPU holds at once, 0 when it has none so wide; and permission
  * for clusters of more than 8 blocks, which not every GPU has. */
-kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *launch,
-                                   int32_t *clusters_out);
+KV8_SHARED kv8_status kv8_kernel_max_clusters(const kv8_kernel *kernel, const kv8_launch *launch,
+                                              int32_t *clusters_out);
 
 /* `args` is the kernel's one argument, kernel->args_bytes long; it is copied. */
 KV8_SHARED kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream,
@@ -108,15 +108,15 @@ KV8_SHARED kv8_status kv8_timeline_read(kv8_timeline *timeline, kv8_timeline_vis
 KV8_SHARED void kv8_range_begin(const char *format, ...) __attribute__((format(printf, 1, 2)));
 KV8_SHARED void kv8_range_end(const int *unused);
 
-/* What tells the copy engine of sm_90 and later of a matrix: bf16 [rows, cols], aligned to 16 and
- * its rows to 16 bytes, read in tiles of box_rows <= 256 rows by 64 columns, which come into shared
- * memory as rows of 128 bytes under the 128-byte swizzle, zeros where the matrix ends. An argument
- * of a kernel holds it at a multiple of 64 bytes. Only asks, so it may be called while a stream is
- * captured. */
+/* What tells the copy engine of sm_90 and later of a matrix [rows, cols] of bf16 or f32,
+ * aligned to 16 and its rows to 16 bytes, moved in tiles of box_rows <= 256 rows by 128 bytes,
+ * which stand in shared memory as rows of 128 bytes under the 128-byte swizzle, read as zeros and
+ * not written where the matrix ends. An argument of a kernel holds it at a multiple of 64 bytes.
+ * Only asks, so it may be called while a stream is captured. */
 enum { KV8_TENSOR_MAP_WORDS = 16 };
 KV8_SHARED kv8_status kv8_tensor_map_make(uint64_t map_out[KV8_TENSOR_MAP_WORDS],
-                                          const kv8_device *device, const void *data, int64_t rows,
-                                          int64_t cols, int32_t box_rows);
+                                          const kv8_device *device, const void *data, bool is_f32,
+                                          int64_t rows, int64_t cols, int32_t box_rows);
 
 /* Bytes from an address to the end of the device memory that was allocated around it; 0 where that
  * is not known. Only asks, so it may be called while a stream is captured. */

@@ -253,22 +253,25 @@ kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const
 /* --- matrices of the copy engine --- */
 
 kv8_status kv8_tensor_map_make(uint64_t map_out[KV8_TENSOR_MAP_WORDS], const kv8_device *device,
-                               const void *data, int64_t rows, int64_t cols, int32_t box_rows) {
+                               const void *data, bool is_f32, int64_t rows, int64_t cols,
+                               int32_t box_rows) {
     const kv8_driver *const cu = device->driver;
     if (cu->cuTensorMapEncodeTiled == NULL)
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "this driver (CUDA %d.%d) describes no matrices to the copy engine",
                         cu->version / 1000, cu->version % 1000 / 10);
-    enum { BOX_COLS = 64 };
-    const uint64_t sizes[2] = {(uint64_t)cols, (uint64_t)rows}, strides[1] = {(uint64_t)cols * 2};
-    const uint32_t box[2] = {BOX_COLS, (uint32_t)box_rows}, steps[2] = {1, 1};
+    const uint32_t size = is_f32 ? 4 : 2;
+    const uint64_t sizes[2] = {(uint64_t)cols, (uint64_t)rows};
+    const uint64_t strides[1] = {(uint64_t)cols * size};
+    const uint32_t box[2] = {128 / size, (uint32_t)box_rows}, steps[2] = {1, 1};
     _Alignas(64) uint64_t map[KV8_TENSOR_MAP_WORDS];
     KV8_TRY(kv8_device_enter(device));
-    const kv8_status status = kv8_driver_check(
-        cu,
-        cu->cuTensorMapEncodeTiled(map, CU_MAP_BF16, 2, (void *)(uintptr_t)data, sizes, strides,
-                                   box, steps, 0, CU_MAP_SWIZZLE_128, CU_MAP_L2_256, 0),
-        "the map of a matrix of %lld x %lld", (long long)rows, (long long)cols);
+    const kv8_status status =
+        kv8_driver_check(cu,
+                         cu->cuTensorMapEncodeTiled(map, is_f32 ? CU_MAP_F32 : CU_MAP_BF16, 2,
+                                                    (void *)(uintptr_t)data, sizes, strides, box,
+                                                    steps, 0, CU_MAP_SWIZZLE_128, CU_MAP_L2_256, 0),
+                         "the map of a matrix of %lld x %lld", (long long)rows, (long long)cols);
     kv8_device_leave(device);
     if (status == KV8_OK) memcpy(map_out, map, sizeof map);
     return status;

@@ -30,6 +30,21 @@ static const wgmma_shape wgmma_shapes[KV8_NUM_LINEAR_WGMMA] = {
 #include "linear_wgmma_kernels.inc"
 };
 
+/* Of linear_pairs.cu. */
+static kv8_launch launch_of_pairs(int32_t num_pairs) {
+    return (kv8_launch){.grid = {2 * (uint32_t)num_pairs},
+                        .block = {KV8_LINEAR_PAIRS_THREADS},
+                        .cluster = {2},
+                        .dynamic_bytes = KV8_LINEAR_PAIRS_BYTES};
+}
+
+static kv8_status get_pairs(kv8_linear_kernels *kernels_out, kv8_device *device) {
+    KV8_TRY(kv8_kernel_get(&kernels_out->pairs, device, "kv8_linear_bf16_pairs__sm90a",
+                           sizeof(kv8_linear_pairs_args), KV8_LINEAR_PAIRS_BYTES));
+    const kv8_launch one = launch_of_pairs(1);
+    return kv8_kernel_max_clusters(&kernels_out->pairs, &one, &kernels_out->num_pairs);
+}
+
 kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *device) {
     const size_t bytes = sizeof(kv8_linear_args);
     KV8_TRY(kv8_kernel_get(&kernels_out->n8, device, "kv8_linear_bf16_n8__sm80", bytes, 0));
@@ -43,7 +58,7 @@ kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *d
     for (int i = 0; i < KV8_NUM_LINEAR_WGMMA && kernels_out->has_wgmma; i++)
         KV8_TRY(kv8_kernel_get(&kernels_out->wgmma[i], device, wgmma_shapes[i].name,
                                sizeof(kv8_linear_mapped_args), wgmma_shapes[i].bytes));
-    return KV8_OK;
+    return kernels_out->has_wgmma ? get_pairs(kernels_out, device) : KV8_OK;
 }
 
 static int64_t num_tiles(const kv8_linear_args *args, int32_t rows, int32_t tokens) {
@@ -134,16 +149,13 @@ static int64_t num_wgmma_tiles(const kv8_linear_args *args, int idx) {
     return num_tiles(args, shape->groups * KV8_LINEAR_WGMMA_ROWS, shape->tokens);
 }
 
-/* One tile of tokens while there are few; of many, the tiles that read least, once they fill the
- * GPU. */
-static int choose_wgmma(const kv8_linear_args *args, int32_t num_sms) {
-    const int large = LINEAR_kv8_linear_bf16_wgmma_t256__sm90a;
+/* One tile of tokens while there are few. */
+static int choose_wgmma(const kv8_linear_args *args) {
     const int usual = LINEAR_kv8_linear_bf16_wgmma_t128__sm90a;
     for (int idx = 0; idx < usual; idx++) {
         if (args->n <= wgmma_shapes[idx].tokens) return idx;
     }
-    const bool fills = num_wgmma_tiles(args, large) >= 2 * (int64_t)num_sms;
-    return fills ? large : usual;
+    return usual;
 }
 
 /* What a product of one row is split into, and under a fixed order of any number: the splits are
@@ -157,7 +169,7 @@ static int32_t splits_of_one_row(const kv8_linear_args *args, int32_t num_sms) {
 static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
                             const kv8_linear_args *args) {
     const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
-    const int idx = choose_wgmma(args, num_sms);
+    const int idx = choose_wgmma(args);
     const wgmma_shape *const shape = &wgmma_shapes[idx];
     const int32_t rows = shape->groups * KV8_LINEAR_WGMMA_ROWS;
     const int64_t tiles = num_wgmma_tiles(args, idx), stages = kv8_ceil_div(args->cols, 64);
@@ -166,8 +178,9 @@ static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
                                : choose_splits(tiles, args->cols, (int64_t)num_sms * shape->blocks);
     kv8_linear_mapped_args mapped = {.product = *args,
                                      .split_stages = (int32_t)kv8_ceil_div(stages, splits)};
-    KV8_TRY(kv8_tensor_map_make(mapped.w_map, ops->device, args->w, args->rows, args->cols, rows));
-    KV8_TRY(kv8_tensor_map_make(mapped.x_map, ops->device, args->x, args->n, args->cols,
+    KV8_TRY(kv8_tensor_map_make(mapped.w_map, ops->device, args->w, false, args->rows, args->cols,
+                                rows));
+    KV8_TRY(kv8_tensor_map_make(mapped.x_map, ops->device, args->x, false, args->n, args->cols,
                                 KV8_LINEAR_WGMMA_BOX));
     const kv8_launch launch = {.grid = {(uint32_t)(tiles * splits)},
                                .block = {(uint32_t)KV8_LINEAR_WGMMA_THREADS(shape->groups)},
@@ -175,6 +188,46 @@ static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
                                .dynamic_bytes = shape->bytes,
                                .overlaps_previous = kv8_stream_overlaps(stream, args->n)};
     return kv8_kernel_launch(&ops->linear.wgmma[idx], stream, &launch, &mapped);
+}
+
+static int64_t num_pairs_tiles(const kv8_linear_args *args) {
+    return num_tiles(args, KV8_LINEAR_PAIRS_ROWS, 2 * KV8_LINEAR_PAIRS_TOKENS);
+}
+
+/* Many tokens: what gives every pair of blocks a tile, and rows of y that the copy engine takes. */
+static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args) {
+    const int32_t num_pairs = ops->linear.num_pairs;
+    return num_pairs > 0 && !ops->has_fixed_order && args->n > KV8_LINEAR_PAIRS_TOKENS &&
+           args->rows % 8 == 0 && num_pairs_tiles(args) >= num_pairs;
+}
+
+/* The tiles past the last whole round are cut in two where a pair takes one half at most: half a
+ * round. */
+static void share_out(kv8_linear_pairs_args *args, int32_t num_pairs) {
+    args->num_tiles = (int32_t)num_pairs_tiles(&args->product);
+    const int32_t rest = args->num_tiles % num_pairs;
+    args->num_whole = 2 * rest <= num_pairs ? args->num_tiles - rest : args->num_tiles;
+}
+
+/* `turned`: what has the heads to rotate, NULL = none. */
+static kv8_status run_pairs(const kv8_device_ops *ops, kv8_stream *stream,
+                            const kv8_linear_args *args, const kv8_device_norm_linear *turned) {
+    kv8_linear_pairs_args a = {.product = *args};
+    share_out(&a, ops->linear.num_pairs);
+    KV8_TRY(kv8_tensor_map_make(a.w_map, ops->device, args->w, false, args->rows, args->cols,
+                                KV8_LINEAR_PAIRS_ROWS / 2));
+    KV8_TRY(kv8_tensor_map_make(a.x_map, ops->device, args->x, false, args->n, args->cols,
+                                KV8_LINEAR_PAIRS_BOX));
+    KV8_TRY(kv8_tensor_map_make(a.y_map, ops->device, args->y, args->is_f32, args->n, args->rows,
+                                KV8_LINEAR_PAIRS_BOX));
+    if (turned != NULL) {
+        a.cos_sin = turned->cos_sin;
+        a.rotated_rows = turned->num_rotated * turned->head_dim;
+        KV8_TRY(kv8_tensor_map_make(a.rotated_map, ops->device, turned->rotated, false, args->n,
+                                    a.rotated_rows, KV8_LINEAR_PAIRS_BOX));
+    }
+    const kv8_launch launch = launch_of_pairs(ops->linear.num_pairs);
+    return kv8_kernel_launch(&ops->linear.pairs, stream, &launch, &a);
 }
 
 kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
@@ -189,6 +242,7 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
     if (n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order)
         return run_stream(n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, w->rows, n, 0,
                           &args);
+    if (takes_pairs(ops, &args)) return run_pairs(ops, stream, &args, NULL);
     return ops->linear.has_wgmma ? run_wgmma(ops, stream, &args) : run_tiles(ops, stream, &args);
 }
 
@@ -232,6 +286,13 @@ static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
                       (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)args->w.cols), &a);
 }
 
+/* Many rows: the heads are rotated as their sums leave. */
+static bool turns_in_pairs(const kv8_device_ops *ops, const kv8_device_norm_linear *args,
+                           const kv8_linear_args *product) {
+    return args->num_rotated > 0 && args->head_dim == KV8_LINEAR_PAIRS_HEAD &&
+           takes_pairs(ops, product);
+}
+
 kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                       const kv8_device_norm_linear *args, int32_t n) {
     KV8_REQUIRE(ops, stream, args);
@@ -242,6 +303,11 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
     if (fits_one_kernel(args, n) && !ops->has_fixed_order) return run_in_one(ops, stream, args, n);
     KV8_TRY(kv8_device_rmsnorm(ops, stream, args->x, args->gain, args->eps, n, args->w.cols,
                                args->row_ids, args->normed, args->f16_out));
+    const kv8_linear_args product = product_of(&args->w, args->normed, n, args->y, args->y_dtype);
+    if (turns_in_pairs(ops, args, &product)) {
+        KV8_RANGE("dense");
+        return run_pairs(ops, stream, &product, args);
+    }
     KV8_TRY(kv8_device_linear_run(ops, stream, &args->w, args->normed, n, args->y, args->y_dtype,
                                   false));
     if (args->num_rotated == 0) return KV8_OK;

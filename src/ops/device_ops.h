@@ -46,7 +46,8 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                  kv8_dtype y_dtype, bool accumulate);
 
 /* A product of normed rows, and what stands around it in a layer: one kernel does all of it for up
- * to 4 rows and a layer's weights, one each for more and for a head. */
+ * to 4 rows and a layer's weights, one each for more and for a head; for many rows the product's
+ * rotates heads of 64. */
 typedef struct kv8_device_norm_linear {
     kv8_device_linear w;
     const float *x;   /* [.., cols]: the residual stream */

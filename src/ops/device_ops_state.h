@@ -24,7 +24,8 @@ typedef struct kv8_linear_kernels {
     kv8_kernel n8, n16, norm_n8;
     kv8_kernel tiles[KV8_NUM_LINEAR_TILES];
     bool has_wgmma;
-    kv8_kernel wgmma[KV8_NUM_LINEAR_WGMMA];
+    kv8_kernel wgmma[KV8_NUM_LINEAR_WGMMA], pairs;
+    int32_t num_pairs; /* of blocks of that kernel that the GPU holds */
 } kv8_linear_kernels;
 kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *device);
 

@@ -102,19 +102,21 @@ cu_result cuFuncGetParamInfo(cu_function function, size_t idx, size_t *offset, s
     *bytes = function->kernel->args_bytes;
     return CU_OK;
 }
-/* A map that tests can read: address, columns, rows, box rows. */
+/* A map that tests can read: address, columns, rows, box rows, bytes of an element. */
 cu_result cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address,
                                  const uint64_t *sizes, const uint64_t *strides,
                                  const uint32_t *box, const uint32_t *steps, int interleave,
                                  int swizzle, int promotion, int fill) {
     ENTER_CONTEXT(cuTensorMapEncodeTiled);
     (void)steps;
-    if (type != CU_MAP_BF16 || rank != 2 || interleave != 0 || fill != 0 ||
+    const uint32_t size = type == CU_MAP_F32 ? 4 : 2;
+    if ((size == 2 && type != CU_MAP_BF16) || rank != 2 || interleave != 0 || fill != 0 ||
         swizzle != CU_MAP_SWIZZLE_128 || promotion != CU_MAP_L2_256 || (uintptr_t)map % 64 != 0 ||
-        (uintptr_t)address % 16 != 0 || strides[0] % 16 != 0 || box[0] != 64 || box[1] > 256)
+        (uintptr_t)address % 16 != 0 || strides[0] % 16 != 0 || box[0] * size != 128 ||
+        strides[0] != sizes[0] * size || box[1] > 256)
         return CU_INVALID_VALUE;
     const uint64_t words[KV8_TENSOR_MAP_WORDS] = {(uint64_t)(uintptr_t)address, sizes[0], sizes[1],
-                                                  box[1]};
+                                                  box[1], size};
     memcpy(map, words, sizeof words);
     return CU_OK;
 }

@@ -52,16 +52,41 @@ static void check_maps(const stand_in_launch *launch, const kv8_device_linear *w
     assert_int_equal(args->x_map[3], KV8_LINEAR_WGMMA_BOX);
 }
 
+/* The same of a launch by pairs of blocks: whole rounds of whole tiles, then halves for one pair
+ * each, or all whole where that takes as long. */
+static void check_pairs(const stand_in_launch *launch, const kv8_device_linear *w, int32_t n,
+                        uint32_t num_tiles) {
+    const kv8_linear_pairs_args *const args = launch->args;
+    const int32_t num_pairs = H200_SMS / 2, rest = (int32_t)num_tiles % num_pairs;
+    const int32_t num_cut = 2 * rest <= num_pairs ? rest : 0;
+    assert_true(n > KV8_LINEAR_PAIRS_TOKENS && num_tiles >= (uint32_t)num_pairs);
+    assert_int_equal(launch->cluster[0], 2);
+    assert_int_equal(launch->grid[0], 2 * num_pairs);
+    assert_int_equal(launch->grid[1] * launch->grid[2], 1);
+    assert_int_equal(args->num_tiles, num_tiles);
+    assert_int_equal(args->num_whole, (int32_t)num_tiles - num_cut);
+    assert_int_equal(args->product.n, n);
+    assert_int_equal(args->product.rows, w->rows);
+    assert_true(args->product.is_f32 && args->product.accumulate);
+    assert_int_equal(args->rotated_rows, 0);
+    const uint64_t maps[3][5] = {
+        {(uint64_t)(uintptr_t)w->w, (uint64_t)w->cols, (uint64_t)w->rows, 128, 2},
+        {(uint64_t)(uintptr_t)args->product.x, (uint64_t)w->cols, (uint64_t)n, 64, 2},
+        {(uint64_t)(uintptr_t)args->product.y, (uint64_t)w->rows, (uint64_t)n, 64, 4}};
+    assert_memory_equal(args->w_map, maps[0], sizeof maps[0]);
+    assert_memory_equal(args->x_map, maps[1], sizeof maps[1]);
+    assert_memory_equal(args->y_map, maps[2], sizeof maps[2]);
+}
+
 static void products_cover_every_row_and_token(void **state) {
     (void)state;
     static const struct {
         const char *part; /* of the kernel's name */
         uint32_t rows, tokens;
-    } tiles[] = {
-        {"_wgmma_n32__", 64, 32},    {"_wgmma_n64__", 64, 64},    {"_wgmma_n128__", 64, 128},
-        {"_wgmma_t128__", 128, 128}, {"_wgmma_t256__", 128, 256}, {"_n8__", 16, 8},
-        {"_n16__", 16, 16},          {"_n32__", 32, 32},          {"_n64__", 32, 64},
-        {"_t64__", 64, 64},          {"_t128__", 128, 128}};
+    } tiles[] = {{"_wgmma_n32__", 64, 32},    {"_wgmma_n64__", 64, 64}, {"_wgmma_n128__", 64, 128},
+                 {"_wgmma_t128__", 128, 128}, {"_pairs__", 256, 256},   {"_n8__", 16, 8},
+                 {"_n16__", 16, 16},          {"_n32__", 32, 32},       {"_n64__", 32, 64},
+                 {"_t64__", 64, 64},          {"_t128__", 128, 128}};
     static const int32_t sm_versions[] = {80, 89, 90, 120}, rows[] = {1, 127, 128, 5120};
     for (int v = 0; v < 4; v++) {
         case_ops c = open_ops(sm_versions[v]);
@@ -75,6 +100,11 @@ static void products_cover_every_row_and_token(void **state) {
                 while (strstr(launch->name, tiles[i].part) == NULL) i++;
                 const uint32_t tokens = ((uint32_t)n + tiles[i].tokens - 1) / tiles[i].tokens;
                 const uint32_t tall = ((uint32_t)rows[r] + tiles[i].rows - 1) / tiles[i].rows;
+                if (strstr(launch->name, "_pairs_") != NULL) {
+                    assert_int_equal(sm_versions[v], 90);
+                    check_pairs(launch, &w, n, tall * tokens);
+                    continue;
+                }
                 const bool mapped = strstr(launch->name, "wgmma") != NULL;
                 assert_int_equal(mapped, n > 16 && sm_versions[v] == 90);
                 const uint32_t splits = mapped ? launch->cluster[0] : 1;
@@ -100,14 +130,45 @@ static void few_tiles_are_split(void **state) {
     static const struct {
         int32_t rows, cols, n;
         uint32_t splits;
-    } known[] = {{5120, 2880, 32, 2},  {2880, 4096, 64, 4},  {128, 2880, 64, 8},
-                 {5120, 2880, 512, 1}, {2880, 4096, 256, 4}, {5120, 2880, 8192, 1}};
+    } known[] = {{5120, 2880, 32, 2},
+                 {2880, 4096, 64, 4},
+                 {128, 2880, 64, 8},
+                 {5120, 2880, 512, 1},
+                 {2880, 4096, 256, 4}};
     case_ops c = open_ops(90);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 5; i++) {
         const kv8_device_linear w = {c.s.memory, NULL, known[i].rows, known[i].cols};
         assert_ok(multiply(&c, &w, known[i].n, KV8_F32, false));
         assert_int_equal(only_launch(&c, i)->cluster[0], known[i].splits);
     }
+    close_ops(&c);
+}
+
+/* Which products pairs of blocks take, and how many of their tiles whole. */
+static void many_tokens_go_to_pairs_of_blocks(void **state) {
+    (void)state;
+    static const struct {
+        int32_t rows, cols, n, num_tiles, num_whole; /* 0 = another kernel */
+    } known[] = {{5120, 2880, 512, 0, 0},         {5120, 2880, 768, 0, 0},
+                 {5120, 2880, 1024, 80, 66},      {5120, 2880, 2048, 160, 132},
+                 {2880, 4096, 2048, 96, 66},      {5120, 2880, 8192, 640, 640},
+                 {2880, 4096, 8192, 384, 384},    {201088, 2880, 128, 0, 0},
+                 {201088, 2880, 512, 1572, 1572}, {5124, 2880, 8192, 0, 0}};
+    case_ops c = open_ops(90);
+    for (int i = 0; i < 10; i++) {
+        const kv8_device_linear w = {c.s.memory, NULL, known[i].rows, known[i].cols};
+        assert_ok(multiply(&c, &w, known[i].n, KV8_F32, false));
+        const stand_in_launch *const launch = only_launch(&c, i);
+        const bool in_pairs = strstr(launch->name, "_pairs_") != NULL;
+        assert_int_equal(in_pairs, known[i].num_tiles > 0);
+        if (!in_pairs) continue;
+        const kv8_linear_pairs_args *const args = launch->args;
+        assert_int_equal(args->num_tiles, known[i].num_tiles);
+        assert_int_equal(args->num_whole, known[i].num_whole);
+    }
+    kv8_device_ops_fix_order(c.ops);
+    assert_ok(multiply(&c, &c.qkv, 2048, KV8_F32, false));
+    assert_null(strstr(only_launch(&c, 10)->name, "_pairs_"));
     close_ops(&c);
 }
 
@@ -185,7 +246,7 @@ static void kernels_of_a_graph_overlap(void **state) {
 }
 
 /* Few rows are normed, multiplied and rotated by one kernel, more by one kernel each, and those of
- * a head too. */
+ * a head too; of many the product's kernel rotates heads of 64. */
 static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     (void)state;
     case_ops c = open_ops(90);
@@ -205,14 +266,28 @@ static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     assert_true(turn->x == p.y && turn->y == p.rotated);
     assert_int_equal(turn->x_stride_row, 5120);
     assert_int_equal(turn->y_stride_row, 4096);
+    assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 2048));
+    assert_ok(kv8_stream_synchronize(c.s.stream));
+    assert_int_equal(stand_in_num_launches(), 6);
+    const kv8_linear_pairs_args *const pairs = stand_in_get_launch(5)->args;
+    assert_int_equal(pairs->rotated_rows, 4096);
+    assert_true(pairs->product.x == p.normed && pairs->cos_sin == p.cos_sin);
+    const uint64_t rotated_map[] = {(uint64_t)(uintptr_t)p.rotated, 4096, 2048, 64, 2};
+    assert_memory_equal(pairs->rotated_map, rotated_map, sizeof rotated_map);
+    p.num_rotated = 32;
+    p.head_dim = 128;
+    assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 2048));
+    assert_ok(kv8_stream_synchronize(c.s.stream));
+    assert_int_equal(stand_in_num_launches(), 9);
+    assert_string_equal(stand_in_get_launch(8)->name, "kv8_rope_bf16__sm80");
     p.num_rotated = 0;
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 5));
     assert_ok(kv8_stream_synchronize(c.s.stream));
-    assert_int_equal(stand_in_num_launches(), 6);
+    assert_int_equal(stand_in_num_launches(), 11);
     p.w.rows = 201088;
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1));
     assert_ok(kv8_stream_synchronize(c.s.stream));
-    assert_int_equal(stand_in_num_launches(), 8);
+    assert_int_equal(stand_in_num_launches(), 13);
     p = normed_qkv(&c);
     p.head_dim = 24;
     assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_UNSUPPORTED,
@@ -257,8 +332,8 @@ static void create_leaves_nothing_behind(void **state) {
 static void a_launch_that_fails_says_so(void **state) {
     (void)state;
     case_ops c = open_ops(90);
-    static const int32_t counts[] = {1, 20, 100};
-    for (int i = 0; i < 3; i++) {
+    static const int32_t counts[] = {1, 20, 100, 2048};
+    for (int i = 0; i < 4; i++) {
         stand_in_fail("cuLaunchKernelEx", 1, UNKNOWN);
         assert_refused(multiply(&c, &c.qkv, counts[i], KV8_BF16, false), KV8_ERR_DEVICE,
                        "kv8_linear_bf16_");
@@ -272,6 +347,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(products_cover_every_row_and_token, reset,
                                         check_nothing_lives),
         cmocka_unit_test_setup_teardown(few_tiles_are_split, reset, check_nothing_lives),
+        cmocka_unit_test_setup_teardown(many_tokens_go_to_pairs_of_blocks, reset,
+                                        check_nothing_lives),
         cmocka_unit_test_setup_teardown(what_no_kernel_takes_is_refused_by_name, reset,
                                         check_nothing_lives),
         cmocka_unit_test_setup_teardown(a_norm_and_a_rotation_come_with_the_product, reset,

@@ -191,6 +191,9 @@ static void products_of_the_true_shapes(void **state) {
         {5120, 2880, 32, TO_BF16, true},   {2880, 4096, 61, ADDED, true},
         {5120, 2880, 100, TO_BF16, true},  {2880, 4096, 500, ADDED, true},
         {5120, 2880, 1000, TO_BF16, true}, {20108, 2880, 3, TO_F32, false},
+        {5120, 2880, 2048, TO_BF16, true}, {2880, 4096, 2048, ADDED, true},
+        {5120, 2880, 1300, TO_F32, true},  {2880, 4096, 2500, ADDED, true},
+        {1000, 200, 4500, ADDED, false},
     };
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
         check_case(&s, &products[i], products[i].n > 64 ? 509 : products[i].n > 8 ? 61 : 17);
@@ -317,6 +320,60 @@ static void products_of_normed_rows(void **state) {
     free(cos_sin);
     kv8_device_free(s.g->device, cos_sin_on_gpu);
     kv8_device_free(s.g->device, ids_on_gpu);
+    kv8_device_ops_destroy(s.ops);
+}
+
+/* Heads of many rows, which the product's kernel rotates, have the bits of the product, rotated
+ * apart. */
+static void many_rows_are_rotated_as_they_leave(void **state) {
+    enum { ROWS = 5120, COLS = 2880, Q_WIDTH = 4096, MOST = 2048 };
+    const side s = open_side(state);
+    static const int32_t counts[] = {1000, 1300, MOST};
+    test_rng rng = {9};
+    kv8_bf16 *const w = random_bf16(&rng, (size_t)ROWS * COLS, 1);
+    kv8_bf16 *const small = random_bf16(&rng, ROWS, 1);
+    float *const x = random_f32(&rng, (size_t)MOST * COLS, 4);
+    float *const cos_sin = random_f32(&rng, MOST * 64, 1);
+    void *const w_on_gpu = gpu_upload(s.g, w, (size_t)ROWS * COLS * 2);
+    void *const small_on_gpu = gpu_upload(s.g, small, ROWS * 2);
+    float *const x_on_gpu = gpu_upload(s.g, x, (size_t)MOST * COLS * 4);
+    float *const cos_sin_on_gpu = gpu_upload(s.g, cos_sin, MOST * 64 * 4);
+    void *const normed = gpu_alloc(s.g, (size_t)MOST * COLS * 2);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const int32_t n = counts[i];
+        const size_t y_bytes = (size_t)n * ROWS * 4, q_bytes = (size_t)n * Q_WIDTH * 2;
+        void *const plain = make_output(&s, y_bytes), *const apart = make_output(&s, q_bytes);
+        kv8_device_norm_linear p = {.w = {w_on_gpu, small_on_gpu, ROWS, COLS},
+                                    .x = x_on_gpu,
+                                    .gain = small_on_gpu,
+                                    .eps = 1e-5f,
+                                    .normed = normed,
+                                    .y = plain,
+                                    .y_dtype = KV8_F32};
+        assert_ok(kv8_device_norm_linear_run(s.ops, s.g->stream, &p, n));
+        assert_ok(kv8_device_rope(s.ops, s.g->stream, cos_sin_on_gpu, n, 64, 64, plain, KV8_F32,
+                                  ROWS, apart, Q_WIDTH));
+        p.num_rotated = 64;
+        p.head_dim = 64;
+        p.cos_sin = cos_sin_on_gpu;
+        p.rotated = make_output(&s, q_bytes);
+        p.y = make_output(&s, y_bytes);
+        assert_ok(kv8_device_norm_linear_run(s.ops, s.g->stream, &p, n));
+        float *const want = take_output(&s, plain, y_bytes);
+        float *const y = take_output(&s, p.y, y_bytes);
+        kv8_bf16 *const want_q = take_output(&s, apart, q_bytes);
+        kv8_bf16 *const q = take_output(&s, p.rotated, q_bytes);
+        assert_memory_equal(q, want_q, q_bytes);
+        for (size_t row = 0; row < (size_t)n; row++)
+            assert_memory_equal(y + row * ROWS + Q_WIDTH, want + row * ROWS + Q_WIDTH,
+                                (ROWS - Q_WIDTH) * sizeof *y);
+        void *const on_host[] = {want, y, want_q, q};
+        for (int j = 0; j < 4; j++) free(on_host[j]);
+    }
+    void *const on_gpu[] = {w_on_gpu, small_on_gpu, x_on_gpu, cos_sin_on_gpu, normed};
+    for (int j = 0; j < 5; j++) kv8_device_free(s.g->device, on_gpu[j]);
+    void *const on_host[] = {w, small, x, cos_sin};
+    for (int j = 0; j < 4; j++) free(on_host[j]);
     kv8_device_ops_destroy(s.ops);
 }
 
@@ -479,6 +536,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_fixed_order_knows_no_number_of_rows),
         cmocka_unit_test(products_of_the_true_shapes),
         cmocka_unit_test(products_of_normed_rows),
+        cmocka_unit_test(many_rows_are_rotated_as_they_leave),
         cmocka_unit_test(embedding_widens_the_rows_it_is_asked_for),
         cmocka_unit_test(norms_equal_their_definition),
         cmocka_unit_test(angles_and_rotation_are_the_cpus),

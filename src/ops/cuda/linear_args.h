@@ -41,15 +41,34 @@ typedef struct kv8_linear_mapped_args {
     int32_t padding[15];
 } __attribute__((aligned(64))) kv8_linear_mapped_args;
 
+/* The same by pairs of blocks (linear_pairs.cu). The first rotated_rows of y are heads of
+ * KV8_LINEAR_PAIRS_HEAD to rotate, and go rounded to bf16 into rotated [n, rotated_rows] instead.
+ */
+typedef struct kv8_linear_pairs_args {
+    uint64_t w_map[16], x_map[16], y_map[16], rotated_map[16];
+    kv8_linear_args product;
+    const float *cos_sin; /* [n, KV8_LINEAR_PAIRS_HEAD] */
+    int32_t rotated_rows;
+    int32_t num_tiles; /* of KV8_LINEAR_PAIRS_ROWS by two blocks' tokens, */
+    int32_t num_whole; /* the first of them each by one pair, the others' tokens by a pair each */
+    int32_t padding[11];
+} __attribute__((aligned(64))) kv8_linear_pairs_args;
+
 enum {
     KV8_LINEAR_STREAM_THREADS = 256,
     KV8_LINEAR_STREAM_ROWS = 16, /* of w, a block */
     KV8_LINEAR_STREAM_MAX_N = 16,
     KV8_LINEAR_TILE_THREADS = 256,
-    KV8_LINEAR_WGMMA_ROWS = 64, /* of w, a warpgroup */
-    KV8_LINEAR_WGMMA_BOX = 32,  /* tokens copied at once: rows past the last cost time */
-    KV8_LINEAR_MAX_SPLITS = 8,  /* of the columns: a cluster's blocks */
-    KV8_LINEAR_GROUP = 8        /* tiles of rows that take turns over the tokens */
+    KV8_LINEAR_WGMMA_ROWS = 64,    /* of w, a warpgroup */
+    KV8_LINEAR_WGMMA_BOX = 32,     /* tokens copied at once: rows past the last cost time */
+    KV8_LINEAR_PAIRS_ROWS = 256,   /* of w, a block's tile */
+    KV8_LINEAR_PAIRS_TOKENS = 128, /* the same */
+    KV8_LINEAR_PAIRS_STAGES = 4,
+    KV8_LINEAR_PAIRS_HEAD = 64,
+    KV8_LINEAR_PAIRS_BOX = 64,      /* tokens copied at once, in or out */
+    KV8_LINEAR_PAIRS_THREADS = 384, /* two warpgroups, and one that copies */
+    KV8_LINEAR_MAX_SPLITS = 8,      /* of the columns: a cluster's blocks */
+    KV8_LINEAR_GROUP = 8            /* tiles of rows that take turns over the tokens */
 };
 
 /* Normed rows in shared memory, bf16: bytes from row to row, which neighbours' banks differ by; and
@@ -72,5 +91,10 @@ enum { KV8_LINEAR_NORM_BYTES = 80 * 1024 };
 #define KV8_LINEAR_WGMMA_BYTES(groups, tokens, stages) \
     (1024 + (stages) * ((groups)*KV8_LINEAR_WGMMA_ROWS + (tokens)) * 128)
 #define KV8_LINEAR_WGMMA_THREADS(groups) ((groups)*128 + 32)
+
+/* Of linear_pairs.cu: alignment, the ring, two boxes of results a warpgroup. */
+#define KV8_LINEAR_PAIRS_BYTES                                                                  \
+    (1024 + KV8_LINEAR_PAIRS_STAGES * (KV8_LINEAR_PAIRS_ROWS + KV8_LINEAR_PAIRS_TOKENS) * 128 + \
+     4 * KV8_LINEAR_PAIRS_BOX * 128)
 
 #endif

@@ -1,0 +1,76 @@
+// ptx_pairs_sm90.cuh - what kernels of blocks that stay, two and two, ask of sm_90: copies to
+// several blocks of a cluster, arrivals at another block's barrier, and results that leave by the
+// copy engine.
+//
+// SPDX-License-Identifier: Apache-2.0
+#ifndef KV8_PTX_PAIRS_SM90_CUH
+#define KV8_PTX_PAIRS_SM90_CUH
+
+#include <stdint.h>
+
+namespace kv8 {
+
+// copy_tile() to this place, and counted by this barrier, in each block of the cluster that
+// `blocks` has a bit of.
+__device__ __forceinline__ void copy_tile_to(uint32_t to, const void *map, int32_t column,
+                                             int32_t row, uint32_t barrier, uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
+        : "memory");
+}
+// Arrives at what stands at `barrier` here, of block `rank` of the cluster. Orders reads alone,
+// as wgmma's are that have been waited for: to release stores, it would take a fence of the whole
+// GPU.
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n"
+        "}\n" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+// A tile back to its matrix, or added to what is there (f32), each element once; what lies past the
+// matrix' ends stays behind. Stores before it: fence_stores_before_wgmma(), then a barrier.
+__device__ __forceinline__ void store_tile(const void *map, int32_t column, int32_t row,
+                                           uint32_t from) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+        "r"(column), "r"(row), "r"(from)
+        : "memory");
+}
+__device__ __forceinline__ void add_tile(const void *map, int32_t column, int32_t row,
+                                         uint32_t from) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], "
+        "[%3];" ::"l"(map),
+        "r"(column), "r"(row), "r"(from)
+        : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Shared memory has been read for all but the PENDING last groups of this thread.
+template <int PENDING>
+__device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ void store_pair(uint32_t at, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
+}
+// Four matrices of 8 x 8 16-bit words; a lane's address is that of row lane % 8 of matrix lane / 8.
+__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t x, uint32_t y, uint32_t z,
+                                               uint32_t w) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+}  // namespace kv8
+
+#endif

@@ -1,0 +1,338 @@
+// linear_pairs.cu - a dense product for many tokens on sm_90a: blocks that stay, two and two, whose
+// copies run on from tile to tile and whose results leave while the next tile is multiplied.
+//
+// A block multiplies 128 tokens by 256 rows of w, a stage 64 columns of both, a warpgroup 64 tokens
+// by all rows. A tile of a pair is 256 rows by both blocks' tokens; the tiles that would keep only
+// some of the pairs busy in the end are cut in two, each pair taking 128 tokens, each of its blocks
+// 128 rows: half a tile's time. What both blocks read - the rows of w of a whole tile, the tokens
+// of a cut one - each fetches half of for both.
+//
+// Tokens are A, rows of w the columns of wgmma, so that a thread holds neighbouring rows of y and
+// both elements of each pair that a rotation turns. Results go by boxes of 64 tokens by 128 bytes:
+// rounded or as f32 to shared memory, from there by the copy engine, which adds where y accumulates
+// and leaves out what lies past the ends. An element of y is one sum over the columns in their
+// order, whoever computes it, and is added once.
+//
+// Grid: the pairs that the GPU holds. Block: two warpgroups, and one that copies. Shared memory:
+// the ring, and two boxes a warpgroup. Bytes: w once a tile of tokens, x once a tile of rows, from
+// the L2 two thirds of that. Bound by: products.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "linear_store.cuh"
+#include "ptx_pairs_sm90.cuh"
+#include "ptx_sm90.cuh"
+#include "take_turn.cuh"
+
+namespace kv8 {
+
+constexpr int STAGES = KV8_LINEAR_PAIRS_STAGES, HALF = KV8_LINEAR_PAIRS_ROWS / 2;
+constexpr int TOKENS = KV8_LINEAR_PAIRS_TOKENS, BOX = KV8_LINEAR_PAIRS_BOX, GROUPS = 2;
+constexpr int W_BYTES = 2 * HALF * 128, STAGE_BYTES = W_BYTES + TOKENS * 128;
+constexpr int BOX_BYTES = BOX * 128, CONSUMERS = GROUPS * 128;
+constexpr uint16_t BOTH = 3;
+static_assert(TOKENS == GROUPS * BOX && HALF == TOKENS, "a warpgroup's tokens are a box");
+static_assert(KV8_LINEAR_PAIRS_THREADS == CONSUMERS + 128, "and those of a thread that copies");
+
+// The stages that have passed through the ring are counted on from tile to tile.
+struct PairsRing {
+    uint32_t at, barriers;
+    __device__ __forceinline__ uint32_t stage(uint32_t i) const {
+        return at + i % STAGES * STAGE_BYTES;
+    }
+    __device__ __forceinline__ uint32_t full(uint32_t i) const {
+        return barriers + 8 * (i % STAGES);
+    }
+    __device__ __forceinline__ uint32_t empty(uint32_t i) const {
+        return barriers + 8 * (STAGES + i % STAGES);
+    }
+};
+
+// Where this block's tile i lies: a whole one, or half of one that is cut.
+template <bool IS_WHOLE>
+static __device__ __forceinline__ Tile place(const kv8_linear_pairs_args &a, int32_t i) {
+    const int32_t rank = cluster_rank();
+    Tile tile = find_tile(a.product, 2 * HALF, 2 * TOKENS, IS_WHOLE ? i : a.num_whole + i / 2);
+    tile.first_token += (IS_WHOLE ? rank : i % 2) * TOKENS;
+    if (!IS_WHOLE) tile.first_row += rank * HALF;
+    return tile;
+}
+
+// This block's tiles in their order, to use(i, IsWhole or IsHalf).
+struct IsWhole {
+    static constexpr bool value = true;
+};
+struct IsHalf {
+    static constexpr bool value = false;
+};
+template <class USE>
+static __device__ __forceinline__ void for_tiles(const kv8_linear_pairs_args &a, USE &&use) {
+    const int32_t pair = blockIdx.x / 2, num_pairs = gridDim.x / 2;
+    for (int32_t i = pair; i < a.num_whole; i += num_pairs) use(i, IsWhole());
+    for (int32_t i = pair; i < 2 * (a.num_tiles - a.num_whole); i += num_pairs) use(i, IsHalf());
+}
+
+// --- into shared memory ---
+
+template <bool IS_WHOLE>
+static __device__ __forceinline__ void copy_stage(const kv8_linear_pairs_args &a, const Tile &tile,
+                                                  uint32_t to, uint32_t full, int32_t column) {
+    const int32_t rank = cluster_rank();
+    const uint32_t x = to + W_BYTES;
+    expect_bytes(full, IS_WHOLE ? STAGE_BYTES : STAGE_BYTES - W_BYTES / 2);
+    if (IS_WHOLE) {
+        copy_tile_to(to + rank * (W_BYTES / 2), a.w_map, column, tile.first_row + rank * HALF, full,
+                     BOTH);
+        copy_tile(x, a.x_map, column, tile.first_token, full);
+        copy_tile(x + BOX_BYTES, a.x_map, column, tile.first_token + BOX, full);
+    } else {
+        copy_tile(to, a.w_map, column, tile.first_row, full);
+        copy_tile_to(x + rank * BOX_BYTES, a.x_map, column, tile.first_token + rank * BOX, full,
+                     BOTH);
+    }
+}
+
+static __device__ __forceinline__ void produce(const kv8_linear_pairs_args &a,
+                                               const PairsRing &ring, int32_t num_stages) {
+    uint32_t passed = 0;
+    const auto await_empty = [&] {
+        if (passed >= STAGES) wait_for_bytes(ring.empty(passed), (passed / STAGES - 1) & 1);
+    };
+    for_tiles(a, [&](int32_t idx, auto whole) {
+        constexpr bool IS_WHOLE = decltype(whole)::value;
+        const Tile tile = place<IS_WHOLE>(a, idx);
+        for (int32_t i = 0; i < num_stages; i++, passed++) {
+            await_empty();
+            copy_stage<IS_WHOLE>(a, tile, ring.stage(passed), ring.full(passed), 64 * i);
+        }
+    });
+    // Nothing of the other block is on its way when this one's shared memory goes.
+    for (int i = 0; i < STAGES; i++, passed++) await_empty();
+}
+
+// --- products ---
+
+// This warpgroup has read stage i, which both blocks' copies fill.
+static __device__ __forceinline__ void release(const PairsRing &ring, uint32_t i) {
+    if (threadIdx.x % 128 < 2) barrier_arrive_at(ring.empty(i), threadIdx.x % 128);
+}
+
+// sums[4 j + k] of a thread: token lane / 4 + k / 2 * 8 of its warp's 16, row 8 j + lane % 4 * 2 +
+// k % 2 of the tile. Begins stage i's product, of a tile's first stage without what sums held.
+template <int ROWS, bool IS_FIRST>
+static __device__ __forceinline__ void multiply(float (&sums)[ROWS / 2], const PairsRing &ring,
+                                                uint32_t i) {
+    const uint32_t at = ring.stage(i), group = threadIdx.x / 128;
+    const uint32_t x = matrix_descriptor(at + W_BYTES + group * BOX_BYTES, 0);
+    const uint32_t w = matrix_descriptor(at, 0);
+    barrier_wait(ring.full(i), i / STAGES & 1);
+    registers_pin(sums);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma_shared<true>(sums, descriptor_at(x, 32 * k), descriptor_at(w, 32 * k),
+                           !IS_FIRST || k > 0);
+    wgmma_commit();
+    registers_pin(sums);
+}
+
+// All stages of a tile from `first` on; meanwhile() runs while the first is multiplied.
+template <int ROWS, class MEANWHILE>
+static __device__ __forceinline__ void consume(float (&sums)[ROWS / 2], const PairsRing &ring,
+                                               uint32_t first, int32_t num_stages,
+                                               MEANWHILE &&meanwhile) {
+    const uint32_t end = first + num_stages;
+    multiply<ROWS, true>(sums, ring, first);
+    meanwhile();
+    for (uint32_t i = first + 1; i < end; i++) {
+        multiply<ROWS, false>(sums, ring, i);
+        wgmma_wait<1>();
+        release(ring, i - 1);
+    }
+    wgmma_wait<0>();
+    registers_pin(sums);
+    release(ring, end - 1);
+}
+
+// --- out ---
+
+// A warpgroup's two boxes, which take turns.
+struct Outlet {
+    uint32_t at;
+    int group;
+    bool leads;  // this thread hands boxes to the copy engine
+    int num_sent;
+
+    // write(box) fills 64 tokens by 128 bytes, which go to column and token of the map's matrix.
+    template <class WRITE>
+    __device__ __forceinline__ void send(const void *map, int32_t column, int32_t token, bool adds,
+                                         WRITE &&write) {
+        const uint32_t box = at + num_sent++ % 2 * BOX_BYTES;
+        if (leads) bulk_wait_read<1>();
+        named_barrier_sync(1 + group, 128);
+        write(box);
+        fence_stores_before_wgmma();
+        named_barrier_sync(1 + group, 128);
+        if (!leads) return;
+        if (adds)
+            add_tile(map, column, token, box);
+        else
+            store_tile(map, column, token, box);
+        bulk_commit();
+    }
+};
+
+// A head's 64 rows, of a thread: sums[0] to sums[31].
+static __device__ __forceinline__ void write_bf16(uint32_t box, const float *sums) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    const uint32_t row = box + (16 * warp + lane % 16) * 128;
+    const uint32_t chunk = (lane % 8 ^ lane / 16) * 16;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2)
+        store_matrices(row + (chunk ^ 16 * j), pack_bf16(sums[4 * j], sums[4 * j + 1]),
+                       pack_bf16(sums[4 * j + 2], sums[4 * j + 3]),
+                       pack_bf16(sums[4 * j + 4], sums[4 * j + 5]),
+                       pack_bf16(sums[4 * j + 6], sums[4 * j + 7]));
+}
+// Half a head's: sums[0] to sums[15]. Every second token's lanes are two eights ahead, or they
+// would meet the others' banks.
+static __device__ __forceinline__ void write_f32(uint32_t box, const float *sums) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, g = lane / 4, c = lane % 4;
+    const bool ahead = g % 2 == 1;
+    const uint32_t row = box + (16 * warp + g) * 128 + c % 2 * 8;
+    const uint32_t chunk = (g ^ c / 2 ^ (ahead ? 4 : 0)) * 16;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float x[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) x[k] = ahead ? sums[4 * (j ^ 2) + k] : sums[4 * j + k];
+        store_pair(row + (chunk ^ 32 * j), x[0], x[1]);
+        store_pair(row + 8 * 128 + (chunk ^ 32 * j), x[2], x[3]);
+    }
+}
+
+// The bias of a thread's rows, two of each eight: on its way while the tile is multiplied.
+template <int ROWS>
+static __device__ __forceinline__ void load_bias(uint32_t (&two)[ROWS / 8],
+                                                 const kv8_linear_args &a, int32_t first_row) {
+    const auto *const bias = reinterpret_cast<const uint32_t *>(
+        static_cast<const uint16_t *>(a.bias) + first_row + threadIdx.x % 4 * 2);
+    const int32_t eights = a.bias == nullptr ? 0 : (a.rows - first_row) / 8;
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j++) two[j] = j < eights ? __ldg(bias + 4 * j) : 0;
+    registers_pin(two);
+}
+// Of a head.
+static __device__ __forceinline__ void add_bias(float *sums, const uint32_t *two) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            sums[4 * j + k] += __uint_as_float(k % 2 == 0 ? two[j] << 16 : two[j] & 0xffff0000u);
+    }
+}
+
+// As kv8_rope_f32: row r of the head with row r + 32.
+static __device__ __forceinline__ void rotate(const kv8_linear_pairs_args &a, float *sums,
+                                              int32_t first_token) {
+    constexpr int PAIRS = KV8_LINEAR_PAIRS_HEAD / 2;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int32_t token =
+            min(first_token + 16 * warp + lane / 4 + 8 * half, a.product.n - 1);  // past it: unseen
+        const auto *const turns = reinterpret_cast<const float2 *>(
+            a.cos_sin + int64_t{token} * KV8_LINEAR_PAIRS_HEAD + lane % 4 * 2);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float2 cosines = __ldg(turns + 4 * j), sines = __ldg(turns + PAIRS / 2 + 4 * j);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const float cosine = k == 0 ? cosines.x : cosines.y;
+                const float sine = k == 0 ? sines.x : sines.y;
+                float &low = sums[4 * j + 2 * half + k], &high = sums[4 * (j + 4) + 2 * half + k];
+                const float first = low, second = high;
+                low = __fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine));
+                high = __fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine));
+            }
+        }
+    }
+}
+
+template <int ROWS>
+static __device__ __forceinline__ void send_sums(const kv8_linear_pairs_args &a, const Tile &tile,
+                                                 Outlet &outlet, float (&sums)[ROWS / 2],
+                                                 const uint32_t (&bias)[ROWS / 8]) {
+    const int32_t token = tile.first_token + outlet.group * BOX;
+#pragma unroll
+    for (int head = 0; head < ROWS / 64; head++) {
+        const int32_t row = tile.first_row + 64 * head;
+        if (row >= a.product.rows) return;
+        float *const of_head = sums + 32 * head;
+        add_bias(of_head, bias + 8 * head);
+        if (row < a.rotated_rows) {
+            rotate(a, of_head, token);
+            outlet.send(a.rotated_map, row, token, false,
+                        [&](uint32_t box) { write_bf16(box, of_head); });
+        } else if (a.product.is_f32) {
+#pragma unroll
+            for (int part = 0; part < 2; part++)
+                outlet.send(a.y_map, row + 32 * part, token, a.product.accumulate,
+                            [&](uint32_t box) { write_f32(box, of_head + 16 * part); });
+        } else {
+            outlet.send(a.y_map, row, token, false,
+                        [&](uint32_t box) { write_bf16(box, of_head); });
+        }
+    }
+}
+
+static __device__ __forceinline__ void multiply_all(const kv8_linear_pairs_args &a,
+                                                    const PairsRing &ring, uint32_t boxes,
+                                                    int32_t num_stages) {
+    const int group = threadIdx.x / 128;
+    Outlet outlet = {boxes + group * 2 * BOX_BYTES, group, threadIdx.x % 128 == 0, 0};
+    uint32_t passed = 0;
+    for_tiles(a, [&](int32_t idx, auto whole) {
+        constexpr bool IS_WHOLE = decltype(whole)::value;
+        constexpr int ROWS = IS_WHOLE ? 2 * HALF : HALF;
+        float sums[ROWS / 2];
+        uint32_t bias[ROWS / 8];
+        Tile tile;
+        consume<ROWS>(sums, ring, passed, num_stages, [&] {
+            tile = place<IS_WHOLE>(a, idx);
+            load_bias<ROWS>(bias, a.product, tile.first_row);
+        });
+        passed += num_stages;
+        send_sums<ROWS>(a, tile, outlet, sums, bias);
+    });
+    if (outlet.leads) bulk_wait_read<0>();
+}
+
+}  // namespace kv8
+
+extern "C" __global__ void __launch_bounds__(KV8_LINEAR_PAIRS_THREADS, 1)
+    kv8_linear_bf16_pairs__sm90a(const __grid_constant__ kv8_linear_pairs_args a) {
+    using namespace kv8;
+    extern __shared__ uint8_t unaligned[];
+    __shared__ __align__(8) uint64_t barriers[2 * STAGES];
+    const uint32_t aligned = (smem_address(unaligned) + 1023) & ~1023u;
+    const PairsRing ring = {aligned, smem_address(barriers)};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(ring.full(i), 1);
+            barrier_init(ring.empty(i), 2 * GROUPS);
+        }
+        barrier_init_fence();
+    }
+    __syncwarp();
+    cluster_arrive_first();  // both blocks' barriers stand
+    cluster_wait();
+    take_turn();
+    const int32_t num_stages = (a.product.cols + 63) / 64;
+    if (threadIdx.x < CONSUMERS) {
+        registers_take<232>();
+        multiply_all(a, ring, aligned + STAGES * STAGE_BYTES, num_stages);
+    } else {
+        registers_give<40>();
+        if (threadIdx.x == CONSUMERS) produce(a, ring, num_stages);
+    }
+}
