@@ -60,12 +60,13 @@ int cli_fail_kv(const char *text);
 
 /* --- arguments (cli_args.c) --- */
 
-/* One --option. `help` is its line of --help. */
+/* One --option. `help` is its line of --help. CLI_OUTPUT is the path of a file that is written,
+ * which must be none that an option with an argument "FILE" or "FILES" reads. */
 typedef struct cli_option {
     const char *name;     /* without the dashes */
     const char *argument; /* "N", "FILE"; NULL = a flag */
     const char *help;
-    enum { CLI_FLAG, CLI_TEXT, CLI_INT, CLI_SEED, CLI_FLOAT } kind;
+    enum { CLI_FLAG, CLI_TEXT, CLI_OUTPUT, CLI_INT, CLI_SEED, CLI_FLOAT } kind;
     void *value; /* bool, const char *, int32_t, uint64_t or float; keeps its default when unused */
     double min, max; /* CLI_INT and CLI_FLOAT: what is accepted */
 } cli_option;

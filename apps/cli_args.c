@@ -1,12 +1,14 @@
 /* cli_args.c - the arguments of a verb, by getopt_long over one table that --help prints too.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#define _POSIX_C_SOURCE 200809L
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli.h"
 
@@ -49,6 +51,7 @@ static int set_value(const cli_option *option, const char *text) {
     errno = 0;
     switch (option->kind) {
         case CLI_FLAG: *(bool *)option->value = true; return -1;
+        case CLI_OUTPUT:
         case CLI_TEXT: *(const char **)option->value = text; return -1;
         case CLI_SEED: {
             const unsigned long long seed = strtoull(text, &end, 10);
@@ -135,6 +138,41 @@ static int take_operand(const cli_command *command, int argc, char **argv, const
     return -1;
 }
 
+/* Whether an input's value names that file: one path, or several with commas between. */
+static bool names_file(const cli_option *input, const struct stat *file) {
+    const bool is_list = strcmp(input->argument, "FILES") == 0;
+    bool found = false;
+    const char *at = *(const char **)input->value;
+    for (size_t length; at != NULL && *at != '\0' && !found; at += length + (at[length] == ',')) {
+        struct stat info;
+        length = is_list ? strcspn(at, ",") : strlen(at);
+        char *const path = strndup(at, length);
+        found = path != NULL && stat(path, &info) == 0 && info.st_dev == file->st_dev &&
+                info.st_ino == file->st_ino;
+        free(path);
+    }
+    return found;
+}
+
+/* Returns -1, or CLI_FAILED where an output would replace what is read. */
+static int check_outputs(const cli_command *command) {
+    for (size_t i = 0; i < command->num_options; i++) {
+        const cli_option *const output = &command->options[i];
+        if (output->kind != CLI_OUTPUT) continue;
+        const char *const path = *(const char **)output->value;
+        struct stat file;
+        if (path == NULL || stat(path, &file) != 0) continue;
+        for (size_t k = 0; k < command->num_options; k++) {
+            const cli_option *const input = &command->options[k];
+            if (input->kind != CLI_TEXT || strncmp(input->argument, "FILE", 4) != 0) continue;
+            if (names_file(input, &file))
+                return cli_fail("--%s %s would replace what --%s reads", output->name, path,
+                                input->name);
+        }
+    }
+    return -1;
+}
+
 int cli_parse(const cli_command *command, int argc, char **argv, const char **model_out) {
     struct option long_options[MAX_OPTIONS + 2] = {{0}};
     if (command->num_options > MAX_OPTIONS) return cli_fail("too many options");
@@ -155,5 +193,6 @@ int cli_parse(const cli_command *command, int argc, char **argv, const char **mo
         const int status = set_value(&command->options[option_idx], optarg);
         if (status >= 0) return status;
     }
-    return take_operand(command, argc, argv, model_out);
+    const int status = take_operand(command, argc, argv, model_out);
+    return status >= 0 ? status : check_outputs(command);
 }

@@ -31,7 +31,7 @@ typedef struct plan {
 static int parse(calibrate_args *args, int argc, char **argv) {
     const cli_option options[] = {
         {"text", "FILE", "UTF-8 text; NUL bytes separate documents", CLI_TEXT, &args->text},
-        {"output", "PATH", "where the scales go; -o PATH too", CLI_TEXT, &args->output},
+        {"output", "PATH", "where the scales go; -o PATH too", CLI_OUTPUT, &args->output},
         {"format", "NAME",
          "form of the output: kv8, lightllm, sglang, compressed-tensors or\n"
          "modelopt (kv8)",
@@ -66,9 +66,9 @@ static int parse(calibrate_args *args, int argc, char **argv) {
         {"num-ranks", "N", "ranks of sglang's form (1)", CLI_INT, &args->num_ranks, 1, 65536},
         {"parallel", "WORD", "data or heads: what the ranks of mpirun share out (data)", CLI_TEXT,
          &args->parallel},
-        {"plot", "FILE", "draw the fit (or with --budget the choice) as SVG", CLI_TEXT,
+        {"plot", "FILE", "draw the fit (or with --budget the choice) as SVG", CLI_OUTPUT,
          &args->plot},
-        {"report", "FILE", "write the JSON object to a file", CLI_TEXT, &args->report},
+        {"report", "FILE", "write the JSON object to a file", CLI_OUTPUT, &args->report},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print the JSON object instead of the table", CLI_FLAG, &args->json},
     };

@@ -56,7 +56,7 @@ static int parse(simulate_args *args, int argc, char **argv) {
          &args->kv_tokens, 16, INT32_MAX},
         {"kv-memory", "GIB", "the KV cache's size in its place: tokens by KV setting", CLI_FLOAT,
          &args->kv_memory, 1e-6, 1e6},
-        {"plot", "FILE", "draw the times over the load as SVG", CLI_TEXT, &args->plot},
+        {"plot", "FILE", "draw the times over the load as SVG", CLI_OUTPUT, &args->plot},
         {"json", NULL, "print one JSON object", CLI_FLAG, &args->json},
     };
     const cli_command command = {

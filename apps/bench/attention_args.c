@@ -281,7 +281,7 @@ static int parse_words(words *w, int argc, char **argv) {
          0, 1 << 20},
         {"seconds", "S", "time spent on a row, at least five runs (0.5)", CLI_FLOAT, &w->seconds, 0,
          1000},
-        {"plot", "FILE", "draw shares and times as .svg or .png (needs gnuplot)", CLI_TEXT,
+        {"plot", "FILE", "draw shares and times as .svg or .png (needs gnuplot)", CLI_OUTPUT,
          &w->plot},
         {"json", NULL, "print one JSON object", CLI_FLAG, &w->json},
         {"csv", NULL, "print comma-separated values", CLI_FLAG, &w->csv},

@@ -67,7 +67,9 @@ static kv8_status make_queries(bench_run *r, const bench_args *args, const bench
     r->args.sink_logit = args->no_sink ? NULL : r->sink;
     r->args.batch = row->batch;
     r->args.qo_indptr = r->qo_indptr;
+    static const float q_scale = 1;
     r->args.q = r->q;
+    r->args.q_scale = args->q == KV8_E4M3 ? &q_scale : NULL;
     r->args.q_stride_head = args->head_dim;
     r->args.q_stride_row = (int64_t)args->num_qo_heads * args->head_dim;
     r->args.o = r->o;

@@ -282,7 +282,7 @@ static int parse(model_args *args, int argc, char **argv) {
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"profile", NULL, "of a GPU: where its time goes, by kind of work", CLI_FLAG,
          &args->profile},
-        {"plot", "FILE", "draw tokens per second as SVG (needs gnuplot)", CLI_TEXT, &args->plot},
+        {"plot", "FILE", "draw tokens per second as SVG (needs gnuplot)", CLI_OUTPUT, &args->plot},
         {"json", NULL, "print one JSON object", CLI_FLAG, &args->json},
     };
     const cli_command command = {

@@ -204,7 +204,7 @@ int serve_args_parse(serve_args *args, int argc, char **argv) {
         {"calibrate", "FILE",
          "fit scales to what is served and write them, as kv8 calibrate\n"
          "does; POST /calibration/stop and /start end and begin it",
-         CLI_TEXT, &args->calibrate},
+         CLI_OUTPUT, &args->calibrate},
         {"calibrate-warmup", "N", "tokens that pass before any is counted (0)", CLI_INT,
          &args->calibrate_warmup, 0, 2e9},
         {"calibrate-tokens", "N", "tokens after which the scales are written (16384)", CLI_INT,

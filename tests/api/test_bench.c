@@ -147,15 +147,20 @@ static void the_dot_ceiling_is_of_the_kernels_math(void **state) {
 
 static void the_math_that_is_asked_for_is_taken(void **state) {
     (void)state;
-    const char *const args[] = {"bench",  "attention", "--shape", "tiny",   "--context",
-                                "64",     "--kv",      "e4m3",    "--pool", "1",
-                                "--math", "f32",       "--phase", "decode", "--seconds",
-                                "0",      "--threads", "1",       "--json", NULL};
-    program_result result = bench(args);
-    json_t *const rows = rows_of(&result);
-    assert_string_equal(json_string_value(json_object_get(json_array_get(rows, 0), "math")), "f32");
-    json_decref(rows);
-    program_free(&result);
+    static const char *const queries[] = {"bf16", "e4m3"};
+    for (int i = 0; i < 2; i++) {
+        const char *const args[] = {"bench",  "attention", "--shape", "tiny",      "--context",
+                                    "64",     "--kv",      "e4m3",    "--pool",    "1",
+                                    "--math", "f32",       "--q",     queries[i],  "--phase",
+                                    "decode", "--seconds", "0",       "--threads", "1",
+                                    "--json", NULL};
+        program_result result = bench(args);
+        json_t *const rows = rows_of(&result);
+        const json_t *const row = json_array_get(rows, 0);
+        assert_string_equal(json_string_value(json_object_get(row, "math")), "f32");
+        json_decref(rows);
+        program_free(&result);
+    }
 }
 
 static void a_plot_is_drawn_in_the_format_of_its_name(void **state) {

@@ -127,6 +127,26 @@ static void two_outputs_need_two_files(void **state) {
     assert_int_equal(count_files(dir), num_files);
 }
 
+static void outputs_replace_no_input(void **state) {
+    (void)state;
+    char other[PATH_MAX], list[PATH_MAX];
+    snprintf(other, sizeof other, "%s/./read", dir);
+    snprintf(list, sizeof list, "%s,%s", in_dir("none"), in_dir("read"));
+    spill(in_dir("read"), "text", 4);
+    ASSERT_REFUSED("./read would replace what --text reads", "compare", MODEL, "--text",
+                   in_dir("read"), "--plot", other);
+    ASSERT_REFUSED("would replace what --merge reads", "calibrate", MODEL, "--merge", list, "-o",
+                   in_dir("read"));
+    ASSERT_REFUSED("--report", "calibrate", MODEL, "--from", in_dir("read"), "--report", other);
+    ASSERT_REFUSED("would replace what --scales reads", "serve", MODEL, "--scales", in_dir("read"),
+                   "--calibrate", in_dir("read"));
+    size_t size = 0;
+    char *const text = slurp(in_dir("read"), &size);
+    assert_string_equal(text, "text");
+    free(text);
+    unlink(in_dir("read"));
+}
+
 /* Runs the program as a shell does that has closed the descriptors from `first` to `last`. */
 static int run_with_closed(int first, int last, const char *const args[]) {
     char *argv[MAX_ARGS + 2] = {(char *)(uintptr_t)KV8_PROGRAM};
@@ -303,6 +323,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(names_of_any_bytes_reach_json),
         cmocka_unit_test(a_cut_file_is_named),
         cmocka_unit_test(two_outputs_need_two_files),
+        cmocka_unit_test(outputs_replace_no_input),
         cmocka_unit_test(closed_streams_are_no_files),
         cmocka_unit_test(the_svg_has_the_title_and_f32_one_row),
         cmocka_unit_test(colours_can_be_turned_off),
