@@ -189,7 +189,7 @@ static double row_number(const json_t *rows, const char *kv, const char *key) {
 static void mix_keeps_its_budget(void **state) {
     (void)state;
     program_result result =
-        WORK("calibrate", MODEL, "--text", TEXT, "--max-tokens", "256", "--window-len", "128",
+        WORK("calibrate", MODEL, "--text", TEXT, "--max-tokens", "128", "--window-len", "64",
              "--windows", "2", "--budget", "bytes=2000", "-o", in_dir("mix.json"), "--json");
     if (result.status != 0) fail_msg("status %d: %s", result.status, result.err);
     json_t *const root = json_loads(result.out, 0, NULL);
@@ -240,7 +240,7 @@ static void mix_keeps_its_budget(void **state) {
 static void failed_budget_writes_nothing(void **state) {
     (void)state;
     program_result result =
-        WORK("calibrate", MODEL, "--text", TEXT, "--max-tokens", "64", "--window-len", "64",
+        WORK("calibrate", MODEL, "--text", TEXT, "--max-tokens", "32", "--window-len", "32",
              "--windows", "1", "--budget", "KL=1e-12", "-o", in_dir("none.json"));
     assert_int_equal(result.status, 2);
     assert_non_null(strstr(result.out, "no mix holds KL=1e-12"));

@@ -13,7 +13,7 @@ import unittest
 
 from serving import Server
 
-PROMPTS = [[7 + (i * (k + 3)) % 1000 for i in range(700 + 30 * k)] for k in range(6)]
+PROMPTS = [[7 + (i * (k + 3)) % 1000 for i in range(350 + 30 * k)] for k in range(6)]
 
 
 class PrefixFiles(unittest.TestCase):
