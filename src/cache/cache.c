@@ -317,6 +317,28 @@ kv8_status kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_ou
 
 /* --- counters --- */
 
+/* Adds those of one head. */
+static void add_counters(const kv8_cache *cache, const uint64_t *all, int32_t layer,
+                         int32_t kv_head, kv8_cache_counters *sums) {
+    const int64_t heads = cache->shape.num_kv_heads;
+    const uint64_t *const k = all + 2 * (2 * layer * heads + kv_head), *const v = k + 2 * heads;
+    sums->k_clips += k[0];
+    sums->k_nans += k[1];
+    sums->v_clips += v[0];
+    sums->v_nans += v[1];
+}
+
+kv8_status kv8_cache_sum_counters(const kv8_cache *cache, kv8_cache_counters *sums_out) {
+    const uint64_t *all = NULL;
+    *sums_out = (kv8_cache_counters){0};
+    KV8_TRY(cache->store->ops->read_counters(cache->store, &all));
+    for (int32_t layer = 0; layer < cache->shape.num_layers; layer++) {
+        for (int32_t head = 0; head < cache->shape.num_kv_heads; head++)
+            add_counters(cache, all, layer, head, sums_out);
+    }
+    return KV8_OK;
+}
+
 kv8_status kv8_cache_get_counters(const kv8_cache *cache, int32_t layer, int32_t kv_head,
                                   kv8_cache_counters *counters_out) {
     KV8_REQUIRE(cache, counters_out);
@@ -324,7 +346,11 @@ kv8_status kv8_cache_get_counters(const kv8_cache *cache, int32_t layer, int32_t
     if (kv_head < 0 || kv_head >= cache->shape.num_kv_heads)
         return kv8_fail(KV8_ERR_INVALID, "cache: kv_head is %d, must be 0 to %d", kv_head,
                         cache->shape.num_kv_heads - 1);
-    return cache->store->ops->get_counters(cache->store, layer, kv_head, counters_out);
+    const uint64_t *all = NULL;
+    KV8_TRY(cache->store->ops->read_counters(cache->store, &all));
+    *counters_out = (kv8_cache_counters){0};
+    add_counters(cache, all, layer, kv_head, counters_out);
+    return KV8_OK;
 }
 
 kv8_status kv8_cache_reset_counters(kv8_cache *cache) {

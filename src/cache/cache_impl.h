@@ -39,6 +39,8 @@ typedef struct kv8_cache_device_layer {
 } kv8_cache_device_layer;
 KV8_SHARED kv8_status kv8_cache_get_device_layer(const kv8_cache *cache, int32_t layer,
                                                  kv8_cache_device_layer *layer_out);
+/* The counters of all layers and heads together, at the cost of those of one. */
+KV8_SHARED kv8_status kv8_cache_sum_counters(const kv8_cache *cache, kv8_cache_counters *sums_out);
 /* Whether any of these living sequences has scales of its own. */
 KV8_SHARED bool kv8_cache_has_own_scales(const kv8_cache *cache, const kv8_seq *seqs,
                                          int32_t num_seqs);

@@ -75,6 +75,7 @@ static size_t wanted_staging(const kv8_cache *cache) {
     for (int32_t i = 0; i < cache->shape.num_layers; i++)
         bytes = max_size(bytes, cache->layers[i].page_bytes);
     bytes = max_size(bytes, table_bytes(cache));
+    bytes = max_size(bytes, counters_bytes(cache));
     bytes = max_size(bytes, ROWS_PER_LAUNCH * sizeof(int64_t) + indptr_bytes(cache) +
                                 2 * scales_bytes(cache) + 4 * STAGING_ALIGNMENT);
     return 4 * kv8_round_up(bytes, STAGING_ALIGNMENT);
@@ -249,22 +250,15 @@ static kv8_status append(kv8_store *store, int32_t layer, const kv8_append *rows
 
 /* --- counters --- */
 
-static kv8_status get_counters(kv8_store *store, int32_t layer, int32_t kv_head,
-                               kv8_cache_counters *counters_out) {
+static kv8_status read_counters(kv8_store *store, const uint64_t **counters_out) {
     device_store *const own = on_device(store);
-    uint64_t counts[2][2];
     staged piece;
-    KV8_TRY(stage(own, sizeof counts, &piece));
-    for (int kv = 0; kv < 2; kv++)
-        KV8_TRY(kv8_stream_copy(own->stream, piece.host + (size_t)kv * sizeof counts[0],
-                                counters_of(own, layer, kv) + 2 * kv_head, sizeof counts[0]));
+    KV8_TRY(stage(own, counters_bytes(own->cache), &piece));
+    KV8_TRY(kv8_stream_copy(own->stream, piece.host, own->counters, piece.bytes));
     KV8_TRY(kv8_stream_synchronize(own->stream));
     own->staging_used = 0;
-    memcpy(counts, piece.host, sizeof counts);
-    *counters_out = (kv8_cache_counters){.k_clips = counts[0][0],
-                                         .k_nans = counts[0][1],
-                                         .v_clips = counts[1][0],
-                                         .v_nans = counts[1][1]};
+    const void *const counters = piece.host;
+    *counters_out = counters;
     return KV8_OK;
 }
 
@@ -410,7 +404,7 @@ static const kv8_store_ops device_ops = {
     .read_page = read_page,
     .edit_page = edit_page,
     .write_page = write_page,
-    .get_counters = get_counters,
+    .read_counters = read_counters,
     .reset_counters = reset_counters,
     .page_table = page_table,
     .scales = scales,

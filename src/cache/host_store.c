@@ -119,12 +119,8 @@ static kv8_status append(kv8_store *store, int32_t layer, const kv8_append *rows
 
 /* --- counters --- */
 
-static kv8_status get_counters(kv8_store *store, int32_t layer, int32_t kv_head,
-                               kv8_cache_counters *counters_out) {
-    const uint64_t *const k = counters_of(host(store), layer, KV8_K) + 2 * kv_head;
-    const uint64_t *const v = counters_of(host(store), layer, KV8_V) + 2 * kv_head;
-    *counters_out =
-        (kv8_cache_counters){.k_clips = k[0], .k_nans = k[1], .v_clips = v[0], .v_nans = v[1]};
+static kv8_status read_counters(kv8_store *store, const uint64_t **counters_out) {
+    *counters_out = host(store)->counters;
     return KV8_OK;
 }
 
@@ -159,7 +155,7 @@ static const kv8_store_ops host_ops = {
     .read_page = read_page,
     .edit_page = edit_page,
     .write_page = write_page,
-    .get_counters = get_counters,
+    .read_counters = read_counters,
     .reset_counters = reset_counters,
 };
 

@@ -22,8 +22,8 @@ typedef struct kv8_store_ops {
     /* Room for all bytes of a page, for the host to fill before it calls write_page. */
     kv8_status (*edit_page)(kv8_store *store, int32_t layer, int32_t page, uint8_t **bytes_out);
     kv8_status (*write_page)(kv8_store *store, int32_t layer, int32_t page, const uint8_t *bytes);
-    kv8_status (*get_counters)(kv8_store *store, int32_t layer, int32_t kv_head,
-                               kv8_cache_counters *counters_out);
+    /* [num_layers, 2, num_kv_heads, 2 (clips, NaN)], until the next call of the store. */
+    kv8_status (*read_counters)(kv8_store *store, const uint64_t **counters_out);
     kv8_status (*reset_counters)(kv8_store *store);
     /* kv8_cache_page_table_device and kv8_cache_scales_device; NULL in a store of the host. */
     kv8_status (*page_table)(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,

@@ -317,14 +317,10 @@ kv8_status kv8_engine_cancel(kv8_engine *engine, uint64_t id) {
 /* --- figures --- */
 
 static kv8_status add_counters(const kv8_engine *e, kv8_engine_stats *stats) {
-    for (int32_t layer = 0; layer < e->info.num_layers; layer++) {
-        for (int32_t head = 0; head < e->info.num_kv_heads; head++) {
-            kv8_cache_counters counters;
-            KV8_TRY(kv8_cache_get_counters(e->cache, layer, head, &counters));
-            stats->kv_clips += counters.k_clips + counters.v_clips;
-            stats->kv_nans += counters.k_nans + counters.v_nans;
-        }
-    }
+    kv8_cache_counters sums;
+    KV8_TRY(kv8_cache_sum_counters(e->cache, &sums));
+    stats->kv_clips += sums.k_clips + sums.v_clips;
+    stats->kv_nans += sums.k_nans + sums.v_nans;
     return KV8_OK;
 }
 

@@ -5,6 +5,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <unistd.h>
 
+#include "cache_impl.h"
 #include "cache_testing.h"
 #include "stand_in.h"
 
@@ -269,12 +270,27 @@ static void calls_fail_and_succeed_again(void **state) {
     close_fixture(&f);
 }
 
+/* Counters of all layers and heads come to the host in one copy, which waits once. */
+static void counters_come_at_once(void **state) {
+    (void)state;
+    fixture f;
+    open_with_cache(&f);
+    kv8_cache_counters sums;
+    const int64_t copies = stand_in_num_calls("cuMemcpyAsync");
+    const int64_t waits = stand_in_num_calls("cuStreamSynchronize");
+    assert_ok(kv8_cache_sum_counters(f.cache, &sums));
+    assert_int_equal(stand_in_num_calls("cuMemcpyAsync"), copies + 1);
+    assert_int_equal(stand_in_num_calls("cuStreamSynchronize"), waits + 1);
+    close_fixture(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(create_leaves_nothing_behind),
         cmocka_unit_test(what_does_not_fit_is_told_at_once),
         cmocka_unit_test(extend_adds_no_token),
         cmocka_unit_test(calls_fail_and_succeed_again),
+        cmocka_unit_test(counters_come_at_once),
     };
     return cmocka_run_group_tests_name("cache_faults", tests, NULL, NULL);
 }

@@ -116,6 +116,10 @@ static void compare(const pair *p) {
 }
 
 static void compare_counters(const pair *p) {
+    kv8_cache_counters sums[2];
+    assert_ok(kv8_cache_sum_counters(p->host, &sums[0]));
+    assert_ok(kv8_cache_sum_counters(p->device, &sums[1]));
+    assert_memory_equal(&sums[0], &sums[1], sizeof sums[0]);
     for (int32_t layer = 0; layer < LAYERS; layer++) {
         for (int32_t head = 0; head < HEADS; head++) {
             kv8_cache_counters counters[2];

@@ -104,15 +104,22 @@ static void check_all(void) {
             }
         }
     }
+    kv8_cache_counters all;
+    assert_ok(kv8_cache_sum_counters(f.cache, &all));
     for (int32_t h = 0; h < HEADS; h++) {
         kv8_cache_counters counters;
         assert_ok(kv8_cache_get_counters(f.cache, 0, h, &counters));
+        all.k_clips -= counters.k_clips;
+        all.k_nans -= counters.k_nans;
+        all.v_clips -= counters.v_clips;
+        all.v_nans -= counters.v_nans;
         assert_int_equal(counters.k_clips, k_counts[h].clips);
         assert_int_equal(counters.k_nans, k_counts[h].nans);
         assert_int_equal(counters.v_clips, v_counts[h].clips);
         assert_int_equal(counters.v_nans, v_counts[h].nans);
         assert_true(counters.k_nans > 0 && counters.v_clips > 0);
     }
+    assert_true(all.k_clips == 0 && all.k_nans == 0 && all.v_clips == 0 && all.v_nans == 0);
     assert_ok(kv8_cache_reset_counters(f.cache));
     kv8_cache_counters counters;
     assert_ok(kv8_cache_get_counters(f.cache, 0, 0, &counters));
