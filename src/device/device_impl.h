@@ -89,6 +89,8 @@ KV8_SHARED void kv8_stream_set_timeline(kv8_stream *stream, kv8_timeline *timeli
 KV8_SHARED bool kv8_stream_times_graphs(const kv8_stream *stream);
 /* What the stream is given from here on is told as of this scope, a literal. */
 KV8_SHARED void kv8_stream_set_scope(kv8_stream *stream, const char *scope);
+/* Most of what it can hold between two readings may still come. */
+KV8_SHARED bool kv8_timeline_has_room(const kv8_timeline *timeline);
 /* Everything since the last reading, in order: the kernel's name, "copy", "fill" or "graph", NULL
  * for time in which the stream had nothing to do. The stream has been synchronised. After a failure
  * nothing is left to read. */

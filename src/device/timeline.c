@@ -95,6 +95,10 @@ kv8_status kv8_timeline_end(kv8_stream *stream) {
     return kv8_timeline_sees(stream) && !stream->is_capturing ? add_mark(stream, NULL) : KV8_OK;
 }
 
+bool kv8_timeline_has_room(const kv8_timeline *timeline) {
+    return timeline->num < MAX_MARKS / 8;
+}
+
 kv8_status kv8_timeline_read(kv8_timeline *t, kv8_timeline_visitor visit, void *cookie) {
     const kv8_driver *const cu = t->device->driver;
     if (t->num == 0) return KV8_OK;

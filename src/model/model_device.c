@@ -361,9 +361,8 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
         KV8_TRY(run_eager(model, step, &batch));
     }
     /* Logits that stay are waited for by whoever reads them. */
-    const bool waits = step->logits_out != NULL || step->num_logit_rows == 0 || d->profile != NULL;
-    if (waits) KV8_TRY(wait_for(model));
-    return d->profile == NULL ? KV8_OK : kv8_model_profile_add_step(d->profile);
+    if (step->logits_out != NULL || step->num_logit_rows == 0) KV8_TRY(wait_for(model));
+    return kv8_model_profile_add_step(d->profile, model->options.stream);
 }
 
 /* --- profiles --- */

@@ -140,11 +140,13 @@ static void count_experts(kv8_model_profile *p) {
     }
 }
 
-kv8_status kv8_model_profile_add_step(kv8_model_profile *p) {
-    if (p->timeline == NULL) return KV8_OK;
+kv8_status kv8_model_profile_add_step(kv8_model_profile *p, kv8_stream *stream) {
+    if (p == NULL || p->timeline == NULL) return KV8_OK;
+    p->sums.num_steps++;
+    if (!kv8_stream_times_graphs(stream) && kv8_timeline_has_room(p->timeline)) return KV8_OK;
+    KV8_TRY(kv8_stream_synchronize(stream));
     KV8_TRY(kv8_timeline_read(p->timeline, add_time, p));
     count_experts(p);
-    p->sums.num_steps++;
     return KV8_OK;
 }
 

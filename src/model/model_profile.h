@@ -23,8 +23,10 @@ void kv8_model_profile_destroy(kv8_model_profile *profile, kv8_stream *stream);
  * for NULL, and for a profile that is not by kernel. Can be captured. */
 kv8_status kv8_model_profile_count(kv8_model_profile *profile, kv8_stream *stream, int32_t layer,
                                    const int32_t *offsets);
-/* A step is over, its stream synchronised. */
-kv8_status kv8_model_profile_add_step(kv8_model_profile *profile);
+/* A step is on the stream, which is waited for when what it did is read: by kernel after each, else
+ * when much has gathered, so that steps follow one another as without a profile. Nothing for NULL.
+ */
+kv8_status kv8_model_profile_add_step(kv8_model_profile *profile, kv8_stream *stream);
 /* The stream is timed no longer. What `out` points to lives as long as the profile.
  */
 kv8_status kv8_model_profile_end(kv8_model_profile *profile, kv8_stream *stream, kv8_profile *out);

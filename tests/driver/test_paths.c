@@ -93,6 +93,40 @@ static void a_profile_by_kernel_is_of_the_graph(void **state) {
     }
 }
 
+/* A step whose logits stay on the GPU, as the engine makes them; how often it is waited for. */
+static int64_t waits_of_step(fixture *f) {
+    const int32_t indptr[] = {0, 1, 2}, rows[] = {0, 1};
+    const kv8_step step = {.struct_size = sizeof step,
+                           .num_seqs = 2,
+                           .seqs = f->seqs,
+                           .indptr = indptr,
+                           .token_ids = ids,
+                           .num_logit_rows = 2,
+                           .logit_rows = rows};
+    const int64_t before = stand_in_num_calls("cuStreamSynchronize");
+    for (int i = 0; i < 2; i++) assert_ok(kv8_cache_extend(f->cache, f->seqs[i], 1, &ids[i]));
+    assert_ok(kv8_model_step_extended(f->model, f->cache, &step));
+    return stand_in_num_calls("cuStreamSynchronize") - before;
+}
+
+/* What lies between steps is not the profile's. */
+static void a_profile_of_graphs_waits_for_no_step(void **state) {
+    (void)state;
+    fixture f;
+    open_fixture(&f, KV8_PATH_GRAPH);
+    assert_ok(run_step(&f, 2, 1));
+    assert_ok(kv8_model_begin_profile(f.model, 1));
+    assert_int_equal(waits_of_step(&f), 1);
+    assert_ok(kv8_model_end_profile(f.model, NULL));
+    assert_int_equal(waits_of_step(&f), 0);
+    assert_ok(kv8_model_begin_profile(f.model, 0));
+    for (int i = 0; i < 3; i++) assert_int_equal(waits_of_step(&f), 0);
+    kv8_profile profile = KV8_PROFILE_INIT;
+    assert_ok(kv8_model_end_profile(f.model, &profile));
+    assert_int_equal(profile.num_steps, 3);
+    close_fixture(&f);
+}
+
 static void what_cannot_be_planned_is_refused(void **state) {
     (void)state;
     fixture f;
@@ -120,6 +154,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_is_what_happens),
         cmocka_unit_test(a_profile_by_kernel_is_of_the_graph),
+        cmocka_unit_test(a_profile_of_graphs_waits_for_no_step),
         cmocka_unit_test(what_cannot_be_planned_is_refused),
     };
     return cmocka_run_group_tests_name("paths", tests, make_model, drop_model);
