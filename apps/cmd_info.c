@@ -121,10 +121,11 @@ static json_t *machine_json(const machine *m) {
 /* --- model --- */
 
 /* Cache bytes of one token, all layers and those that keep every token; on a GPU also how a step of
- * one token is launched. */
+ * one token is launched, or why none is. */
 typedef struct kv_bytes {
     uint64_t all, unwindowed;
     kv8_step_plan plan;
+    char why_none[256]; /* the kernels do not take the format; "": they do */
 } kv_bytes;
 
 static kv8_status find_kv_bytes(const kv8_model *model, kv8_device *device, kv8_dtype dtype,
@@ -143,6 +144,10 @@ static kv8_status find_kv_bytes(const kv8_model *model, kv8_device *device, kv8_
                       .plan = KV8_STEP_PLAN_INIT};
     if (status == KV8_OK && device != NULL)
         status = kv8_model_plan_step(model, cache, device, 1, 1, &out->plan);
+    if (status == KV8_ERR_UNSUPPORTED) {
+        snprintf(out->why_none, sizeof out->why_none, "%s", kv8_status_message());
+        status = KV8_OK;
+    }
     kv8_cache_destroy(cache);
     return status;
 }
@@ -223,6 +228,10 @@ static kv8_status count_memory(const char *directory, kv8_device *device, kv8_th
     return status;
 }
 
+static const char *path_name(const kv_bytes *kv) {
+    return kv->why_none[0] != '\0' ? NULL : kv8_step_path_name(kv->plan.path);
+}
+
 /* Everything about the model's place; a model on the host. */
 static kv8_status place(const char *directory, const cli_model *model, int32_t device_idx,
                         kv8_model_memory *memory, kv_bytes kv[KV8_DTYPE_COUNT]) {
@@ -274,9 +283,10 @@ static void print_memory(const kv8_model_memory *m, const kv_bytes kv[KV8_DTYPE_
     }
     printf("\n  tokens of KV that fit beside it, and how a step of one token is launched\n");
     for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++)
-        printf("  %-10s %12llu  %s\n", kv8_dtype_name((kv8_dtype)dtype),
+        printf("  %-10s %12llu  %s%s\n", kv8_dtype_name((kv8_dtype)dtype),
                (unsigned long long)tokens_that_fit(m, &kv[dtype]),
-               kv8_step_path_name(kv[dtype].plan.path));
+               path_name(&kv[dtype]) == NULL ? "none: " : path_name(&kv[dtype]),
+               kv[dtype].why_none);
     print_why_not(kv);
     printf("  Layers with a window take theirs besides, once a sequence.\n");
 }
@@ -286,7 +296,8 @@ static json_t *plans_json(const kv_bytes kv[KV8_DTYPE_COUNT]) {
     for (int dtype = KV8_F32; dtype < KV8_DTYPE_COUNT; dtype++)
         json_object_set_new(
             plans, kv8_dtype_name((kv8_dtype)dtype),
-            json_pack("{s:s, s:s*}", "path", kv8_step_path_name(kv[dtype].plan.path),
+            json_pack("{s:s*, s:s*, s:s*}", "path", path_name(&kv[dtype]), "why_none",
+                      path_name(&kv[dtype]) == NULL ? kv[dtype].why_none : NULL,
                       "why_not_persistent", kv[dtype].plan.why_not_persistent));
     return plans;
 }

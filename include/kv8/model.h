@@ -159,7 +159,8 @@ typedef struct kv8_step_plan {
  * of each, on this cache, of whose sequences none has scales of its own. device NULL: the model's.
  * A model on the host takes a device, and its answer is that of the model opened there with
  * default options. KV8_ERR_UNSUPPORTED where path is persistent and a step of one row cannot be so,
- * and for a model on the host without a device. */
+ * where no kernel of the device attends to a layer's formats, and for a model on the host without a
+ * device. */
 KV8_API KV8_NODISCARD kv8_status kv8_model_plan_step(const kv8_model *model, const kv8_cache *cache,
                                                      kv8_device *device, int32_t num_seqs,
                                                      int32_t num_rows, kv8_step_plan *plan_out);

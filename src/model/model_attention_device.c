@@ -53,25 +53,47 @@ static int32_t chunk_rows(const kv8_model *model) {
     return (int32_t)kv8_max_i64(model->options.max_step_tokens, least);
 }
 
-static kv8_attention_spec spec_of(const kv8_model *model, const kv8_layer_kind *kind,
-                                  int class_idx) {
+/* Of one request with one row. */
+static kv8_attention_spec layer_spec(const kv8_model *model, const kv8_cache_layer *stored,
+                                     int32_t window_left, const kv8_cache_shape *shape) {
     const kv8_model_info *const c = &model->info;
-    const kv8_device_attention *const set = model->on_device->attention;
     kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
     spec.num_qo_heads = c->num_qo_heads;
     spec.num_kv_heads = c->num_kv_heads;
     spec.head_dim = c->head_dim;
     spec.q_dtype = spec.o_dtype = KV8_BF16;
-    spec.k_dtype = kind->stored.k_dtype;
-    spec.v_dtype = kind->stored.v_dtype;
-    spec.page_size = set->shape.page_size;
-    spec.window_left = kind->window_left;
+    spec.k_dtype = stored->k_dtype;
+    spec.v_dtype = stored->v_dtype;
+    spec.page_size = shape->page_size;
+    spec.window_left = window_left;
     spec.causal = 1;
     spec.batch_invariant = model->options.batch_invariant == 1;
+    spec.max_batch = spec.max_total_q = 1;
+    spec.max_kv_len = (int32_t)kv8_min_i64(model->options.max_seq_len, shape->max_seq_len);
+    return spec;
+}
+
+static kv8_attention_spec spec_of(const kv8_model *model, const kv8_layer_kind *kind,
+                                  int class_idx) {
+    const kv8_device_attention *const set = model->on_device->attention;
+    kv8_attention_spec spec = layer_spec(model, &kind->stored, kind->window_left, &set->shape);
     spec.max_batch = set->class_seqs[class_idx];
     spec.max_total_q = class_idx == KV8_CHUNK_CLASS ? chunk_rows(model) : spec.max_batch;
-    spec.max_kv_len = (int32_t)kv8_min_i64(model->options.max_seq_len, set->shape.max_seq_len);
     return spec;
+}
+
+kv8_status kv8_device_attention_check(const kv8_model *model, kv8_device *device,
+                                      const kv8_cache *cache, const kv8_cache_shape *shape) {
+    kv8_cache_layer stored, before = KV8_CACHE_LAYER_INIT;
+    for (int32_t i = 0; i < model->info.num_layers; i++, before = stored) {
+        KV8_TRY(kv8_model_read_layer(model, cache, i, &stored));
+        if (i > 0 && stored.k_dtype == before.k_dtype && stored.v_dtype == before.v_dtype) continue;
+        const kv8_attention_spec spec = layer_spec(model, &stored, model->window_left[i], shape);
+        kv8_attention_device_plan *plan = NULL;
+        KV8_TRY(kv8_attention_device_plan_create(&plan, device, &spec, model->options.allocator));
+        kv8_attention_device_plan_destroy(plan);
+    }
+    return KV8_OK;
 }
 
 static kv8_status create_class(const kv8_model *model, kv8_layer_kind *kind, int class_idx) {

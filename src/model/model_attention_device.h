@@ -63,6 +63,9 @@ typedef struct kv8_device_batch {
 
 /* Of the model's architecture on this GPU and such a cache, as kv8_device_architecture has it. */
 const char *kv8_why_not_token(const kv8_model *model, kv8_device *device, const kv8_cache *cache);
+/* KV8_ERR_UNSUPPORTED where no kernel of the GPU attends to the formats of the cache's layers. */
+kv8_status kv8_device_attention_check(const kv8_model *model, kv8_device *device,
+                                      const kv8_cache *cache, const kv8_cache_shape *shape);
 /* Takes the set of this cache, or makes one, in place of the oldest, for a cache whose shape or
  * place no set has. Allocates only then. */
 kv8_status kv8_device_attention_fit(kv8_model *model, const kv8_cache *cache);

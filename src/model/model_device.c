@@ -293,6 +293,7 @@ kv8_status kv8_model_device_plan(const kv8_model *model, const kv8_cache *cache,
                                  int32_t num_seqs, int32_t num_rows, kv8_step_plan *out) {
     kv8_cache_shape shape;
     KV8_TRY(kv8_model_check_cache(model, cache, &shape));
+    KV8_TRY(kv8_device_attention_check(model, device, cache, &shape));
     const step_shape step = {.num_seqs = num_seqs,
                              .num_rows = num_rows,
                              .num_logit_rows = num_seqs,

@@ -145,9 +145,17 @@ static void what_cannot_be_planned_is_refused(void **state) {
     assert_ok(kv8_model_plan_step(model, cache, f.device, 1, 1, &told));
     assert_int_equal(told.path, KV8_PATH_GRAPH);
     assert_non_null(strstr(told.why_not_persistent, "widths of gpt-oss"));
+    close_fixture(&f);
+    /* No kernel attends to the cache's format: there is no path to tell. */
+    const stand_in_gpu old = {75, 40, (size_t)16 << 30};
+    kv8_device *device = NULL;
+    stand_in_set_gpus(&old, 1);
+    assert_ok(kv8_device_open(&device, 0));
+    assert_refused(kv8_model_plan_step(model, cache, device, 1, 1, &told), KV8_ERR_UNSUPPORTED,
+                   "takes the spec on");
+    kv8_device_close(device);
     kv8_cache_destroy(cache);
     kv8_model_close(model);
-    close_fixture(&f);
 }
 
 int main(void) {
