@@ -119,6 +119,12 @@ enum { KV8_TENSOR_MAP_WORDS = 16 };
 KV8_SHARED kv8_status kv8_tensor_map_make(uint64_t map_out[KV8_TENSOR_MAP_WORDS],
                                           const kv8_device *device, const void *data, bool is_f32,
                                           int64_t rows, int64_t cols, int32_t box_rows);
+/* The same of words of 8 bytes, row_bytes from row to row, read in tiles of box_rows by box_words,
+ * each at most 256, which come into shared memory as they lie. */
+KV8_SHARED kv8_status kv8_words_map_make(uint64_t map_out[KV8_TENSOR_MAP_WORDS],
+                                         const kv8_device *device, const void *data, int64_t rows,
+                                         int64_t words, int64_t row_bytes, int32_t box_rows,
+                                         int32_t box_words);
 
 /* Bytes from an address to the end of the device memory that was allocated around it; 0 where that
  * is not known. Only asks, so it may be called while a stream is captured. */

@@ -52,6 +52,7 @@ enum {
     CU_LAUNCH_CLUSTER = 4,
     CU_LAUNCH_PROGRAMMATIC = 6,
 
+    CU_MAP_U64 = 4,
     CU_MAP_F32 = 7,
     CU_MAP_BF16 = 9,
     CU_MAP_SWIZZLE_128 = 3,

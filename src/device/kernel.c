@@ -252,27 +252,56 @@ kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *stream, const
 
 /* --- matrices of the copy engine --- */
 
-kv8_status kv8_tensor_map_make(uint64_t map_out[KV8_TENSOR_MAP_WORDS], const kv8_device *device,
-                               const void *data, bool is_f32, int64_t rows, int64_t cols,
-                               int32_t box_rows) {
+typedef struct matrix_layout {
+    int type, swizzle;
+    int64_t rows, cols, row_bytes; /* from row to row */
+    int32_t box_rows, box_cols;
+} matrix_layout;
+
+static kv8_status make_map(uint64_t map_out[KV8_TENSOR_MAP_WORDS], const kv8_device *device,
+                           const void *data, const matrix_layout *m) {
     const kv8_driver *const cu = device->driver;
     if (cu->cuTensorMapEncodeTiled == NULL)
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "this driver (CUDA %d.%d) describes no matrices to the copy engine",
                         cu->version / 1000, cu->version % 1000 / 10);
-    const uint32_t size = is_f32 ? 4 : 2;
-    const uint64_t sizes[2] = {(uint64_t)cols, (uint64_t)rows};
-    const uint64_t strides[1] = {(uint64_t)cols * size};
-    const uint32_t box[2] = {128 / size, (uint32_t)box_rows}, steps[2] = {1, 1};
+    const uint64_t sizes[2] = {(uint64_t)m->cols, (uint64_t)m->rows};
+    const uint64_t strides[1] = {(uint64_t)m->row_bytes};
+    const uint32_t box[2] = {(uint32_t)m->box_cols, (uint32_t)m->box_rows}, steps[2] = {1, 1};
     _Alignas(64) uint64_t map[KV8_TENSOR_MAP_WORDS];
     KV8_TRY(kv8_device_enter(device));
-    const kv8_status status =
-        kv8_driver_check(cu,
-                         cu->cuTensorMapEncodeTiled(map, is_f32 ? CU_MAP_F32 : CU_MAP_BF16, 2,
-                                                    (void *)(uintptr_t)data, sizes, strides, box,
-                                                    steps, 0, CU_MAP_SWIZZLE_128, CU_MAP_L2_256, 0),
-                         "the map of a matrix of %lld x %lld", (long long)rows, (long long)cols);
+    const kv8_status status = kv8_driver_check(
+        cu,
+        cu->cuTensorMapEncodeTiled(map, m->type, 2, (void *)(uintptr_t)data, sizes, strides, box,
+                                   steps, 0, m->swizzle, CU_MAP_L2_256, 0),
+        "the map of a matrix of %lld x %lld", (long long)m->rows, (long long)m->cols);
     kv8_device_leave(device);
     if (status == KV8_OK) memcpy(map_out, map, sizeof map);
     return status;
+}
+
+kv8_status kv8_tensor_map_make(uint64_t map_out[KV8_TENSOR_MAP_WORDS], const kv8_device *device,
+                               const void *data, bool is_f32, int64_t rows, int64_t cols,
+                               int32_t box_rows) {
+    const int32_t size = is_f32 ? 4 : 2;
+    const matrix_layout swizzled = {.type = is_f32 ? CU_MAP_F32 : CU_MAP_BF16,
+                                    .swizzle = CU_MAP_SWIZZLE_128,
+                                    .rows = rows,
+                                    .cols = cols,
+                                    .row_bytes = cols * size,
+                                    .box_rows = box_rows,
+                                    .box_cols = 128 / size};
+    return make_map(map_out, device, data, &swizzled);
+}
+
+kv8_status kv8_words_map_make(uint64_t map_out[KV8_TENSOR_MAP_WORDS], const kv8_device *device,
+                              const void *data, int64_t rows, int64_t words, int64_t row_bytes,
+                              int32_t box_rows, int32_t box_words) {
+    const matrix_layout plain = {.type = CU_MAP_U64,
+                                 .rows = rows,
+                                 .cols = words,
+                                 .row_bytes = row_bytes,
+                                 .box_rows = box_rows,
+                                 .box_cols = box_words};
+    return make_map(map_out, device, data, &plain);
 }

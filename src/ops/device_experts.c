@@ -9,12 +9,15 @@
 enum { GATE_UP = KV8_EXPERTS_GATE_UP, DOWN = KV8_EXPERTS_DOWN, NUM_PARTS };
 /* Streaming kernels by the rows of an item: 8 and 16. */
 enum { X8, X16, NUM_STREAMS };
+/* Kernels on wgmma by the rows of a work: 48 and 96. */
+enum { X48, X96, NUM_TILES };
 
 /* A kernel of one part and how it is launched. */
 typedef struct kernel_form {
     kv8_kernel kernel;
     kv8_launch launch; /* grid 0: this GPU has it not */
     int32_t num_x;     /* of a streaming kernel */
+    bool is_mapped;    /* takes kv8_experts_tiles_args */
 } kernel_form;
 
 struct kv8_device_experts {
@@ -23,7 +26,7 @@ struct kv8_device_experts {
     int32_t max_rows;
     bool has_fixed_order; /* kv8_device_experts_fix_order */
     kv8_kernel load, choose, sort, route_few, combine;
-    kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS];
+    kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS][NUM_TILES];
     void *memory; /* of all below, in device memory */
     kv8_experts_routing routing;
     uint16_t *gated; /* f16 [max_rows * top_k, intermediate] in the order of routing.sorted */
@@ -144,15 +147,16 @@ static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_ex
 }
 
 /* On wgmma, where the GPU has it. */
-static kv8_status get_tiles(kernel_form *form, kv8_device *device, int part) {
-    static const char *const names[NUM_PARTS] = {"kv8_experts_gate_up_x96__sm90a",
-                                                 "kv8_experts_down_x96__sm90a"};
-    *form = (kernel_form){.num_x = 0};
-    if (!kv8_kernel_exists(device, names[part])) return KV8_OK;
+static kv8_status get_tiles(kernel_form *form, kv8_device *device, int part, int which) {
+    static const char *const names[NUM_PARTS][NUM_TILES] = {
+        {"kv8_experts_gate_up_x48__sm90a", "kv8_experts_gate_up_x96__sm90a"},
+        {"kv8_experts_down_x48__sm90a", "kv8_experts_down_x96__sm90a"}};
+    *form = (kernel_form){.is_mapped = true};
+    if (!kv8_kernel_exists(device, names[part][which])) return KV8_OK;
     form->launch = (kv8_launch){.grid = {(uint32_t)kv8_device_get_info(device)->num_sms},
                                 .block = {KV8_EXPERTS_TILES_THREADS},
                                 .dynamic_bytes = KV8_EXPERTS_TILES_BYTES};
-    return kv8_kernel_get(&form->kernel, device, names[part], sizeof(kv8_experts_matmul_args),
+    return kv8_kernel_get(&form->kernel, device, names[part][which], sizeof(kv8_experts_tiles_args),
                           form->launch.dynamic_bytes);
 }
 
@@ -174,7 +178,8 @@ static kv8_status get_kernels(kv8_device_experts *e) {
     for (int part = 0; part < NUM_PARTS; part++) {
         for (int which = 0; which < NUM_STREAMS; which++)
             KV8_TRY(get_stream(&e->streams[part][which], e->device, &e->shape, part, which));
-        KV8_TRY(get_tiles(&e->tiles[part], e->device, part));
+        for (int which = 0; which < NUM_TILES; which++)
+            KV8_TRY(get_tiles(&e->tiles[part][which], e->device, part, which));
         if (e->streams[part][X8].num_x == 0)
             return kv8_fail(
                 KV8_ERR_UNSUPPORTED,
@@ -288,13 +293,30 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
 /* By rows an expert on average: then many experts have twice as many. Both streaming kernels sum in
  * one order, the tiles in another. */
 static const kernel_form *choose_form(const kv8_device_experts *e, int part, int32_t n) {
-    enum { TILES_FROM = 24, X16_FROM = 7 };
+    enum { X96_FROM = 40, TILES_FROM = 14, X16_FROM = 7 };
     const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
-    if (e->tiles[part].launch.grid[0] != 0 && !e->has_fixed_order && places >= TILES_FROM * experts)
-        return &e->tiles[part];
+    const kernel_form *const tiles = &e->tiles[part][places >= X96_FROM * experts ? X96 : X48];
+    if (tiles->launch.grid[0] != 0 && !e->has_fixed_order && places >= TILES_FROM * experts)
+        return tiles;
     const kernel_form *const streams = e->streams[part];
     const bool many = n > 8 && places > X16_FROM * experts;
     return many && streams[X16].num_x > 0 ? &streams[X16] : &streams[X8];
+}
+
+static kv8_status launch_mapped(const kv8_device_experts *e, kv8_stream *stream,
+                                const kernel_form *form, const kv8_experts_matmul_args *a) {
+    kv8_experts_tiles_args mapped = {.product = *a};
+    const kv8_expert_strips *const w = &a->w;
+    const int64_t strips = (int64_t)w->num_strips * e->shape.num_experts;
+    const int64_t code_bytes = (int64_t)w->num_tiles * KV8_TILE_CODE_BYTES;
+    const int64_t scale_bytes = (int64_t)w->num_tiles * KV8_TILE_SCALE_BYTES;
+    KV8_TRY(kv8_words_map_make(mapped.codes_map, e->device, w->data, strips, code_bytes / 8,
+                               w->strip_bytes, KV8_EXPERTS_WORK_STRIPS,
+                               KV8_EXPERTS_W_CODE_BYTES / 8));
+    KV8_TRY(kv8_words_map_make(mapped.scales_map, e->device, w->data + code_bytes, strips,
+                               scale_bytes / 8, w->strip_bytes, KV8_EXPERTS_WORK_STRIPS,
+                               KV8_EXPERTS_W_SCALE_BYTES / 8));
+    return launch_early(&form->kernel, stream, form->launch, &mapped);
 }
 
 static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int part,
@@ -310,7 +332,8 @@ static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int 
                                        .num_x = form->num_x,
                                        .alpha = e->shape.alpha,
                                        .limit = e->shape.limit};
-    return launch_early(&form->kernel, stream, form->launch, &a);
+    return form->is_mapped ? launch_mapped(e, stream, form, &a)
+                           : launch_early(&form->kernel, stream, form->launch, &a);
 }
 
 static kv8_status combine(const kv8_device_experts *e, kv8_stream *stream,

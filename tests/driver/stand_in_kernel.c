@@ -109,11 +109,13 @@ cu_result cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *addre
                                  int swizzle, int promotion, int fill) {
     ENTER_CONTEXT(cuTensorMapEncodeTiled);
     (void)steps;
-    const uint32_t size = type == CU_MAP_F32 ? 4 : 2;
-    if ((size == 2 && type != CU_MAP_BF16) || rank != 2 || interleave != 0 || fill != 0 ||
-        swizzle != CU_MAP_SWIZZLE_128 || promotion != CU_MAP_L2_256 || (uintptr_t)map % 64 != 0 ||
-        (uintptr_t)address % 16 != 0 || strides[0] % 16 != 0 || box[0] * size != 128 ||
-        strides[0] != sizes[0] * size || box[1] > 256)
+    const uint32_t size = type == CU_MAP_U64 ? 8 : type == CU_MAP_F32 ? 4 : 2;
+    const bool plain = size == 8 && swizzle == 0 && box[0] <= 256 && box[0] % 2 == 0;
+    const bool swizzled = (size == 4 || type == CU_MAP_BF16) && swizzle == CU_MAP_SWIZZLE_128 &&
+                          box[0] * size == 128 && strides[0] == sizes[0] * size;
+    if (!(swizzled || plain) || rank != 2 || interleave != 0 || fill != 0 ||
+        promotion != CU_MAP_L2_256 || (uintptr_t)map % 64 != 0 || (uintptr_t)address % 16 != 0 ||
+        strides[0] % 16 != 0 || box[1] > 256)
         return CU_INVALID_VALUE;
     const uint64_t words[KV8_TENSOR_MAP_WORDS] = {(uint64_t)(uintptr_t)address, sizes[0], sizes[1],
                                                   box[1], size};

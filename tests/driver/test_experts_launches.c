@@ -8,7 +8,7 @@
 #include "stand_in.h"
 #include "testing.h"
 
-enum { UNKNOWN = 999, OUT_OF_MEMORY = 2, MAX_ROWS = 1024 };
+enum { UNKNOWN = 999, OUT_OF_MEMORY = 2, MAX_ROWS = 2048 };
 
 static const kv8_experts_shape large = {128, 4, 2880, 2880, 1.702f, 7.0f};
 
@@ -52,16 +52,28 @@ static kv8_status run_rows(const stand *s, int32_t n) {
 
 static void check_matmul(const stand_in_launch *launch, const void *weights, int32_t cols,
                          int32_t rows) {
+    const bool is_mapped = strstr(launch->name, "sm90a") != NULL;
+    kv8_experts_tiles_args mapped;
     kv8_experts_matmul_args a;
-    assert_int_equal(launch->args_bytes, sizeof a);
-    memcpy(&a, launch->args, sizeof a);
+    assert_int_equal(launch->args_bytes, is_mapped ? sizeof mapped : sizeof a);
+    memcpy(is_mapped ? (void *)&mapped : (void *)&a, launch->args, launch->args_bytes);
+    if (is_mapped) a = mapped.product;
     assert_ptr_equal(a.w.data, weights);
     assert_int_equal(a.w.cols, cols);
     assert_int_equal(a.w.num_tiles, (cols + 63) / 64);
     assert_int_equal(a.w.num_strips, rows / 16);
     assert_int_equal(a.w.strip_bytes, 24576);
     assert_int_equal(a.num_experts, 128);
-    if (strstr(launch->name, "_x96_") != NULL) return;
+    if (is_mapped) { /* strips of all experts: address, words of 8 bytes, strips, of a box */
+        const uint64_t tiles = (uint64_t)a.w.num_tiles, strips = 128 * (uint64_t)a.w.num_strips;
+        const uint64_t address = (uint64_t)(uintptr_t)weights;
+        const uint64_t codes[] = {address, tiles * 64, strips, KV8_EXPERTS_WORK_STRIPS};
+        const uint64_t scales[] = {address + tiles * 512, tiles * 4, strips,
+                                   KV8_EXPERTS_WORK_STRIPS};
+        assert_memory_equal(mapped.codes_map, codes, sizeof codes);
+        assert_memory_equal(mapped.scales_map, scales, sizeof scales);
+        return;
+    }
     assert_true(a.num_x >= 1 && a.num_x <= KV8_EXPERTS_MAX_X);
     assert_true(a.x_row_bytes >= cols * 2 && a.x_row_bytes % 32 == 16); /* banks */
     assert_int_equal(launch->block[0] % KV8_EXPERTS_TEAM_THREADS, 0);
@@ -96,17 +108,18 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
     (void)state;
     static const struct {
         int32_t sm_version;
-        const char *few, *many;
-    } gpus[] = {{80, "x8__sm80", "x16__sm80"},
-                {90, "x8__sm80", "x96__sm90a"},
-                {100, "x8__sm80", "x16__sm80"},
-                {120, "x8__sm80", "x8__sm80"}}; /* 16 rows do not fit */
+        const char *few, *many, *most;
+    } gpus[] = {{80, "x8__sm80", "x16__sm80", "x16__sm80"},
+                {90, "x8__sm80", "x48__sm90a", "x96__sm90a"},
+                {100, "x8__sm80", "x16__sm80", "x16__sm80"},
+                {120, "x8__sm80", "x8__sm80", "x8__sm80"}}; /* 16 rows do not fit */
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
         stand s = open_stand(gpus[i].sm_version, 132);
         open_experts(&s);
         check_run(&s, 1, few, gpus[i].few);
         check_run(&s, 64, few, gpus[i].few);
-        check_run(&s, MAX_ROWS, many, gpus[i].many);
+        check_run(&s, 512, many, gpus[i].many);
+        check_run(&s, MAX_ROWS, many, gpus[i].most);
         close_stand(&s);
     }
 }

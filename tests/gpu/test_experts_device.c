@@ -360,6 +360,13 @@ static void shapes_large_and_small(void **state) {
         }
     }
 }
+/* A multiprocessor's rings of rows and of weights turn more than once, for strips of one tile too.
+ */
+static void works_by_the_hundred(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    const experts_case c = {.shape = shape_of(20, 1, 64, 8192), .n = 490};
+    check_case(g, &c, 250);
+}
 static void padding_is_left_alone(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     static const int32_t rows[][2] = {{2, 1}, {16, 9}, {512, 300}};
@@ -469,10 +476,10 @@ static void wrong_inputs_are_refused(void **state) {
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_number_of_rows),       cmocka_unit_test(shapes_large_and_small),
-        cmocka_unit_test(padding_is_left_alone),    cmocka_unit_test(scales_of_all_sizes),
-        cmocka_unit_test(a_scale_of_255_is_nan),    cmocka_unit_test(routing_at_its_edges),
-        cmocka_unit_test(wrong_inputs_are_refused),
+        cmocka_unit_test(any_number_of_rows),   cmocka_unit_test(shapes_large_and_small),
+        cmocka_unit_test(works_by_the_hundred), cmocka_unit_test(padding_is_left_alone),
+        cmocka_unit_test(scales_of_all_sizes),  cmocka_unit_test(a_scale_of_255_is_nan),
+        cmocka_unit_test(routing_at_its_edges), cmocka_unit_test(wrong_inputs_are_refused),
     };
     return cmocka_run_group_tests_name("experts_device", tests, gpu_open, gpu_close);
 }

@@ -52,14 +52,15 @@ enum {
     /* The kernels on wgmma. */
     KV8_EXPERTS_TILES_THREADS = 384,
     KV8_EXPERTS_WORK_STRIPS = 16,
-    KV8_EXPERTS_WORK_ROWS = 96,
-    KV8_EXPERTS_X_STAGES = 8,
-    KV8_EXPERTS_W_STAGES = 4, /* chunks of a warp's ring */
-    KV8_EXPERTS_W_STRIP_BYTES =
-        KV8_EXPERTS_CHUNK_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES),
-    KV8_EXPERTS_W_STAGE_BYTES = 2 * KV8_EXPERTS_W_STRIP_BYTES, /* a warp has two strips */
-    KV8_EXPERTS_TILES_BYTES = KV8_EXPERTS_X_STAGES * KV8_EXPERTS_WORK_ROWS * KV8_TILE_COLS * 2 +
-                              8 * KV8_EXPERTS_W_STAGES * KV8_EXPERTS_W_STAGE_BYTES +
+    KV8_EXPERTS_X_BYTES = 9 * 96 * KV8_TILE_COLS * 2, /* of rows: 9 stages of 96 or 18 of 48 */
+    KV8_EXPERTS_IN_FLIGHT = 4,                        /* products of a warpgroup */
+    KV8_EXPERTS_W_STAGES = 4,                         /* chunks of 16 strips */
+    KV8_EXPERTS_W_CODE_BYTES = KV8_EXPERTS_CHUNK_TILES * KV8_TILE_CODE_BYTES,   /* of a strip */
+    KV8_EXPERTS_W_SCALE_BYTES = KV8_EXPERTS_CHUNK_TILES * KV8_TILE_SCALE_BYTES, /* of a strip */
+    KV8_EXPERTS_W_STAGE_BYTES =
+        KV8_EXPERTS_WORK_STRIPS * (KV8_EXPERTS_W_CODE_BYTES + KV8_EXPERTS_W_SCALE_BYTES),
+    KV8_EXPERTS_TILES_BYTES = KV8_EXPERTS_X_BYTES +
+                              KV8_EXPERTS_W_STAGES * KV8_EXPERTS_W_STAGE_BYTES +
                               1024, /* aligned to that */
     KV8_EXPERTS_STATIC_BYTES = 4096 /* at most, of the kernels' own */
 };
@@ -113,6 +114,13 @@ typedef struct kv8_experts_matmul_args {
     int32_t num_x;       /* items whose x lies in shared memory at once */
     float alpha, limit;  /* of the gate */
 } kv8_experts_matmul_args;
+
+/* The same on wgmma: maps of kv8_words_map_make of all experts' strips, a row of the matrix each.
+ */
+typedef struct kv8_experts_tiles_args {
+    uint64_t codes_map[16], scales_map[16];
+    kv8_experts_matmul_args product;
+} __attribute__((aligned(64))) kv8_experts_tiles_args;
 
 /* residual[row] += the sum of weights * y, best first. */
 typedef struct kv8_experts_combine_args {

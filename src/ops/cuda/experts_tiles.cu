@@ -2,16 +2,18 @@
 //
 // Grid: one block a multiprocessor. Block: two warpgroups of consumers, one of producers. Shared
 // memory: KV8_EXPERTS_TILES_BYTES. Bytes: the strips of every chosen expert once, and again from L2
-// for every 96 rows. Bound by: the tensor cores, below about 60 rows an expert by memory.
+// for every 96 rows. Bound by: instructions that depend on each other, of two warps a
+// scheduler.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "experts_tiles.cuh"
 
-extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_TILES_THREADS, 1)
-    kv8_experts_gate_up_x96__sm90a(const __grid_constant__ kv8_experts_matmul_args a) {
-    kv8::multiply_works<false>(a);
-}
-extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_TILES_THREADS, 1)
-    kv8_experts_down_x96__sm90a(const __grid_constant__ kv8_experts_matmul_args a) {
-    kv8::multiply_works<true>(a);
-}
+#define KV8_EXPERTS_TILES(NAME, DOWN, ROWS)                                    \
+    extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_TILES_THREADS, 1) \
+        NAME(const __grid_constant__ kv8_experts_tiles_args a) {               \
+        kv8::multiply_works<kv8::WorkShape<DOWN, ROWS>>(a);                    \
+    }
+KV8_EXPERTS_TILES(kv8_experts_gate_up_x48__sm90a, false, 48)
+KV8_EXPERTS_TILES(kv8_experts_down_x48__sm90a, true, 48)
+KV8_EXPERTS_TILES(kv8_experts_gate_up_x96__sm90a, false, 96)
+KV8_EXPERTS_TILES(kv8_experts_down_x96__sm90a, true, 96)
