@@ -346,7 +346,7 @@ static int add_ways(const choosing *c, uint32_t needs, kv8_way first, kv8_way la
 
 bool kv8_may_mix(const kv8_attention_spec *spec) {
     return has_more_rows_than(spec, WARPGROUP_ROWS) && spec->max_batch >= BULK_LEAST_BATCH &&
-           !spec->batch_invariant;
+           spec->num_qo_heads <= MOST_DECODE_ROWS * spec->num_kv_heads && !spec->batch_invariant;
 }
 
 /* A prefill kernel, and another for runs that give num_pages, where that one takes none. */

@@ -68,7 +68,7 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
                         const char *pattern, const kv8_variant *out[KV8_MAX_CHOICES]);
 
 /* Whether requests of few rows go to decode kernels beside prefill's in one run, for which the plan
- * has both. */
+ * has both. Not where a group has more heads than a tile of decode takes over the keys at once. */
 bool kv8_may_mix(const kv8_attention_spec *spec);
 
 /* Of a run, whose K and V lie in these pages. */

@@ -226,6 +226,12 @@ static void decode_goes_beside_prefill(void **state) {
         assert_int_equal(schedule->decode_rows, 2);
         assert_null(a.qo_lens);
     }
+    spec.num_qo_heads = 71, spec.num_kv_heads = 1; /* a row of decode is several tiles of it */
+    fill(&in, &spec);
+    in.args.batch = 64;
+    const int32_t before = stand_in_num_launches();
+    assert_string_equal(launch_of(&s, &spec, &in.args, &a).name, "kv8_prefill_f16_e4m3_d64__sm90");
+    assert_int_equal(stand_in_num_launches() - before, 2);
     stand_close(&s);
 }
 
