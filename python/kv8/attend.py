@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ._core import InvalidError
+from ._core import InvalidError, TypeMismatchError
 from ._launch import MAX_REPEATS, Workspace
 from ._operands import _aligned, _one_page
 from ._tensor import (
@@ -303,6 +303,9 @@ def _attend_dense(options: dict[str, Any]) -> Any:
         raise InvalidError("layout goes with pages")
     if isinstance(k, (tuple, Paged)) or isinstance(v, (tuple, Paged)):
         raise InvalidError("int8 codes and their scales go with pages")
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
+        if not hasattr(x, "ndim") and (x is not None or name in "qkv"):
+            raise TypeMismatchError(f"{name} is a {type(x).__name__}, must be an array")
     if q.ndim == 3 and k.ndim == 3 and v.ndim == 3:
         device = _foreign_view(q, "q").device
         table = PageTable.ragged(_pair(k.shape[0], device))

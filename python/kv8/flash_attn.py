@@ -89,6 +89,9 @@ def flash_attn_varlen_func(
         )
     if cu_seqlens_q is None:
         raise InvalidError("cu_seqlens_q is missing")
+    cu_seqlens_q, cu_seqlens_k = (
+        _ints(cu, q) if isinstance(cu, (list, tuple)) else cu for cu in (cu_seqlens_q, cu_seqlens_k)
+    )
     sinks = s_aux if sinks is None else sinks
     if host_kv_lens is not None:
         if seqused_k is not None:

@@ -73,6 +73,9 @@ def test_wrong_tensors_are_named(rng):
             change["out"].flags.writeable = False
         with pytest.raises(error, match=match):
             kv8.attend(**arguments)
+    for name in ("q", "k", "v", "out", "lse"):
+        with pytest.raises(TypeError, match=f"{name} is a str, must be an array"):
+            kv8.attend(**{"q": q, "k": k, "v": v, name: "x"})
 
 
 def test_page_ids_beyond_the_pool_are_refused(rng):

@@ -259,6 +259,8 @@ def test_without_keys_only_the_sinks_count(rng, library):
     lse = fa.flash_attn_func(q, none, none, learnable_sink=of(library, sinks),
                              return_softmax_lse=True)[1]
     close_lse(back(lse), np.broadcast_to(sinks[None, :, None], (2, 8, 3)), 1e-6)
+    o = fa.flash_attn_varlen_func(q[0], none[0], none[0], cu_seqlens_q=[0, 3], cu_seqlens_k=[0, 0])
+    assert not np.any(back(o))
     with pytest.raises(kv8.InvalidError, match=r"k_cache has shape \[2, 0, 2, 64\]"):
         fa.flash_attn_with_kvcache(q, none, none)
 
