@@ -58,6 +58,9 @@ _DLPACK = {
 }
 _TO_DLPACK = {"f32": (2, 32), "bf16": (4, 16), "f16": (2, 16), "int8": (0, 8)}
 _seen: dict[Any, Optional[str]] = {}
+# Tensors without elements have no address elsewhere; the library wants one, and never looks there.
+_no_elements = ffi.new("char[]", 64)
+_nowhere = int(ffi.cast("uintptr_t", _no_elements))
 
 CPU, CUDA = 1, 2  # device types, as DLPack numbers them
 
@@ -250,7 +253,10 @@ def _foreign_view(x: Any, name: str) -> View:
             device = (CUDA, place.index)
         else:
             raise TypeMismatchError(f"{name} is on device {place}, must be on cpu or cuda")
-        return View(x.data_ptr(), tuple(x.shape), x.stride(), dtype, device, x)
+        address, shape = x.data_ptr(), tuple(x.shape)
+        if address == 0:
+            return View(_nowhere, shape, contiguous_strides(shape), dtype, device, x)
+        return View(address, shape, x.stride(), dtype, device, x)
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(x, name)
     raise TypeMismatchError(
@@ -297,7 +303,7 @@ def _from_dlpack(x: Any, name: str) -> View:
     else:
         strides = contiguous_strides(shape)
     return View(
-        (tensor.data or 0) + tensor.byte_offset,
+        (tensor.data or _nowhere) + tensor.byte_offset,
         shape,
         strides,
         dtype,

@@ -261,6 +261,7 @@ def test_without_keys_only_the_sinks_count(rng, library):
     close_lse(back(lse), np.broadcast_to(sinks[None, :, None], (2, 8, 3)), 1e-6)
     o = fa.flash_attn_varlen_func(q[0], none[0], none[0], cu_seqlens_q=[0, 3], cu_seqlens_k=[0, 0])
     assert not np.any(back(o))
+    assert fa.flash_attn_func(q[:, :0], q, q).shape == (2, 0, 8, 64)
     with pytest.raises(kv8.InvalidError, match=r"k_cache has shape \[2, 0, 2, 64\]"):
         fa.flash_attn_with_kvcache(q, none, none)
 
