@@ -22,7 +22,7 @@ static void answer(const stand_in_launch *launch) {
     for (int i = 0; i < ROWS; i++) {
         seen.drawn[i] = (kv8_drawn_row){.token = 7 + i, .bad_id = -1, .high = 3, .logit = 2};
         seen.drawn[i].sum = 1ull << 37; /* twice the largest's weight */
-        seen.drawn[i].tops[0] = (kv8_drawn_top){5, 3};
+        seen.tops[i][0] = (kv8_drawn_top){5, 3};
     }
     seen.drawn[1].bad_id = 11;
     seen.drawn[1].bad = -INFINITY;
@@ -96,6 +96,23 @@ static void rows_go_over_and_tokens_come_back(void **state) {
     assert_true(drawn[1].bad_id == 11 && drawn[1].bad == -INFINITY);
     assert_true(fabs((double)drawn[2].logprob + 1 + log(2)) < 1e-6);
     assert_true(tops[2].token == 5 && fabs((double)tops[2].logprob + log(2)) < 1e-6);
+    close_scene(&c);
+}
+
+/* The likeliest ids come back where they are wanted: one copy more. */
+static void tops_come_back_where_they_are_wanted(void **state) {
+    (void)state;
+    int64_t copies[2];
+    scene c;
+    open_scene(&c, 90, VOCAB);
+    for (int i = 0; i < 2; i++) {
+        c.draws[2].num_logprobs = i;
+        const int64_t before = stand_in_num_calls("cuMemcpyAsync");
+        assert_ok(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, c.draws, ROWS));
+        copies[i] = stand_in_num_calls("cuMemcpyAsync") - before;
+        assert_ok(kv8_stream_synchronize(c.s.stream));
+    }
+    assert_int_equal(copies[1], copies[0] + 1);
     close_scene(&c);
 }
 
@@ -174,6 +191,8 @@ static void calls_that_fail_leave_nothing_behind(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(rows_go_over_and_tokens_come_back, reset,
+                                        check_nothing_lives),
+        cmocka_unit_test_setup_teardown(tops_come_back_where_they_are_wanted, reset,
                                         check_nothing_lives),
         cmocka_unit_test_setup_teardown(a_row_takes_a_cluster_or_a_block, reset,
                                         check_nothing_lives),

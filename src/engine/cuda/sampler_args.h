@@ -52,7 +52,6 @@ typedef struct kv8_drawn_row {
     int32_t bad_id; /* the first whose logit is not finite, -1 = none */
     float bad;      /* that logit */
     int32_t padding;
-    kv8_drawn_top tops[KV8_DRAW_TOPS];
 } kv8_drawn_row;
 
 typedef struct kv8_draw_args {
@@ -61,6 +60,7 @@ typedef struct kv8_draw_args {
     kv8_draw_change *changes;
     const uint32_t *masks; /* [.., (vocab_size + 31) / 32] */
     kv8_drawn_row *drawn;
+    kv8_drawn_top (*tops)[KV8_DRAW_TOPS]; /* of each row, where they are wanted */
     int32_t vocab_size;
     int32_t warp_ids; /* of each warp, a multiple of 32 */
 } kv8_draw_args;
