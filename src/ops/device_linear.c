@@ -30,19 +30,30 @@ static const wgmma_shape wgmma_shapes[KV8_NUM_LINEAR_WGMMA] = {
 #include "linear_wgmma_kernels.inc"
 };
 
-/* Of linear_pairs.cu. */
-static kv8_launch launch_of_pairs(int32_t num_pairs) {
+/* A shape of cuda/linear_pairs_kernels.inc. */
+typedef struct pairs_shape {
+    const char *name;
+    int32_t rows;
+} pairs_shape;
+static const pairs_shape pairs_shapes[KV8_NUM_LINEAR_PAIRS] = {
+#define KV8_LINEAR_PAIRS(name, rows) {#name, rows},
+#include "linear_pairs_kernels.inc"
+};
+static kv8_launch launch_of_pairs(const pairs_shape *shape, int32_t num_pairs) {
     return (kv8_launch){.grid = {2 * (uint32_t)num_pairs},
                         .block = {KV8_LINEAR_PAIRS_THREADS},
                         .cluster = {2},
-                        .dynamic_bytes = KV8_LINEAR_PAIRS_BYTES};
+                        .dynamic_bytes = (size_t)KV8_LINEAR_PAIRS_BYTES(shape->rows)};
 }
 
+/* A multiprocessor holds one block of the largest shape and of the others: num_pairs is of all. */
 static kv8_status get_pairs(kv8_linear_kernels *kernels_out, kv8_device *device) {
-    KV8_TRY(kv8_kernel_get(&kernels_out->pairs, device, "kv8_linear_bf16_pairs__sm90a",
-                           sizeof(kv8_linear_pairs_args), KV8_LINEAR_PAIRS_BYTES));
-    const kv8_launch one = launch_of_pairs(1);
-    return kv8_kernel_max_clusters(&kernels_out->pairs, &one, &kernels_out->num_pairs);
+    for (int i = 0; i < KV8_NUM_LINEAR_PAIRS; i++)
+        KV8_TRY(kv8_kernel_get(&kernels_out->pairs[i], device, pairs_shapes[i].name,
+                               sizeof(kv8_linear_pairs_args),
+                               (size_t)KV8_LINEAR_PAIRS_BYTES(pairs_shapes[i].rows)));
+    const kv8_launch one = launch_of_pairs(&pairs_shapes[0], 1);
+    return kv8_kernel_max_clusters(&kernels_out->pairs[0], &one, &kernels_out->num_pairs);
 }
 
 kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *device) {
@@ -190,32 +201,62 @@ static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
     return kv8_kernel_launch(&ops->linear.wgmma[idx], stream, &launch, &mapped);
 }
 
-static int64_t num_pairs_tiles(const kv8_linear_args *args) {
-    return num_tiles(args, KV8_LINEAR_PAIRS_ROWS, 2 * KV8_LINEAR_PAIRS_TOKENS);
-}
-
-/* Many tokens: what gives every pair of blocks a tile, and rows of y that the copy engine takes. */
-static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args) {
-    const int32_t num_pairs = ops->linear.num_pairs;
-    return num_pairs > 0 && !ops->has_fixed_order && args->n > KV8_LINEAR_PAIRS_TOKENS &&
-           args->rows % 8 == 0 && num_pairs_tiles(args) >= num_pairs;
-}
+/* A product by pairs of blocks: its shape, its tiles and how many of them are whole. `queue`: rows
+ * of w that a block multiplies one after another, by 128 tokens. */
+typedef struct pairs_plan {
+    int32_t idx, num_tiles, num_whole;
+    int64_t queue;
+} pairs_plan;
 
 /* The tiles past the last whole round are cut in two where a pair takes one half at most: half a
- * round. */
-static void share_out(kv8_linear_pairs_args *args, int32_t num_pairs) {
-    args->num_tiles = (int32_t)num_pairs_tiles(&args->product);
-    const int32_t rest = args->num_tiles % num_pairs;
-    args->num_whole = 2 * rest <= num_pairs ? args->num_tiles - rest : args->num_tiles;
+ * round. Halves of heads are cut for f32 that is not rotated alone. */
+static pairs_plan share_out(const kv8_linear_args *args, int idx, int32_t num_pairs,
+                            bool may_halve_heads) {
+    const int32_t rows = pairs_shapes[idx].rows;
+    const int32_t tiles = (int32_t)num_tiles(args, rows, 2 * KV8_LINEAR_PAIRS_TOKENS);
+    const int32_t rest = tiles % num_pairs;
+    const bool may_cut = may_halve_heads || rows / 2 % KV8_LINEAR_PAIRS_HEAD == 0;
+    const bool cuts = may_cut && 2 * rest <= num_pairs;
+    const int64_t halves = 2 * (tiles / num_pairs) + (rest == 0 ? 0 : cuts ? 1 : 2);
+    return (pairs_plan){.idx = idx,
+                        .num_tiles = tiles,
+                        .num_whole = cuts ? tiles - rest : tiles,
+                        .queue = halves * rows / 2};
+}
+
+/* Many tokens, and rows of y that the copy engine takes: pairs, where their queue is no longer than
+ * that of linear_wgmma.cu's tiles. */
+static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args, bool rotates,
+                        pairs_plan *plan_out) {
+    const int32_t num_pairs = ops->linear.num_pairs;
+    if (num_pairs == 0 || ops->has_fixed_order || args->n <= KV8_LINEAR_PAIRS_TOKENS ||
+        args->rows % 8 != 0)
+        return false;
+    *plan_out = share_out(args, 0, num_pairs, args->is_f32 && !rotates);
+    for (int idx = 1; idx < KV8_NUM_LINEAR_PAIRS; idx++) {
+        const pairs_plan plan = share_out(args, idx, num_pairs, args->is_f32 && !rotates);
+        if (plan.queue < plan_out->queue) *plan_out = plan;
+    }
+    const int usual = LINEAR_kv8_linear_bf16_wgmma_t128__sm90a;
+    const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
+    const int64_t tiles = num_wgmma_tiles(args, usual);
+    const int32_t splits =
+        tiles < num_sms
+            ? choose_splits(tiles, args->cols, (int64_t)num_sms * wgmma_shapes[usual].blocks)
+            : 1;
+    const int64_t rows = wgmma_shapes[usual].groups * KV8_LINEAR_WGMMA_ROWS;
+    return plan_out->queue * splits <= kv8_ceil_div(tiles * splits, num_sms) * rows;
 }
 
 /* `turned`: what has the heads to rotate, NULL = none. */
 static kv8_status run_pairs(const kv8_device_ops *ops, kv8_stream *stream,
-                            const kv8_linear_args *args, const kv8_device_norm_linear *turned) {
-    kv8_linear_pairs_args a = {.product = *args};
-    share_out(&a, ops->linear.num_pairs);
+                            const kv8_linear_args *args, const pairs_plan *plan,
+                            const kv8_device_norm_linear *turned) {
+    const pairs_shape *const shape = &pairs_shapes[plan->idx];
+    kv8_linear_pairs_args a = {
+        .product = *args, .num_tiles = plan->num_tiles, .num_whole = plan->num_whole};
     KV8_TRY(kv8_tensor_map_make(a.w_map, ops->device, args->w, false, args->rows, args->cols,
-                                KV8_LINEAR_PAIRS_ROWS / 2));
+                                shape->rows / 2));
     KV8_TRY(kv8_tensor_map_make(a.x_map, ops->device, args->x, false, args->n, args->cols,
                                 KV8_LINEAR_PAIRS_BOX));
     KV8_TRY(kv8_tensor_map_make(a.y_map, ops->device, args->y, args->is_f32, args->n, args->rows,
@@ -226,8 +267,8 @@ static kv8_status run_pairs(const kv8_device_ops *ops, kv8_stream *stream,
         KV8_TRY(kv8_tensor_map_make(a.rotated_map, ops->device, turned->rotated, false, args->n,
                                     a.rotated_rows, KV8_LINEAR_PAIRS_BOX));
     }
-    const kv8_launch launch = launch_of_pairs(ops->linear.num_pairs);
-    return kv8_kernel_launch(&ops->linear.pairs, stream, &launch, &a);
+    const kv8_launch launch = launch_of_pairs(shape, ops->linear.num_pairs);
+    return kv8_kernel_launch(&ops->linear.pairs[plan->idx], stream, &launch, &a);
 }
 
 kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
@@ -242,7 +283,8 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
     if (n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order)
         return run_stream(n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, w->rows, n, 0,
                           &args);
-    if (takes_pairs(ops, &args)) return run_pairs(ops, stream, &args, NULL);
+    pairs_plan plan;
+    if (takes_pairs(ops, &args, false, &plan)) return run_pairs(ops, stream, &args, &plan, NULL);
     return ops->linear.has_wgmma ? run_wgmma(ops, stream, &args) : run_tiles(ops, stream, &args);
 }
 
@@ -286,13 +328,6 @@ static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
                       (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)args->w.cols), &a);
 }
 
-/* Many rows: the heads are rotated as their sums leave. */
-static bool turns_in_pairs(const kv8_device_ops *ops, const kv8_device_norm_linear *args,
-                           const kv8_linear_args *product) {
-    return args->num_rotated > 0 && args->head_dim == KV8_LINEAR_PAIRS_HEAD &&
-           takes_pairs(ops, product);
-}
-
 kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                       const kv8_device_norm_linear *args, int32_t n) {
     KV8_REQUIRE(ops, stream, args);
@@ -304,9 +339,11 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
     KV8_TRY(kv8_device_rmsnorm(ops, stream, args->x, args->gain, args->eps, n, args->w.cols,
                                args->row_ids, args->normed, args->f16_out));
     const kv8_linear_args product = product_of(&args->w, args->normed, n, args->y, args->y_dtype);
-    if (turns_in_pairs(ops, args, &product)) {
+    pairs_plan plan;
+    if (args->num_rotated > 0 && args->head_dim == KV8_LINEAR_PAIRS_HEAD &&
+        takes_pairs(ops, &product, true, &plan)) { /* rotated as their sums leave */
         KV8_RANGE("dense");
-        return run_pairs(ops, stream, &product, args);
+        return run_pairs(ops, stream, &product, &plan, args);
     }
     KV8_TRY(kv8_device_linear_run(ops, stream, &args->w, args->normed, n, args->y, args->y_dtype,
                                   false));

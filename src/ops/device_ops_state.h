@@ -19,13 +19,19 @@ enum {
 #include "linear_wgmma_kernels.inc"
     KV8_NUM_LINEAR_WGMMA
 };
+enum {
+#define KV8_LINEAR_PAIRS(name, ...) LINEAR_##name,
+#include "linear_pairs_kernels.inc"
+    KV8_NUM_LINEAR_PAIRS
+};
 
 typedef struct kv8_linear_kernels {
     kv8_kernel n8, n16, norm_n8;
     kv8_kernel tiles[KV8_NUM_LINEAR_TILES];
     bool has_wgmma;
-    kv8_kernel wgmma[KV8_NUM_LINEAR_WGMMA], pairs;
-    int32_t num_pairs; /* of blocks of that kernel that the GPU holds */
+    kv8_kernel wgmma[KV8_NUM_LINEAR_WGMMA];
+    kv8_kernel pairs[KV8_NUM_LINEAR_PAIRS];
+    int32_t num_pairs; /* of blocks of those kernels that the GPU holds */
 } kv8_linear_kernels;
 kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *device);
 

@@ -52,14 +52,15 @@ static void check_maps(const stand_in_launch *launch, const kv8_device_linear *w
     assert_int_equal(args->x_map[3], KV8_LINEAR_WGMMA_BOX);
 }
 
-/* The same of a launch by pairs of blocks: whole rounds of whole tiles, then halves for one pair
- * each, or all whole where that takes as long. */
+/* The same of a launch by pairs of blocks, of tiles of `rows` by 256: whole rounds of whole tiles,
+ * then halves for one pair each, or all whole where that takes as long. */
 static void check_pairs(const stand_in_launch *launch, const kv8_device_linear *w, int32_t n,
-                        uint32_t num_tiles) {
+                        uint32_t rows, uint32_t num_tiles) {
     const kv8_linear_pairs_args *const args = launch->args;
     const int32_t num_pairs = H200_SMS / 2, rest = (int32_t)num_tiles % num_pairs;
     const int32_t num_cut = 2 * rest <= num_pairs ? rest : 0;
-    assert_true(n > KV8_LINEAR_PAIRS_TOKENS && num_tiles >= (uint32_t)num_pairs);
+    assert_true(n > KV8_LINEAR_PAIRS_TOKENS);
+    assert_int_equal(launch->dynamic_bytes, KV8_LINEAR_PAIRS_BYTES(rows));
     assert_int_equal(launch->cluster[0], 2);
     assert_int_equal(launch->grid[0], 2 * num_pairs);
     assert_int_equal(launch->grid[1] * launch->grid[2], 1);
@@ -70,7 +71,7 @@ static void check_pairs(const stand_in_launch *launch, const kv8_device_linear *
     assert_true(args->product.is_f32 && args->product.accumulate);
     assert_int_equal(args->rotated_rows, 0);
     const uint64_t maps[3][5] = {
-        {(uint64_t)(uintptr_t)w->w, (uint64_t)w->cols, (uint64_t)w->rows, 128, 2},
+        {(uint64_t)(uintptr_t)w->w, (uint64_t)w->cols, (uint64_t)w->rows, rows / 2, 2},
         {(uint64_t)(uintptr_t)args->product.x, (uint64_t)w->cols, (uint64_t)n, 64, 2},
         {(uint64_t)(uintptr_t)args->product.y, (uint64_t)w->rows, (uint64_t)n, 64, 4}};
     assert_memory_equal(args->w_map, maps[0], sizeof maps[0]);
@@ -83,10 +84,18 @@ static void products_cover_every_row_and_token(void **state) {
     static const struct {
         const char *part; /* of the kernel's name */
         uint32_t rows, tokens;
-    } tiles[] = {{"_wgmma_n32__", 64, 32},    {"_wgmma_n64__", 64, 64}, {"_wgmma_n128__", 64, 128},
-                 {"_wgmma_t128__", 128, 128}, {"_pairs__", 256, 256},   {"_n8__", 16, 8},
-                 {"_n16__", 16, 16},          {"_n32__", 32, 32},       {"_n64__", 32, 64},
-                 {"_t64__", 64, 64},          {"_t128__", 128, 128}};
+    } tiles[] = {{"_wgmma_n32__", 64, 32},
+                 {"_wgmma_n64__", 64, 64},
+                 {"_wgmma_n128__", 64, 128},
+                 {"_wgmma_t128__", 128, 128},
+                 {"_pairs_r256__", 256, 256},
+                 {"_pairs_r192__", 192, 256},
+                 {"_n8__", 16, 8},
+                 {"_n16__", 16, 16},
+                 {"_n32__", 32, 32},
+                 {"_n64__", 32, 64},
+                 {"_t64__", 64, 64},
+                 {"_t128__", 128, 128}};
     static const int32_t sm_versions[] = {80, 89, 90, 120}, rows[] = {1, 127, 128, 5120};
     for (int v = 0; v < 4; v++) {
         case_ops c = open_ops(sm_versions[v]);
@@ -102,7 +111,7 @@ static void products_cover_every_row_and_token(void **state) {
                 const uint32_t tall = ((uint32_t)rows[r] + tiles[i].rows - 1) / tiles[i].rows;
                 if (strstr(launch->name, "_pairs_") != NULL) {
                     assert_int_equal(sm_versions[v], 90);
-                    check_pairs(launch, &w, n, tall * tokens);
+                    check_pairs(launch, &w, n, tiles[i].rows, tall * tokens);
                     continue;
                 }
                 const bool mapped = strstr(launch->name, "wgmma") != NULL;
@@ -133,7 +142,7 @@ static void few_tiles_are_split(void **state) {
     } known[] = {{5120, 2880, 32, 2},
                  {2880, 4096, 64, 4},
                  {128, 2880, 64, 8},
-                 {5120, 2880, 512, 1},
+                 {5124, 2880, 512, 1},
                  {2880, 4096, 256, 4}};
     case_ops c = open_ops(90);
     for (int i = 0; i < 5; i++) {
@@ -144,31 +153,46 @@ static void few_tiles_are_split(void **state) {
     close_ops(&c);
 }
 
-/* Which products pairs of blocks take, and how many of their tiles whole. */
+/* Which products pairs of blocks take, by which shape, and how many of their tiles whole. */
 static void many_tokens_go_to_pairs_of_blocks(void **state) {
     (void)state;
     static const struct {
-        int32_t rows, cols, n, num_tiles, num_whole; /* 0 = another kernel */
-    } known[] = {{5120, 2880, 512, 0, 0},         {5120, 2880, 768, 0, 0},
-                 {5120, 2880, 1024, 80, 66},      {5120, 2880, 2048, 160, 132},
-                 {2880, 4096, 2048, 96, 66},      {5120, 2880, 8192, 640, 640},
-                 {2880, 4096, 8192, 384, 384},    {201088, 2880, 128, 0, 0},
-                 {201088, 2880, 512, 1572, 1572}, {5124, 2880, 8192, 0, 0}};
+        int32_t rows, cols, n;
+        kv8_dtype to;
+        const char *part; /* of the kernel's name */
+        int32_t num_tiles, num_whole;
+    } known[] = {{5120, 2880, 128, KV8_BF16, "_n128__", 0, 0},
+                 {5120, 2880, 256, KV8_BF16, "_r256__", 20, 0},
+                 {5120, 2880, 384, KV8_BF16, "_t128__", 0, 0},
+                 {5120, 2880, 512, KV8_BF16, "_r192__", 54, 54},
+                 {5120, 2880, 1024, KV8_F32, "_r256__", 80, 66},
+                 {5120, 2880, 2048, KV8_F32, "_r256__", 160, 132},
+                 {5120, 2880, 8192, KV8_F32, "_r256__", 640, 640},
+                 {2880, 4096, 256, KV8_F32, "_t128__", 0, 0},
+                 {2880, 4096, 512, KV8_F32, "_r192__", 30, 0},
+                 {2880, 4096, 512, KV8_BF16, "_r256__", 24, 0},
+                 {2880, 4096, 1024, KV8_F32, "_r192__", 60, 60},
+                 {2880, 4096, 2048, KV8_F32, "_r256__", 96, 66},
+                 {2880, 4096, 8192, KV8_F32, "_r192__", 480, 462},
+                 {201088, 2880, 128, KV8_F32, "_n128__", 0, 0},
+                 {201088, 2880, 512, KV8_F32, "_r256__", 1572, 1572},
+                 {5124, 2880, 8192, KV8_F32, "_t128__", 0, 0}};
+    enum { NUM = sizeof known / sizeof *known };
     case_ops c = open_ops(90);
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < NUM; i++) {
         const kv8_device_linear w = {c.s.memory, NULL, known[i].rows, known[i].cols};
-        assert_ok(multiply(&c, &w, known[i].n, KV8_F32, false));
+        assert_ok(multiply(&c, &w, known[i].n, known[i].to, false));
         const stand_in_launch *const launch = only_launch(&c, i);
-        const bool in_pairs = strstr(launch->name, "_pairs_") != NULL;
-        assert_int_equal(in_pairs, known[i].num_tiles > 0);
-        if (!in_pairs) continue;
+        if (strstr(launch->name, known[i].part) == NULL)
+            fail_msg("%d x %d, %d tokens: %s", w.rows, w.cols, known[i].n, launch->name);
+        if (known[i].num_tiles == 0) continue;
         const kv8_linear_pairs_args *const args = launch->args;
         assert_int_equal(args->num_tiles, known[i].num_tiles);
         assert_int_equal(args->num_whole, known[i].num_whole);
     }
     kv8_device_ops_fix_order(c.ops);
     assert_ok(multiply(&c, &c.qkv, 2048, KV8_F32, false));
-    assert_null(strstr(only_launch(&c, 10)->name, "_pairs_"));
+    assert_null(strstr(only_launch(&c, NUM)->name, "_pairs_"));
     close_ops(&c);
 }
 

@@ -193,7 +193,8 @@ static void products_of_the_true_shapes(void **state) {
         {5120, 2880, 1000, TO_BF16, true}, {20108, 2880, 3, TO_F32, false},
         {5120, 2880, 2048, TO_BF16, true}, {2880, 4096, 2048, ADDED, true},
         {5120, 2880, 1300, TO_F32, true},  {2880, 4096, 2500, ADDED, true},
-        {1000, 200, 4500, ADDED, false},
+        {1000, 200, 4500, ADDED, false},   {1000, 200, 700, ADDED, true},
+        {5120, 2880, 500, TO_BF16, true},  {5120, 2880, 600, TO_F32, false},
     };
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
         check_case(&s, &products[i], products[i].n > 64 ? 509 : products[i].n > 8 ? 61 : 17);
@@ -328,7 +329,7 @@ static void products_of_normed_rows(void **state) {
 static void many_rows_are_rotated_as_they_leave(void **state) {
     enum { ROWS = 5120, COLS = 2880, Q_WIDTH = 4096, MOST = 2048 };
     const side s = open_side(state);
-    static const int32_t counts[] = {1000, 1300, MOST};
+    static const int32_t counts[] = {500, 1000, 1300, MOST};
     test_rng rng = {9};
     kv8_bf16 *const w = random_bf16(&rng, (size_t)ROWS * COLS, 1);
     kv8_bf16 *const small = random_bf16(&rng, ROWS, 1);

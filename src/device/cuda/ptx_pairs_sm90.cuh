@@ -6,9 +6,20 @@
 #ifndef KV8_PTX_PAIRS_SM90_CUH
 #define KV8_PTX_PAIRS_SM90_CUH
 
-#include <stdint.h>
+#include "ptx_sm90.cuh"
 
 namespace kv8 {
+
+#define KV8_D48 KV8_D32, KV8_D16(d, 32)
+#define KV8_D96 KV8_D64, KV8_D16(d, 64), KV8_D16(d, 80)
+#define KV8_NAMES_48                                                                \
+    KV8_NAMES_32                                                                    \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
+    "%47"
+#define KV8_NAMES_96                                                                              \
+    KV8_NAMES_64                                                                                  \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81," \
+    " %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 
 // copy_tile() to this place, and counted by this barrier, in each block of the cluster that
 // `blocks` has a bit of.
@@ -63,6 +74,20 @@ __device__ __forceinline__ void bulk_wait_read() {
 __device__ __forceinline__ void store_pair(uint32_t at, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
+// wgmma_shared() of bf16 for N = 96 and 192.
+__device__ __forceinline__ void wgmma_bf16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
+    KV8_WGMMA("n96k16.f32.bf16.bf16", KV8_NAMES_48, KV8_D48, "%48, %49", "%50", "1, 1, 0, 0",
+              KV8_A_SHARED);
+}
+__device__ __forceinline__ void wgmma_bf16(float (&d)[96], uint64_t a, uint64_t b, int accumulate) {
+    KV8_WGMMA("n192k16.f32.bf16.bf16", KV8_NAMES_96, KV8_D96, "%96, %97", "%98", "1, 1, 0, 0",
+              KV8_A_SHARED);
+}
+template <int N>
+__device__ __forceinline__ void wgmma_bf16(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
+    wgmma_shared<true>(d, a, b, accumulate);
+}
+
 // Four matrices of 8 x 8 16-bit words; a lane's address is that of row lane % 8 of matrix lane / 8.
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t x, uint32_t y, uint32_t z,
                                                uint32_t w) {

@@ -49,7 +49,7 @@ typedef struct kv8_linear_pairs_args {
     kv8_linear_args product;
     const float *cos_sin; /* [n, KV8_LINEAR_PAIRS_HEAD] */
     int32_t rotated_rows;
-    int32_t num_tiles; /* of KV8_LINEAR_PAIRS_ROWS by two blocks' tokens, */
+    int32_t num_tiles; /* of the kernel's rows by two blocks' tokens, */
     int32_t num_whole; /* the first of them each by one pair, the others' tokens by a pair each */
     int32_t padding[11];
 } __attribute__((aligned(64))) kv8_linear_pairs_args;
@@ -61,8 +61,7 @@ enum {
     KV8_LINEAR_TILE_THREADS = 256,
     KV8_LINEAR_WGMMA_ROWS = 64,    /* of w, a warpgroup */
     KV8_LINEAR_WGMMA_BOX = 32,     /* tokens copied at once: rows past the last cost time */
-    KV8_LINEAR_PAIRS_ROWS = 256,   /* of w, a block's tile */
-    KV8_LINEAR_PAIRS_TOKENS = 128, /* the same */
+    KV8_LINEAR_PAIRS_TOKENS = 128, /* a block's tile */
     KV8_LINEAR_PAIRS_STAGES = 4,
     KV8_LINEAR_PAIRS_HEAD = 64,
     KV8_LINEAR_PAIRS_BOX = 64,      /* tokens copied at once, in or out */
@@ -92,9 +91,9 @@ enum { KV8_LINEAR_NORM_BYTES = 80 * 1024 };
     (1024 + (stages) * ((groups)*KV8_LINEAR_WGMMA_ROWS + (tokens)) * 128)
 #define KV8_LINEAR_WGMMA_THREADS(groups) ((groups)*128 + 32)
 
-/* Of linear_pairs.cu: alignment, the ring, two boxes of results a warpgroup. */
-#define KV8_LINEAR_PAIRS_BYTES                                                                  \
-    (1024 + KV8_LINEAR_PAIRS_STAGES * (KV8_LINEAR_PAIRS_ROWS + KV8_LINEAR_PAIRS_TOKENS) * 128 + \
+/* Of a shape of linear_pairs.cu: alignment, the ring, two boxes of results a warpgroup. */
+#define KV8_LINEAR_PAIRS_BYTES(rows)                                             \
+    (1024 + KV8_LINEAR_PAIRS_STAGES * ((rows) + KV8_LINEAR_PAIRS_TOKENS) * 128 + \
      4 * KV8_LINEAR_PAIRS_BOX * 128)
 
 #endif

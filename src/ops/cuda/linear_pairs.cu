@@ -1,11 +1,11 @@
 // linear_pairs.cu - a dense product for many tokens on sm_90a: blocks that stay, two and two, whose
 // copies run on from tile to tile and whose results leave while the next tile is multiplied.
 //
-// A block multiplies 128 tokens by 256 rows of w, a stage 64 columns of both, a warpgroup 64 tokens
-// by all rows. A tile of a pair is 256 rows by both blocks' tokens; the tiles that would keep only
-// some of the pairs busy in the end are cut in two, each pair taking 128 tokens, each of its blocks
-// 128 rows: half a tile's time. What both blocks read - the rows of w of a whole tile, the tokens
-// of a cut one - each fetches half of for both.
+// A block multiplies 128 tokens by ROWS rows of w, a stage 64 columns of both, a warpgroup 64
+// tokens by all rows. A tile of a pair is ROWS rows by both blocks' tokens; the tiles that would
+// keep only some of the pairs busy in the end are cut in two, each pair taking 128 tokens, each of
+// its blocks half the rows: half a tile's time. What both blocks read - the rows of w of a whole
+// tile, the tokens of a cut one - each fetches half of for both.
 //
 // Tokens are A, rows of w the columns of wgmma, so that a thread holds neighbouring rows of y and
 // both elements of each pair that a rotation turns. Results go by boxes of 64 tokens by 128 bytes:
@@ -25,16 +25,17 @@
 
 namespace kv8 {
 
-constexpr int STAGES = KV8_LINEAR_PAIRS_STAGES, HALF = KV8_LINEAR_PAIRS_ROWS / 2;
+constexpr int STAGES = KV8_LINEAR_PAIRS_STAGES;
 constexpr int TOKENS = KV8_LINEAR_PAIRS_TOKENS, BOX = KV8_LINEAR_PAIRS_BOX, GROUPS = 2;
-constexpr int W_BYTES = 2 * HALF * 128, STAGE_BYTES = W_BYTES + TOKENS * 128;
 constexpr int BOX_BYTES = BOX * 128, CONSUMERS = GROUPS * 128;
 constexpr uint16_t BOTH = 3;
-static_assert(TOKENS == GROUPS * BOX && HALF == TOKENS, "a warpgroup's tokens are a box");
+static_assert(TOKENS == GROUPS * BOX, "a warpgroup's tokens are a box");
 static_assert(KV8_LINEAR_PAIRS_THREADS == CONSUMERS + 128, "and those of a thread that copies");
 
 // The stages that have passed through the ring are counted on from tile to tile.
+template <int ROWS>
 struct PairsRing {
+    static constexpr int W_BYTES = ROWS * 128, STAGE_BYTES = W_BYTES + TOKENS * 128;
     uint32_t at, barriers;
     __device__ __forceinline__ uint32_t stage(uint32_t i) const {
         return at + i % STAGES * STAGE_BYTES;
@@ -48,12 +49,12 @@ struct PairsRing {
 };
 
 // Where this block's tile i lies: a whole one, or half of one that is cut.
-template <bool IS_WHOLE>
+template <int ROWS, bool IS_WHOLE>
 static __device__ __forceinline__ Tile place(const kv8_linear_pairs_args &a, int32_t i) {
     const int32_t rank = cluster_rank();
-    Tile tile = find_tile(a.product, 2 * HALF, 2 * TOKENS, IS_WHOLE ? i : a.num_whole + i / 2);
+    Tile tile = find_tile(a.product, ROWS, 2 * TOKENS, IS_WHOLE ? i : a.num_whole + i / 2);
     tile.first_token += (IS_WHOLE ? rank : i % 2) * TOKENS;
-    if (!IS_WHOLE) tile.first_row += rank * HALF;
+    if (!IS_WHOLE) tile.first_row += rank * (ROWS / 2);
     return tile;
 }
 
@@ -73,15 +74,16 @@ static __device__ __forceinline__ void for_tiles(const kv8_linear_pairs_args &a,
 
 // --- into shared memory ---
 
-template <bool IS_WHOLE>
+template <int ROWS, bool IS_WHOLE>
 static __device__ __forceinline__ void copy_stage(const kv8_linear_pairs_args &a, const Tile &tile,
                                                   uint32_t to, uint32_t full, int32_t column) {
+    constexpr int W_BYTES = PairsRing<ROWS>::W_BYTES, STAGE_BYTES = PairsRing<ROWS>::STAGE_BYTES;
     const int32_t rank = cluster_rank();
     const uint32_t x = to + W_BYTES;
     expect_bytes(full, IS_WHOLE ? STAGE_BYTES : STAGE_BYTES - W_BYTES / 2);
     if (IS_WHOLE) {
-        copy_tile_to(to + rank * (W_BYTES / 2), a.w_map, column, tile.first_row + rank * HALF, full,
-                     BOTH);
+        copy_tile_to(to + rank * (W_BYTES / 2), a.w_map, column, tile.first_row + rank * (ROWS / 2),
+                     full, BOTH);
         copy_tile(x, a.x_map, column, tile.first_token, full);
         copy_tile(x + BOX_BYTES, a.x_map, column, tile.first_token + BOX, full);
     } else {
@@ -91,18 +93,19 @@ static __device__ __forceinline__ void copy_stage(const kv8_linear_pairs_args &a
     }
 }
 
+template <int ROWS>
 static __device__ __forceinline__ void produce(const kv8_linear_pairs_args &a,
-                                               const PairsRing &ring, int32_t num_stages) {
+                                               const PairsRing<ROWS> &ring, int32_t num_stages) {
     uint32_t passed = 0;
     const auto await_empty = [&] {
         if (passed >= STAGES) wait_for_bytes(ring.empty(passed), (passed / STAGES - 1) & 1);
     };
     for_tiles(a, [&](int32_t idx, auto whole) {
         constexpr bool IS_WHOLE = decltype(whole)::value;
-        const Tile tile = place<IS_WHOLE>(a, idx);
+        const Tile tile = place<ROWS, IS_WHOLE>(a, idx);
         for (int32_t i = 0; i < num_stages; i++, passed++) {
             await_empty();
-            copy_stage<IS_WHOLE>(a, tile, ring.stage(passed), ring.full(passed), 64 * i);
+            copy_stage<ROWS, IS_WHOLE>(a, tile, ring.stage(passed), ring.full(passed), 64 * i);
         }
     });
     // Nothing of the other block is on its way when this one's shared memory goes.
@@ -112,39 +115,37 @@ static __device__ __forceinline__ void produce(const kv8_linear_pairs_args &a,
 // --- products ---
 
 // This warpgroup has read stage i, which both blocks' copies fill.
-static __device__ __forceinline__ void release(const PairsRing &ring, uint32_t i) {
+template <class RING>
+static __device__ __forceinline__ void release(const RING &ring, uint32_t i) {
     if (threadIdx.x % 128 < 2) barrier_arrive_at(ring.empty(i), threadIdx.x % 128);
 }
 
 // sums[4 j + k] of a thread: token lane / 4 + k / 2 * 8 of its warp's 16, row 8 j + lane % 4 * 2 +
 // k % 2 of the tile. Begins stage i's product, of a tile's first stage without what sums held.
-template <int ROWS, bool IS_FIRST>
-static __device__ __forceinline__ void multiply(float (&sums)[ROWS / 2], const PairsRing &ring,
-                                                uint32_t i) {
+template <bool IS_FIRST, int NUM, class RING>
+static __device__ __forceinline__ void multiply(float (&sums)[NUM], const RING &ring, uint32_t i) {
     const uint32_t at = ring.stage(i), group = threadIdx.x / 128;
-    const uint32_t x = matrix_descriptor(at + W_BYTES + group * BOX_BYTES, 0);
+    const uint32_t x = matrix_descriptor(at + RING::W_BYTES + group * BOX_BYTES, 0);
     const uint32_t w = matrix_descriptor(at, 0);
     barrier_wait(ring.full(i), i / STAGES & 1);
     registers_pin(sums);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_shared<true>(sums, descriptor_at(x, 32 * k), descriptor_at(w, 32 * k),
-                           !IS_FIRST || k > 0);
+        wgmma_bf16(sums, descriptor_at(x, 32 * k), descriptor_at(w, 32 * k), !IS_FIRST || k > 0);
     wgmma_commit();
     registers_pin(sums);
 }
 
 // All stages of a tile from `first` on; meanwhile() runs while the first is multiplied.
-template <int ROWS, class MEANWHILE>
-static __device__ __forceinline__ void consume(float (&sums)[ROWS / 2], const PairsRing &ring,
-                                               uint32_t first, int32_t num_stages,
-                                               MEANWHILE &&meanwhile) {
+template <int NUM, class RING, class MEANWHILE>
+static __device__ __forceinline__ void consume(float (&sums)[NUM], const RING &ring, uint32_t first,
+                                               int32_t num_stages, MEANWHILE &&meanwhile) {
     const uint32_t end = first + num_stages;
-    multiply<ROWS, true>(sums, ring, first);
+    multiply<true>(sums, ring, first);
     meanwhile();
     for (uint32_t i = first + 1; i < end; i++) {
-        multiply<ROWS, false>(sums, ring, i);
+        multiply<false>(sums, ring, i);
         wgmma_wait<1>();
         release(ring, i - 1);
     }
@@ -221,10 +222,11 @@ static __device__ __forceinline__ void load_bias(uint32_t (&two)[ROWS / 8],
     for (int j = 0; j < ROWS / 8; j++) two[j] = j < eights ? __ldg(bias + 4 * j) : 0;
     registers_pin(two);
 }
-// Of a head.
+// Of 8 * EIGHTS rows.
+template <int EIGHTS>
 static __device__ __forceinline__ void add_bias(float *sums, const uint32_t *two) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
+    for (int j = 0; j < EIGHTS; j++) {
 #pragma unroll
         for (int k = 0; k < 4; k++)
             sums[4 * j + k] += __uint_as_float(k % 2 == 0 ? two[j] << 16 : two[j] & 0xffff0000u);
@@ -258,64 +260,68 @@ static __device__ __forceinline__ void rotate(const kv8_linear_pairs_args &a, fl
     }
 }
 
+// A head's rows, or half a head's of f32.
+template <int WIDTH>
+static __device__ __forceinline__ void send_rows(const kv8_linear_pairs_args &a, int32_t row,
+                                                 int32_t token, Outlet &outlet, float *sums,
+                                                 const uint32_t *bias) {
+    if (row >= a.product.rows) return;
+    add_bias<WIDTH / 8>(sums, bias);
+    if (WIDTH == 64 && row < a.rotated_rows) {
+        rotate(a, sums, token);
+        outlet.send(a.rotated_map, row, token, false, [&](uint32_t box) { write_bf16(box, sums); });
+    } else if (WIDTH < 64 || a.product.is_f32) {
+#pragma unroll
+        for (int part = 0; part < WIDTH / 32; part++)
+            outlet.send(a.y_map, row + 32 * part, token, a.product.accumulate,
+                        [&](uint32_t box) { write_f32(box, sums + 16 * part); });
+    } else {
+        outlet.send(a.y_map, row, token, false, [&](uint32_t box) { write_bf16(box, sums); });
+    }
+}
 template <int ROWS>
 static __device__ __forceinline__ void send_sums(const kv8_linear_pairs_args &a, const Tile &tile,
                                                  Outlet &outlet, float (&sums)[ROWS / 2],
                                                  const uint32_t (&bias)[ROWS / 8]) {
+    constexpr int HEADS = ROWS / 64;
     const int32_t token = tile.first_token + outlet.group * BOX;
 #pragma unroll
-    for (int head = 0; head < ROWS / 64; head++) {
-        const int32_t row = tile.first_row + 64 * head;
-        if (row >= a.product.rows) return;
-        float *const of_head = sums + 32 * head;
-        add_bias(of_head, bias + 8 * head);
-        if (row < a.rotated_rows) {
-            rotate(a, of_head, token);
-            outlet.send(a.rotated_map, row, token, false,
-                        [&](uint32_t box) { write_bf16(box, of_head); });
-        } else if (a.product.is_f32) {
-#pragma unroll
-            for (int part = 0; part < 2; part++)
-                outlet.send(a.y_map, row + 32 * part, token, a.product.accumulate,
-                            [&](uint32_t box) { write_f32(box, of_head + 16 * part); });
-        } else {
-            outlet.send(a.y_map, row, token, false,
-                        [&](uint32_t box) { write_bf16(box, of_head); });
-        }
-    }
+    for (int i = 0; i < HEADS; i++)
+        send_rows<64>(a, tile.first_row + 64 * i, token, outlet, sums + 32 * i, bias + 8 * i);
+    if (ROWS % 64 != 0)
+        send_rows<32>(a, tile.first_row + 64 * HEADS, token, outlet, sums + 32 * HEADS,
+                      bias + 8 * HEADS);
 }
 
+template <int ROWS>
 static __device__ __forceinline__ void multiply_all(const kv8_linear_pairs_args &a,
-                                                    const PairsRing &ring, uint32_t boxes,
+                                                    const PairsRing<ROWS> &ring, uint32_t boxes,
                                                     int32_t num_stages) {
     const int group = threadIdx.x / 128;
     Outlet outlet = {boxes + group * 2 * BOX_BYTES, group, threadIdx.x % 128 == 0, 0};
     uint32_t passed = 0;
     for_tiles(a, [&](int32_t idx, auto whole) {
         constexpr bool IS_WHOLE = decltype(whole)::value;
-        constexpr int ROWS = IS_WHOLE ? 2 * HALF : HALF;
-        float sums[ROWS / 2];
-        uint32_t bias[ROWS / 8];
+        constexpr int OWN_ROWS = IS_WHOLE ? ROWS : ROWS / 2;
+        float sums[OWN_ROWS / 2];
+        uint32_t bias[OWN_ROWS / 8];
         Tile tile;
-        consume<ROWS>(sums, ring, passed, num_stages, [&] {
-            tile = place<IS_WHOLE>(a, idx);
-            load_bias<ROWS>(bias, a.product, tile.first_row);
+        consume(sums, ring, passed, num_stages, [&] {
+            tile = place<ROWS, IS_WHOLE>(a, idx);
+            load_bias<OWN_ROWS>(bias, a.product, tile.first_row);
         });
         passed += num_stages;
-        send_sums<ROWS>(a, tile, outlet, sums, bias);
+        send_sums<OWN_ROWS>(a, tile, outlet, sums, bias);
     });
     if (outlet.leads) bulk_wait_read<0>();
 }
 
-}  // namespace kv8
-
-extern "C" __global__ void __launch_bounds__(KV8_LINEAR_PAIRS_THREADS, 1)
-    kv8_linear_bf16_pairs__sm90a(const __grid_constant__ kv8_linear_pairs_args a) {
-    using namespace kv8;
+template <int ROWS>
+static __device__ __forceinline__ void multiply_in_pairs(const kv8_linear_pairs_args &a) {
     extern __shared__ uint8_t unaligned[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES];
     const uint32_t aligned = (smem_address(unaligned) + 1023) & ~1023u;
-    const PairsRing ring = {aligned, smem_address(barriers)};
+    const PairsRing<ROWS> ring = {aligned, smem_address(barriers)};
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(ring.full(i), 1);
@@ -330,9 +336,18 @@ extern "C" __global__ void __launch_bounds__(KV8_LINEAR_PAIRS_THREADS, 1)
     const int32_t num_stages = (a.product.cols + 63) / 64;
     if (threadIdx.x < CONSUMERS) {
         registers_take<232>();
-        multiply_all(a, ring, aligned + STAGES * STAGE_BYTES, num_stages);
+        multiply_all<ROWS>(a, ring, aligned + STAGES * ring.STAGE_BYTES, num_stages);
     } else {
         registers_give<40>();
-        if (threadIdx.x == CONSUMERS) produce(a, ring, num_stages);
+        if (threadIdx.x == CONSUMERS) produce<ROWS>(a, ring, num_stages);
     }
 }
+
+}  // namespace kv8
+
+#define KV8_LINEAR_PAIRS(NAME, ROWS)                                          \
+    extern "C" __global__ void __launch_bounds__(KV8_LINEAR_PAIRS_THREADS, 1) \
+        NAME(const __grid_constant__ kv8_linear_pairs_args a) {               \
+        kv8::multiply_in_pairs<ROWS>(a);                                      \
+    }
+#include "linear_pairs_kernels.inc"
