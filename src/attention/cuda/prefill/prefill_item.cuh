@@ -174,7 +174,7 @@ __device__ __forceinline__ __half key_scale(const kv8_kernel_pages &p, int page,
                                         kv_head * p.scale_stride_head]);
 }
 
-// Of a row of O: one value, two neighbours. CODES: it may be of 8 bits.
+// Of a row of O, one value. CODES: it may be of 8 bits.
 template <bool CODES = true>
 __device__ __forceinline__ void store_one(const kv8_kernel_args &a, int64_t at, float x) {
     if (a.o_dtype == KV8_F32)
@@ -184,34 +184,43 @@ __device__ __forceinline__ void store_one(const kv8_kernel_args &a, int64_t at, 
     else
         ((uint16_t *)a.o)[at] = (uint16_t)(a.o_dtype == BF16 ? pack_bf16(x, x) : pack_f16(x, x));
 }
-template <bool CODES = true>
-__device__ __forceinline__ void store_pair(const kv8_kernel_args &a, int64_t at, float x, float y) {
-    if (a.o_dtype == KV8_F32) {
-        float *const to = (float *)a.o + at;
-        if (a.prefill.o_aligned) {
-            *(float2 *)to = make_float2(x, y);
-        } else {
-            to[0] = x;
-            to[1] = y;
+// A row of O from element `at` on, times its weight: `count` of N pairs of neighbours, eight
+// columns from one pair to the next. value(i, j): the sum of pair i.
+template <bool CODES, int N, class VALUE>
+__device__ __forceinline__ void store_pairs(const kv8_kernel_args &a, int64_t at, float weight,
+                                            int count, const VALUE &value) {
+    const auto pair = [&](int i) {
+        return make_float2(value(i, 0) * weight, value(i, 1) * weight);
+    };
+    if (!a.prefill.o_aligned) {  // one piece of code, past which the sums move in a circle
+#pragma unroll 1
+        for (int i = 0; i < count; i++) {
+            const float first[2] = {value(0, 0), value(0, 1)};
+            store_one<CODES>(a, at + 8 * i, first[0] * weight);
+            store_one<CODES>(a, at + 8 * i + 1, first[1] * weight);
+#pragma unroll
+            for (int j = 0; j < 2 * N; j++)
+                value(j / 2, j % 2) = j < 2 * N - 2 ? value(j / 2 + 1, j % 2) : first[j % 2];
         }
+    } else if (a.o_dtype == KV8_F32) {
+        float *const to = (float *)a.o + at;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (i < count) *(float2 *)(to + 8 * i) = pair(i);
     } else if (CODES && !is_wide(a.o_dtype)) {
         uint8_t *const to = (uint8_t *)a.o + at;
-        const uint32_t pair = pack_codes(a.o_dtype, x, y);
-        if (a.prefill.o_aligned) {
-            *(uint16_t *)to = (uint16_t)pair;
-        } else {
-            to[0] = (uint8_t)pair;
-            to[1] = (uint8_t)(pair >> 8);
-        }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (i < count)
+                *(uint16_t *)(to + 8 * i) = (uint16_t)pack_codes(a.o_dtype, pair(i).x, pair(i).y);
     } else {
         uint16_t *const to = (uint16_t *)a.o + at;
-        const uint32_t pair = a.o_dtype == BF16 ? pack<true>(x, y) : pack<false>(x, y);
-        if (a.prefill.o_aligned) {
-            *(uint32_t *)to = pair;
-        } else {
-            to[0] = (uint16_t)pair;
-            to[1] = (uint16_t)(pair >> 16);
-        }
+        const bool bf16 = a.o_dtype == BF16;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (i < count)
+                *(uint32_t *)(to + 8 * i) =
+                    bf16 ? pack<true>(pair(i).x, pair(i).y) : pack<false>(pair(i).x, pair(i).y);
     }
 }
 

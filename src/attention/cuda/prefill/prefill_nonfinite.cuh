@@ -342,12 +342,13 @@ __device__ __noinline__ void write_nonfinite(const kv8_kernel_args &a, const kv8
     const int v_format = V_FORMAT == ANY ? a.v_dtype : V_FORMAT;
     const int v_head_dim = V_FORMAT == ANY ? a.v_head_dim : 32 * WORDS;
     NonfiniteWalk<WORDS> walk(a, item, k_format, v_format, v_head_dim, first_row, rows);
-    if (has_infinities(v_format) || v_format == INT8 || walk.keys.mask != nullptr) {
-        walk.walk(with, item.seen_from, item.seen_to);
-    } else {  // NaN alone, and what all rows see is in their results
-        walk.walk(with, item.seen_from, min(item.shared_from, item.seen_to));
-        walk.walk(with, max(item.seen_from, max(item.shared_from, item.shared_to)), item.seen_to);
-    }
+    // NaN alone: what all rows see is in their results.
+    const bool all = has_infinities(v_format) || v_format == INT8 || walk.keys.mask != nullptr;
+    const int until = all ? item.seen_to : min(item.shared_from, item.seen_to);
+    const int from = max(until, max(item.seen_from, max(item.shared_from, item.shared_to)));
+#pragma unroll 1
+    for (int part = 0; part < 2; part++)
+        walk.walk(with, part == 0 ? item.seen_from : from, part == 0 ? until : item.seen_to);
     walk.write();
 }
 

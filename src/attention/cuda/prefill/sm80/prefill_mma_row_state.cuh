@@ -256,8 +256,10 @@ struct MmaRowState {
             for (int slot = 0; slot < 2; slot++) {
                 const int row = row_of(t, slot);
                 bool here = row < v.num_rows;
-                if (here) here = store_result(v, row, t, slot, v_scale);
+                RowResult result;
+                if (here) here = end_row(v, row, t, slot, v_scale, result);
                 if (may_break && here) broken = broken || holds_nan(t, slot);
+                if (row < v.num_rows) store_row(t, slot, result);
                 const uint32_t lanes = __ballot_sync(~0u, here);
 #pragma unroll
                 for (int i = 0; i < 8; i++)
@@ -278,27 +280,37 @@ struct MmaRowState {
         return nan;
     }
 
-    // False where the results are 0 or NaN by definition, whatever V holds.
-    __device__ __forceinline__ bool store_result(const ItemView &v, int row, int t, int slot,
-                                                 float v_scale) const {
+    // Of a row: what its O is multiplied by, and where that goes.
+    struct RowResult {
+        float weight;
+        bool empty;  // 0 by definition, whatever V holds
+        int64_t at;
+    };
+    // False where the results are 0 or NaN by definition.
+    __device__ __forceinline__ bool end_row(const ItemView &v, int row, int t, int slot,
+                                            float v_scale, RowResult &result) const {
         const RowPlace place = place_of(a, v, row);
         const bool none = (max_[t][slot] == -INFINITY && sum[t][slot] == 0) ||
                           row_begin(a, v, place.query) >= row_end(a, v, place.query);
         const float sink = a.sink_logit != nullptr ? a.sink_logit[place.head] * LOG2E : -INFINITY;
-        const bool empty = none || sink == INFINITY;
         float total = sum[t][slot];
         if (a.sink_logit != nullptr) total += exp2_fast(sink - max_[t][slot]);
-        const float weight = v_scale / total;
-        const int64_t at = place.o + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < DIM_TILES; i++)
-            if (8 * i < a.v_head_dim)
-                store_pair(a, at + 8 * i, empty ? 0.0f : o[t][i][2 * slot] * weight,
-                           empty ? 0.0f : o[t][i][2 * slot + 1] * weight);
+        result.empty = none || sink == INFINITY;
+        result.weight = v_scale / total;
+        result.at = place.o + lane % 4 * 2;
         if (a.lse != nullptr && lane % 4 == 0)
             a.lse[place.lse] =
                 none ? -INFINITY : (max_[t][slot] + __log2f(sum[t][slot])) * a.lse_scale;
-        return !empty && !isnan(total);
+        return !result.empty && !isnan(total);
+    }
+    __device__ __forceinline__ void store_row(int t, int slot, const RowResult &r) {
+        if (r.empty) {
+#pragma unroll
+            for (int i = 0; i < DIM_TILES; i++) o[t][i][2 * slot] = o[t][i][2 * slot + 1] = 0;
+        }
+        store_pairs<true, DIM_TILES>(
+            a, r.at, r.empty ? 0.0f : r.weight, a.v_head_dim / 8,
+            [&](int i, int j) -> float & { return o[t][i][2 * slot + j]; });
     }
 };
 

@@ -420,11 +420,7 @@ struct Consumer : RowState<SHAPE> {
                 run_chain();
                 continue;
             }
-            max_[0] = max_[1] = -INFINITY;
-            sum[0] = sum[1] = 0;
-#pragma unroll
-            for (int i = 0; i < NUM_O; i++) o[i] = 0;
-            this->finish(*item, view_item(a, *item), false);
+            this->write_empty(view_item(a, *item));
             leave_item<SHAPE>(shared, items);
         }
         resolve_broken<SHAPE>(a, shared);

@@ -281,6 +281,15 @@ struct RowState {
         }
         return __any_sync(~0u, broken) ? finite : 0;
     }
+    // Of an item whose rows see no key.
+    __device__ __forceinline__ void write_empty(const ItemView &v) const {
+        const int row = 64 * index + thread() / 2;
+        if (row >= v.num_rows) return;
+        const RowPlace place = place_of(a, v, row);
+#pragma unroll 1
+        for (int d = thread() % 2; d < D; d += 2) store_one<OPTIONS>(a, place.o + d, 0.0f);
+        if (a.lse != nullptr) a.lse[place.lse] = -INFINITY;
+    }
     __device__ __forceinline__ void clear_row(int slot) {
 #pragma unroll
         for (int i = 0; i < D / 8; i++) o[4 * i + 2 * slot] = o[4 * i + 2 * slot + 1] = 0;
@@ -298,30 +307,17 @@ struct RowState {
         const bool none = (max_[slot] == -INFINITY && sum[slot] == 0) || sees_none(v, place.query);
         a.lse[place.lse] = none ? -INFINITY : (max_[slot] + __log2f(sum[slot])) * a.lse_scale;
     }
-    __device__ __forceinline__ void store_row(int slot, int64_t at, float weight) const {
+    __device__ __forceinline__ void store_row(int slot, int64_t at, float weight) {
         if (SHAPE::FP8)
             store_runs(slot, at, weight);
         else
-            store_pairs(slot, at, weight);
+            store_own(slot, at, weight);
     }
     // wgmma's own columns: a lane has two neighbours of every eight.
-    __device__ __forceinline__ void store_pairs(int slot, int64_t at, float weight) const {
-        at += lane() % 4 * 2;
-        const bool wide = OPTIONS ? is_wide(a.o_dtype) : a.o_dtype != KV8_F32;
-        if (wide && a.prefill.o_aligned) {  // as a rule
-            uint16_t *const to = (uint16_t *)a.o + at;
-            const bool bf16 = a.o_dtype == BF16;
-#pragma unroll
-            for (int i = 0; i < D / 8; i++) {
-                const float x = o[4 * i + 2 * slot] * weight, y = o[4 * i + 2 * slot + 1] * weight;
-                *(uint32_t *)(to + 8 * i) = bf16 ? pack<true>(x, y) : pack<false>(x, y);
-            }
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < D / 8; i++)
-            store_pair<OPTIONS>(a, at + 8 * i, o[4 * i + 2 * slot] * weight,
-                                o[4 * i + 2 * slot + 1] * weight);
+    __device__ __forceinline__ void store_own(int slot, int64_t at, float weight) {
+        store_pairs<OPTIONS, D / 8>(
+            a, at + lane() % 4 * 2, weight, D / 8,
+            [&](int i, int j) -> float & { return o[4 * i + 2 * slot + j]; });
     }
     // FP8: column 16m + 8e + r of the product is dimension 16m + 2r + e, so that a lane has four
     // neighbours of every 16.
