@@ -114,7 +114,7 @@ static kv8_status make_prefill(kv8_attention_device_plan *plan, kv8_device_choic
         .block_rows = v->block_rows,
         .num_blocks = blocks,
         .max_tiles = (int32_t)kv8_ceil_div(spec->max_kv_len, KV8_PREFILL_TILE_KEYS),
-        .max_slots = spec->batch_invariant ? 0 : SLOTS_PER_BLOCK * blocks,
+        .max_slots = spec->batch_invariant || v->window_keys > 0 ? 0 : SLOTS_PER_BLOCK * blocks,
     };
     return KV8_OK;
 }

@@ -105,6 +105,25 @@ static const kv8_variant variants[] = {
     ROWS(KV8_F16, KV8_F16, name, dim, warps, whole, heads, bytes)
 #include "cuda/decode/decode_kernels.inc"
 
+/* Windows so short that the keys of an item are one tile. */
+#define KV8_PREFILL_WINDOW(k_, v_, NAME, ...)                     \
+    {.name = "kv8_prefill_" #NAME "__sm90",                       \
+     .way = KV8_WAY_PREFILL,                                      \
+     .q = QUERIES(KV8_##k_),                                      \
+     .k = BIT(KV8_##k_),                                          \
+     .v = BIT(KV8_##v_),                                          \
+     .o = FLOATS,                                                 \
+     .takes = WGMMA_TAKES & ~KV8_NEEDS_INVARIANT,                 \
+     .head_dim = 64,                                              \
+     .page_step = PAGES_OF_ANY_SIZE,                              \
+     .min_batch = 1,                                              \
+     .max_batch = INT32_MAX,                                      \
+     .num_warps = 4 * (KV8_PREFILL_WINDOW_CONSUMERS + 1),         \
+     .block_rows = WARPGROUP_ROWS * KV8_PREFILL_WINDOW_CONSUMERS, \
+     .window_keys = KV8_PREFILL_WINDOW_KEYS,                      \
+     .shared_bytes = KV8_PREFILL_WINDOW_SHARED(KV8_##k_, KV8_##v_)},
+#include "cuda/prefill/sm90/prefill_window_kernels.inc"
+
 /* On wgmma, for sm_90a: warpgroups of 64 rows, and one of producers. A narrow one is wide where
  * other bounds ask for it. */
 #define FP8(way_, o_, takes_, code, name, dim, math, k_stages, v_stages)               \
@@ -284,6 +303,21 @@ static bool fits_cluster(const kv8_variant *variant, const kv8_attention_spec *s
                                    kv8_variant_row_tiles(variant, spec);
 }
 
+/* Keys that so many packed rows, one behind the other, see in the spec's window. */
+static int64_t keys_in_window(const kv8_attention_spec *spec, int32_t rows) {
+    const int32_t group = spec->num_qo_heads / spec->num_kv_heads;
+    const int64_t queries = rows % group == 0 ? rows / group : (rows - 2) / group + 2;
+    return (int64_t)spec->window_left + (spec->causal ? 0 : spec->window_right) + queries;
+}
+/* Of the keys that an item's rows see a warpgroup takes a part, from a multiple of 8 on. */
+static bool fits_window(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    if (variant->window_keys == 0) return true;
+    return spec->window_left >= 0 && (spec->causal || spec->window_right >= 0) &&
+           has_more_rows_than(spec, WARPGROUP_ROWS) &&
+           keys_in_window(spec, variant->block_rows) <= variant->window_keys &&
+           keys_in_window(spec, WARPGROUP_ROWS) <= KV8_PREFILL_WINDOW_SEEN - 7;
+}
+
 /* --- the choice --- */
 
 static bool takes_dims(const kv8_variant *v, const kv8_attention_spec *spec) {
@@ -310,8 +344,8 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
                    fits_decode(v, spec, info);
         case KV8_WAY_ROWS: return fits_rows(v, spec) && fits_decode(v, spec, info);
         case KV8_WAY_PREFILL:
-            return !is_on_wgmma(v) || v->block_rows > WARPGROUP_ROWS ||
-                   !has_more_rows_than(spec, WARPGROUP_ROWS);
+            return fits_window(v, spec) && (!is_on_wgmma(v) || v->block_rows > WARPGROUP_ROWS ||
+                                            !has_more_rows_than(spec, WARPGROUP_ROWS));
         default: return true;
     }
 }

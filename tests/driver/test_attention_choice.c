@@ -94,6 +94,22 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.has_mask = 1; spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.v_head_dim = 128; spec.batch_invariant = 1, "kv8_prefill_f16_any_d128__sm80");
     TAKES(spec.max_total_q = 1024, "kv8_prefill_f16_e4m3_d64__sm90");
+    /* Windows whose keys are one tile: of 24 queries of 8 heads, 12 of 16, 48 of 4. */
+    TAKES(spec.max_total_q = 1024; spec.window_left = 129, "kv8_prefill_f16_e4m3_d64_window__sm90");
+    TAKES(spec.max_total_q = 1024; spec.window_left = 130, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_total_q = 1024; spec.window_left = 127; spec.num_qo_heads = 8 * 16;
+          BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64_window__sm90");
+    TAKES(spec.max_total_q = 2048; spec.window_left = 112;
+          spec.num_qo_heads = 8 * 4, "kv8_prefill_f16_e4m3_d64_window__sm90");
+    TAKES(spec.max_total_q = 2048; spec.window_left = 113;
+          spec.num_qo_heads = 8 * 4, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_total_q = 1024; spec.window_left = 100; spec.window_right = 29;
+          spec.causal = 0, "kv8_prefill_f16_e4m3_d64_window__sm90");
+    TAKES(spec.max_total_q = 1024; spec.window_left = 100; spec.window_right = -1;
+          spec.causal = 0, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_total_q = 1024; spec.window_left = 127;
+          spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
+    TAKES(spec.max_total_q = 512; spec.window_left = 127, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 1024; spec.k_dtype = KV8_BF16, "kv8_prefill_bf16_bf16_e4m3_d64__sm90");
     TAKES(spec.max_total_q = 1024;
           spec.has_key_range = 1, "kv8_prefill_f16_e4m3_d64_options__sm90");
@@ -183,6 +199,8 @@ static void each_run_has_its_kernel(void **state) {
              in.args.qo_lens = in.args.qo_indptr, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     /* Kernels of several rows, and what takes the rest. */
     LAUNCHES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    LAUNCHES(spec.max_total_q = 1024; spec.window_left = 127;
+             in.k.num_pages = 1000, "kv8_prefill_f16_e4m3_d64_options__sm90");
     LAUNCHES(spec.max_total_q = 512;
              in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     LAUNCHES(spec.max_total_q = 512;

@@ -173,6 +173,9 @@ static void sick_values(void **state) {
         c.window_left = 37;
         c.group_size = 1;
         check(g, &c, sicknesses[i / num_formats()]);
+        c.window_left = 90; /* of few rows: one tile, where kernels take that */
+        c.group_size = 8;
+        check(g, &c, sicknesses[i / num_formats()]);
     }
 }
 /* The rows' keys in many splits: what one of them saw is known to the one that joins them. */

@@ -64,6 +64,21 @@ typedef struct kv8_prefill_block {
      KV8_PREFILL_ITEM_SLOTS * KV8_PREFILL_ITEM_SLOT_BYTES +                                   \
      (num_math)*64 * KV8_PREFILL_ROW_BYTES + 16 + ((v) == KV8_INT8 ? (num_stages)*4 : 0))
 
+/* Kernels for short windows, at head_dim 64: an item's keys are one tile of 160, of which a
+ * warpgroup of 64 rows multiplies 144, from a multiple of 8 on. */
+enum {
+    KV8_PREFILL_WINDOW_CONSUMERS = 3,
+    KV8_PREFILL_WINDOW_STAGES = 4,
+    KV8_PREFILL_WINDOW_KEYS = 160,
+    KV8_PREFILL_WINDOW_SEEN = 144
+};
+#define KV8_PREFILL_WINDOW_SHARED(k, v)                                                           \
+    (KV8_PREFILL_WINDOW_CONSUMERS * 64 * (128 + KV8_PREFILL_ROW_BYTES) +                          \
+     KV8_PREFILL_WINDOW_STAGES *                                                                  \
+         (KV8_PREFILL_WINDOW_KEYS * (256 + 2 * ((k) == KV8_INT8)) + 8 * ((v) == KV8_INT8) + 32) + \
+     (KV8_PREFILL_WIDENS(k) + KV8_PREFILL_WIDENS(v)) * 8 * 2048 +                                 \
+     KV8_PREFILL_ITEM_SLOTS * (KV8_PREFILL_ITEM_SLOT_BYTES + 16) + 16)
+
 /* Kernels on mma.sync. Bytes of a row of a tile of head_dim values, and of the tile to come: 16-bit
  * K and V where both are, else as they lie in pages. */
 #define KV8_PREFILL_MMA_PITCH(head_dim) \

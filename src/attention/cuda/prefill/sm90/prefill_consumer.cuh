@@ -173,11 +173,12 @@ struct Consumer : RowState<SHAPE> {
         if (elected()) barrier_arrive(SHAPE::barrier(shared, V_EMPTY, stage));
     }
 
-    // int8: a key's scale is its column's.
-    __device__ __forceinline__ void scale_scores(float (&s)[64], uint32_t stage) const {
-        const uint32_t at = shared + SHAPE::K_SCALES_AT + stage * TILE_KEYS * 2 + lane() % 4 * 4;
+    // int8: a key's scale is its column's. first: of the keys of all stages.
+    template <int N>
+    __device__ __forceinline__ void scale_scores(float (&s)[N], uint32_t first) const {
+        const uint32_t at = shared + SHAPE::K_SCALES_AT + first * 2 + lane() % 4 * 4;
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
+        for (int i = 0; i < N / 4; i++) {
             uint32_t pair;
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(at + 16 * i) : "memory");
             const float2 scale = __half22float2(*(const __half2 *)&pair);
@@ -218,11 +219,12 @@ struct Consumer : RowState<SHAPE> {
         for (int i = 0; i < NUM_O; i++) o[i] *= alpha[i / 2 % 2];
     }
     // P in 16 bits, relative to `to`; a lane's sums of it.
-    __device__ __forceinline__ void exponentials(const float (&s)[64], uint32_t (&p)[32],
+    template <int N>
+    __device__ __forceinline__ void exponentials(const float (&s)[N], uint32_t (&p)[N / 2],
                                                  const Reference (&to)[2], float (&add)[2]) const {
         float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
+        for (int i = 0; i < N / 2; i++) {
             const int slot = i % 2;
             const float low = weight_of(s[2 * i], factor[slot], to[slot]);
             const float high = weight_of(s[2 * i + 1], factor[slot], to[slot]);
@@ -352,7 +354,7 @@ struct Consumer : RowState<SHAPE> {
         wgmma_wait<0>();
         registers_pin(s);
         for (;;) {
-            if (SHAPE::FK == INT8) scale_scores(s, tiles.stage());
+            if (SHAPE::FK == INT8) scale_scores(s, tiles.stage() * TILE_KEYS);
             release_k(tiles.stage());
             const Ring<SHAPE::NUM_STAGES> v_tiles = tiles;
             tiles.next();

@@ -9,10 +9,10 @@
 
 namespace kv8 {
 
-// OPTIONS: rows may have ranges of their own or a mask, and pages may be missing.
-template <bool OPTIONS>
+// OPTIONS: rows may have ranges of their own or a mask, and pages may be missing. KEYS: from one
+// tile to the next; 1 where a tile begins at any key and is named by it.
+template <bool OPTIONS, int KEYS = KV8_PREFILL_TILE_KEYS>
 struct KeyLoader {
-    enum { KEYS = KV8_PREFILL_TILE_KEYS };
     const kv8_kernel_args &a;
     uint32_t shared;
     int warp, lane;
@@ -28,6 +28,14 @@ struct KeyLoader {
           warp(__shfl_sync(~0u, threadIdx.x % 128 / 32, 0)),  // uniform
           lane(threadIdx.x % 32) {}
 
+    // The keys of a tile that begins where the item's do.
+    __device__ __forceinline__ void open_keys(const kv8_prefill_item &item, uint32_t at) {
+        item_at = at;
+        pages = a.table + item.pages_at;
+        kv_head = item.kv_head;
+        tile = item.seen_from;
+        tile_end = tile + 1;
+    }
     __device__ __forceinline__ void open_item(const kv8_prefill_item &item, uint32_t at) {
         item_at = at;
         pages = a.table + item.pages_at;
@@ -40,7 +48,7 @@ struct KeyLoader {
         if (OPTIONS && a.num_pages != KV8_ANY_PAGES) find_missing();
     }
     __device__ __forceinline__ bool is_plain(int of_tile) const {
-        return of_tile >= plain_from && of_tile < plain_to;
+        return KEYS > 1 && of_tile >= plain_from && of_tile < plain_to;
     }
     // A range of keys that the item holds.
     __device__ __forceinline__ KeyRange item_keys(uint32_t offset) const {

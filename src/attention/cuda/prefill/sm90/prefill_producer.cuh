@@ -10,8 +10,8 @@
 namespace kv8 {
 
 template <class SHAPE>
-struct Producer : KeyLoader<SHAPE::OPTIONS> {
-    using loader = KeyLoader<SHAPE::OPTIONS>;
+struct Producer : KeyLoader<SHAPE::OPTIONS, SHAPE::TILE_STEP> {
+    using loader = KeyLoader<SHAPE::OPTIONS, SHAPE::TILE_STEP>;
     using loader::a, loader::shared, loader::warp, loader::lane;
     using loader::has_twin_pools, loader::pools_apart, loader::publish;
     using loader::is_plain, loader::has_page, loader::page_of, loader::key_of, loader::slot_of;
@@ -57,7 +57,8 @@ struct Producer : KeyLoader<SHAPE::OPTIONS> {
         return !has_page() ? __ushort_as_half(0) : key_scale(p, page, slot, kv_head);
     }
     __device__ __forceinline__ uint32_t tile_address(int at, int stage, int column) const {
-        return shared + at + (stage * SHAPE::COLUMNS + column) * TILE_BYTES + warp * 32 * 128;
+        return shared + at + (stage * SHAPE::COLUMNS + column) * SHAPE::TILE_BYTES +
+               warp * 32 * 128;
     }
     // K, with what int8's lanes stored for the consumers' lanes to read.
     __device__ __forceinline__ void publish_k(uint32_t full) const {
@@ -123,7 +124,7 @@ struct Producer : KeyLoader<SHAPE::OPTIONS> {
         if (CODE == INT8 && !IS_V)
             asm volatile(
                 "st.shared.u16 [%0], %1;" ::"r"(shared + SHAPE::K_SCALES_AT +
-                                                (stage * TILE_KEYS + 32 * warp + lane) * 2),
+                                                (stage * SHAPE::KEYS + 32 * warp + lane) * 2),
                 "h"(finite_or_nan(__half_as_ushort(__low2half(scale))))
                 : "memory");
         const bool small = CODE == INT8 && IS_V && publish_small(scale, stage);
@@ -153,10 +154,10 @@ struct Producer : KeyLoader<SHAPE::OPTIONS> {
         const bool small =
             __any_sync(~0u, (__half_as_ushort(__low2half(scale)) & 0x7fff) >= LARGE_SCALE);
         if (lane == 0)
-            asm volatile(
-                "st.shared.u8 [%0], %1;" ::"r"(shared + SHAPE::SMALL_AT + 4 * stage + warp),
-                "r"((uint32_t)small)
-                : "memory");
+            asm volatile("st.shared.u8 [%0], %1;" ::"r"(shared + SHAPE::SMALL_AT +
+                                                        SHAPE::SMALL_BYTES * stage + warp),
+                         "r"((uint32_t)small)
+                         : "memory");
         return small;
     }
     // 8-bit codes: while one tile is widened, the next NUM_AHEAD are under way. An item's tiles are
@@ -228,8 +229,8 @@ struct Producer : KeyLoader<SHAPE::OPTIONS> {
             const uint8_t *const from = pointer_of(mine, 4 * i + row) + 16 * chunk;
 #pragma unroll
             for (int c = 0; c < SHAPE::COLUMNS; c++)
-                copy_async((i % 2 == 0 ? even : odd) + c * TILE_BYTES + 512 * i, from + 128 * c,
-                           (mine_seen >> 4 * i & 1) * 16);
+                copy_async((i % 2 == 0 ? even : odd) + c * SHAPE::TILE_BYTES + 512 * i,
+                           from + 128 * c, (mine_seen >> 4 * i & 1) * 16);
         }
         copy_commit();
     }

@@ -27,6 +27,9 @@ struct Sm90Shape {
     static constexpr Format FK = FK_, FV = FV_;  // of K and of V
     static constexpr int HEAD_DIM = HEAD_DIM_, NUM_CONSUMERS = NUM_CONSUMERS_;
     static constexpr bool FP8 = false;  // products of 8-bit codes: prefill_fp8_shape.cuh
+    static constexpr int KEYS = TILE_KEYS, TILE_STEP = TILE_KEYS;  // of a tile, and to the next
+    static constexpr int TILE_BYTES = kv8::TILE_BYTES;
+    static constexpr int SMALL_BYTES = 4;  // of a stage at SMALL_AT
     static constexpr int NUM_STAGES = NUM_STAGES_;
     static constexpr int NUM_AHEAD = NUM_AHEAD_;  // tiles whose codes are under way
     static constexpr int CONSUMER_REGISTERS = CONSUMER_REGISTERS_,
