@@ -39,6 +39,7 @@ struct DecodeConfig {
     static constexpr bool IS_CLUSTER = IS_CLUSTER_;
     // KV heads of a warp, neighbours: their bytes of a token are copied as one row.
     static constexpr int HEADS = HEADS_;
+    static constexpr bool HAS_PRODUCER = false;
     static constexpr int MOST_CACHED = 2;               // requests of a lane whose lengths it keeps
     static constexpr int P_PARTS = FV == BF16 ? 2 : 1;  // bf16 probabilities are kept to 16 bits
     using RK = Row<FK, DIM * HEADS>;
@@ -79,9 +80,10 @@ __device__ inline KeyRange request_keys(const kv8_kernel_args &a, const Request 
 // stream begins; GROUP pieces from a multiple of GROUP on are a group.
 constexpr int GROUP = 8;
 struct Piece {
-    int index, first, last;  // this one, the first and the last of the stream, from key 0 on
-    int run;                 // pieces that a block computes one after another: 1; GROUP; 0, all
-    int slot;                // partial results of piece (run 1) or group i lie at slot + i
+    int index, first, last;   // this one, the first and the last of the stream, from key 0 on
+    int own_first, own_last;  // and of those the block takes one after another
+    int run;                  // pieces that a block computes one after another: 1; GROUP; 0, all
+    int slot;                 // partial results of piece (run 1) or group i lie at slot + i
 };
 
 // A block's part of one stream.

@@ -25,6 +25,7 @@ struct BulkConfig : DecodeConfig<F_, F_, DIM_, NT_, WARPS_, STAGES_, true> {
     static constexpr int KV_HEADS = KV_HEADS_, SLICES = WARPS_ / KV_HEADS_, SPLITS = 4;
     static_assert(STAGES_ % SLICES == 0, "a warp meets every turn of a stage or none");
     static_assert(F_ != INT8, "scales of rows would need copies of their own");
+    static constexpr bool HAS_PRODUCER = true;
     static constexpr int MOST_CACHED = 4;  // the producer has the registers
     using RK = PlainRow<KV_HEADS_ * Base::K::BYTES>;
     using RV = RK;

@@ -238,19 +238,20 @@ __device__ Partial combine_partials(const kv8_kernel_args &a, const Split &p, in
     return all;
 }
 
-// Counts this warp at one of its block's counters; true for the last of `expected`.
-__device__ inline bool arrive_last(uint32_t *counters, int expected) {
+// Counts this warp at one of its block's counters, for `own` results of its; true if `expected`
+// have come.
+__device__ inline bool arrive_last(uint32_t *counters, int expected, int own = 1) {
     uint32_t before = 0;
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         uint32_t *const counter = counters + threadIdx.x / 32;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
                      : "=r"(before)
-                     : "l"(counter)
+                     : "l"(counter), "r"(own)
                      : "memory");
-        if (before == uint32_t(expected - 1)) *counter = 0;  // ready for the next launch
+        if (before == uint32_t(expected - own)) *counter = 0;  // ready for the next launch
     }
-    return __shfl_sync(~0u, before, 0) == uint32_t(expected - 1);
+    return __shfl_sync(~0u, before, 0) == uint32_t(expected - own);
 }
 
 // Runs after every warp has stored its result: each warp finishes its fragments of the split, or

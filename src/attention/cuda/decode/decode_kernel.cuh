@@ -72,6 +72,13 @@ __device__ void partition_loaded(const kv8_kernel_args &a, int *starts, BLOCK &b
 template <class C, class BLOCK>
 __device__ void partition_cached(const kv8_kernel_args &a, int *starts, BLOCK &block, Split &into,
                                  const CachedLengths<C::MOST_CACHED> &cached) {
+    if (C::HAS_PRODUCER && a.decode.piece_units > 0) {
+        const auto lengths_of = [&](int b) { return cached_lengths(a, cached, b); };
+        block.any_empty =
+            cut_pieces<C>(a, starts, block.pieces, [&](int, int n) { return cached.nth(n); });
+        next_piece<C>(a, starts, block.pieces, into, lengths_of);
+        return;
+    }
     partition_work<C>(
         a, starts, block, into, [&](int, int n) { return cached.nth(n); },
         [&](int b) { return cached_lengths(a, cached, b); });

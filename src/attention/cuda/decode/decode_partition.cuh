@@ -64,7 +64,7 @@ struct CachedLengths {
 // Whether the line is laid before the kernel ahead in the stream has ended.
 template <class C>
 __device__ bool is_laid_early(const kv8_kernel_args &a) {
-    return a.batch <= 32 * C::MOST_CACHED && a.decode.piece_units == 0;
+    return a.batch <= 32 * C::MOST_CACHED && (C::HAS_PRODUCER || a.decode.piece_units == 0);
 }
 __device__ inline int lengths_per_lane(const kv8_kernel_args &a) {
     return (a.batch + 31) / 32;

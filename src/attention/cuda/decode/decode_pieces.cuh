@@ -4,11 +4,12 @@
 // Keys are cut at multiples of piece_units granules, counted from key 0, and a piece's granules go
 // to slices by their place too. Results are folded in order: pieces to a group, groups to the
 // whole. Which block computes what is free: a unit of the line is a piece; a group, where pieces
-// are more than there are slots for; or a whole stream. Blocks take units in turn, and fold what
-// they have alone in slots of their own.
+// are more than there are slots for; or a whole stream. Blocks take equal ranges of units, whole
+// streams in turn, and fold what they have alone in slots of their own.
 //
 // The line's functions are called, not inlined: they run beside the main loop, which has the
-// registers.
+// registers. Where a producer runs them they are inlined too, before the kernel ahead in the stream
+// has ended.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -19,10 +20,11 @@ namespace kv8 {
 
 // --- the line ---
 
-// What the block has not taken yet, in shared memory: from piece `piece` of unit `unit` on.
+// What the block has not taken yet, in shared memory.
 struct Pieces {
-    int unit, piece, num_units;
-    int run;  // pieces of a unit: 1, GROUP, or 0, all of a stream
+    int unit, end;      // units: the next, and the end
+    int run;            // pieces of a unit: 1, GROUP, or 0, all of a stream
+    const Split *last;  // the piece taken last
 };
 
 // Units that hold the keys.
@@ -33,35 +35,60 @@ __device__ inline int units_of_pieces(const kv8_kernel_args &a, KeyRange keys, i
     return quotient(keys.end - 1, tokens) - quotient(keys.begin, tokens) + 1;
 }
 
-// By one warp. Returns whether there are requests with rows and no key.
-template <class C>
-__device__ __noinline__ bool cut_pieces(const kv8_kernel_args &a, int *starts, Pieces &pieces) {
+// By one warp. own_lengths(b, n): of request b, the lane's n-th. Returns whether there are requests
+// with rows and no key.
+template <class C, class LENGTHS>
+__device__ bool cut_pieces(const kv8_kernel_args &a, int *starts, Pieces &pieces,
+                           LENGTHS &&own_lengths) {
     constexpr int MANY = 8;  // streams for each block: even enough
     Totals sum;
     int run = 1;
     for (;;) {
-        sum = sum_units<C>(
-            a, starts, [&](int b, int) { return load_lengths(a, b); },
-            [&](KeyRange keys) { return units_of_pieces(a, keys, run); });
+        sum = sum_units<C>(a, starts, own_lengths,
+                           [&](KeyRange keys) { return units_of_pieces(a, keys, run); });
         if (run == 0 || sum.units <= a.decode.max_slots) break;
         run = run == 1 && sum.streams < MANY * int(gridDim.x) ? GROUP : 0;
     }
-    if (threadIdx.x % 32 == 0) pieces = {int(blockIdx.x), 0, sum.units, run};
+    Pieces all = {int(blockIdx.x), sum.units, run, nullptr};
+    if (run > 0) {
+        all.unit = quotient(sum.units * blockIdx.x, gridDim.x);
+        all.end = quotient(sum.units * (blockIdx.x + 1), gridDim.x);
+    }
+    if (threadIdx.x % 32 == 0) pieces = all;
     __syncwarp();
     return sum.any_empty;
 }
 
-// The block's next piece, as next_split().
-template <class C>
-__device__ __noinline__ void next_piece(const kv8_kernel_args &a, const int *starts, Pieces &pieces,
-                                        Split &into) {
+// The piece behind `last`, in the same stream: all else is as it was.
+__device__ inline void follow_piece(const kv8_kernel_args &a, const Split &last, Split &into) {
+    constexpr int WORDS = sizeof(Split) / 4;
+    static_assert(WORDS <= 32 && sizeof(Split) % 4 == 0);
+    const int lane = threadIdx.x % 32, index = last.piece.index + 1;
+    const int begin = index * a.decode.piece_units, end = begin + a.decode.piece_units;
+    if (lane < WORDS)
+        reinterpret_cast<int *>(&into)[lane] = reinterpret_cast<const int *>(&last)[lane];
+    __syncwarp();
+    if (lane == 0) {
+        into.piece.index = index;
+        into.granule_begin = begin;
+        into.granule_end = max(min(end, (into.any.end + TOKENS - 1) / TOKENS), begin);
+    }
+    // The page table of the one behind, if there is one.
+    const int32_t *const entries = into.pages + divide(end * TOKENS, a.by_page) + lane * 32;
+    if (lane < 4) asm volatile("prefetch.global.L2 [%0];" ::"l"(entries));
+}
+
+// The block's next piece from another stream, as next_split().
+template <class C, class LENGTHS>
+__device__ void open_piece(const kv8_kernel_args &a, const int *starts, Pieces &pieces, Split &into,
+                           LENGTHS &&lengths_of) {
     const bool writes = threadIdx.x % 32 == 0;
     const int run = pieces.run, tokens = a.decode.piece_units * TOKENS;
-    int unit = pieces.unit, next = pieces.piece;
+    int unit = pieces.unit;
     bool found = false;
-    while (!found && unit < pieces.num_units) {
+    while (!found && unit < pieces.end) {
         const int b = find_request(a, starts, unit);
-        const Lengths lengths = load_lengths(a, b);
+        const Lengths lengths = lengths_of(b);
         const Request r = make_request(a, b, lengths);
         const KeyRange keys = request_keys(a, r);
         const int units = units_of_pieces(a, keys, run), before = unit - starts[b];
@@ -71,26 +98,48 @@ __device__ __noinline__ void next_piece(const kv8_kernel_args &a, const int *sta
         // A tile whose rows see nothing has one piece, without keys.
         const int first = min(quotient(any.begin, tokens), quotient(keys.end - 1, tokens));
         const int last = max(any.end > 0 ? quotient(any.end - 1, tokens) : 0, first);
+        // The block's units of the stream, and what of them some row of the tile sees.
+        const int own = run == 0 ? 1 : min(pieces.end - unit, units - nth);
         const int from = run == 0 ? first : max(first, (first_unit + nth) * run);
-        const int to = run == 0 ? last : min(last, (first_unit + nth) * run + run - 1);
-        const int piece = max(from, next);
-        found = piece <= to;  // others of the request may see those keys
+        const int to = run == 0 ? last : min(last, (first_unit + nth + own) * run - 1);
+        found = from <= to;  // others of the request may see those keys
         if (writes && found) {
             const int seen = divide(any.begin / TOKENS, a.decode.by_slices) * a.decode.num_slices;
-            const int begin = max(piece * a.decode.piece_units, seen);
-            const int end =
-                min((piece + 1) * a.decode.piece_units, (any.end + TOKENS - 1) / TOKENS);
+            const int begin = max(from * a.decode.piece_units, seen);
+            const int end = min((from + 1) * a.decode.piece_units, (any.end + TOKENS - 1) / TOKENS);
             into.request = r, into.pages = request_pages(a, b, lengths);
             into.granule_begin = begin, into.granule_end = max(end, begin);
-            into.piece = {piece, first, last, run, unit - nth - first_unit};
+            into.piece = {from, first, last, from, to, run, unit - nth - first_unit};
         }
-        next = piece < to ? piece + 1 : 0;
-        if (piece >= to) unit += gridDim.x;
+        unit += run == 0 ? int(gridDim.x) : own;
     }
     __syncwarp();  // all lanes have read what changes now
-    if (writes) pieces.unit = unit, pieces.piece = next;
+    if (writes) pieces.unit = unit;
     if (writes && !found) into.stream = -1;
+}
+
+template <class C, class LENGTHS>
+__device__ void next_piece(const kv8_kernel_args &a, const int *starts, Pieces &pieces, Split &into,
+                           LENGTHS &&lengths_of) {
+    const Split *const last = pieces.last;
+    if (last != nullptr && last->piece.index < last->piece.own_last)
+        follow_piece(a, *last, into);
+    else
+        open_piece<C>(a, starts, pieces, into, lengths_of);
     __syncwarp();
+    if (threadIdx.x % 32 == 0) pieces.last = &into;
+    __syncwarp();
+}
+
+// From what lies in memory.
+template <class C>
+__device__ __noinline__ bool cut_pieces(const kv8_kernel_args &a, int *starts, Pieces &pieces) {
+    return cut_pieces<C>(a, starts, pieces, [&](int b, int) { return load_lengths(a, b); });
+}
+template <class C>
+__device__ __noinline__ void next_piece(const kv8_kernel_args &a, const int *starts, Pieces &pieces,
+                                        Split &into) {
+    next_piece<C>(a, starts, pieces, into, [&](int b) { return load_lengths(a, b); });
 }
 
 // --- results ---
@@ -203,8 +252,10 @@ __device__ bool next_turn(const kv8_kernel_args &a, const Piece &p, PieceTurn &t
         const int group = p.index / GROUP;
         const int begin = max(group * GROUP, p.first), end = min(group * GROUP + GROUP - 1, p.last);
         const int slot = p.slot + begin;
+        if (p.index < min(end, p.own_last)) return false;  // the block's last counts all its own
         turn = {end - begin + 1, slot, slot, 1, -1, -1, first_group == last_group ? -1 : slot};
-        return arrive_last(of_groups + int64_t(slot) * C::WARPS, turn.count);
+        return arrive_last(of_groups + int64_t(slot) * C::WARPS, turn.count,
+                           p.index - max(begin, p.own_first) + 1);
     }
     const int zero = p.slot + (p.run == 1 ? p.first : first_group);
     const int at = p.slot + (p.run == 1 ? first_group * GROUP : first_group);
