@@ -184,6 +184,27 @@ __device__ __forceinline__ void store_one(const kv8_kernel_args &a, int64_t at, 
     else
         ((uint16_t *)a.o)[at] = (uint16_t)(a.o_dtype == BF16 ? pack_bf16(x, x) : pack_f16(x, x));
 }
+// Two neighbours of a row of O, not of 8 bits.
+__device__ __forceinline__ void store_pair(const kv8_kernel_args &a, int64_t at, float x, float y) {
+    if (a.o_dtype == KV8_F32) {
+        float *const to = (float *)a.o + at;
+        if (a.prefill.o_aligned) {
+            *(float2 *)to = make_float2(x, y);
+        } else {
+            to[0] = x;
+            to[1] = y;
+        }
+    } else {
+        uint16_t *const to = (uint16_t *)a.o + at;
+        const uint32_t pair = a.o_dtype == BF16 ? pack<true>(x, y) : pack<false>(x, y);
+        if (a.prefill.o_aligned) {
+            *(uint32_t *)to = pair;
+        } else {
+            to[0] = (uint16_t)pair;
+            to[1] = (uint16_t)(pair >> 16);
+        }
+    }
+}
 // A row of O from element `at` on, times its weight: `count` of N pairs of neighbours, eight
 // columns from one pair to the next. value(i, j): the sum of pair i.
 template <bool CODES, int N, class VALUE>
