@@ -19,6 +19,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "linear_store.cuh"
+#include "ptx_matrices_sm90.cuh"
 #include "ptx_pairs_sm90.cuh"
 #include "ptx_sm90.cuh"
 #include "take_turn.cuh"

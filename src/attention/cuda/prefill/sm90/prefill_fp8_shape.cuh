@@ -5,6 +5,7 @@
 #pragma once
 
 #include "prefill_shape.cuh"
+#include "ptx_matrices_sm90.cuh"
 
 namespace kv8 {
 
@@ -60,17 +61,11 @@ struct Fp8Shape {
 };
 
 // Four matrices of 8 x 8 pairs of bytes, turned; a lane's address is that of row lane % 8 of matrix
-// lane / 8. Stored, they stay as they are.
+// lane / 8.
 __device__ __forceinline__ void load_turned(uint32_t address, uint32_t (&x)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(address)
-                 : "memory");
-}
-__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t x, uint32_t y, uint32_t z,
-                                               uint32_t w) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-                 "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
 
