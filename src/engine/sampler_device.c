@@ -1,6 +1,6 @@
 /* sampler_device.c - the draw of tokens on a GPU, the host's part: settings in the kernel's terms,
- * one copy over, one launch, one copy back and another where logprobs are wanted. What the kernel
- * does is in cuda/sampler.cuh.
+ * one copy over, one launch; what is found the kernel writes into page-locked memory of the host,
+ * which every GPU can. What else it does is in cuda/sampler.cuh.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "sampler_device.h"
@@ -12,14 +12,12 @@
 
 enum { MAX_CHANGES = 1 << 18 };
 
-/* What goes over and comes back, in host and in device memory. */
-typedef struct buffers {
-    kv8_draw_row *rows;                   /* [max_rows] */
-    uint32_t *masks;                      /* [max_rows, mask_words] */
-    kv8_draw_change *changes;             /* [MAX_CHANGES] */
-    kv8_drawn_row *drawn;                 /* [max_rows] */
-    kv8_drawn_top (*tops)[KV8_DRAW_TOPS]; /* [max_rows] */
-} buffers;
+/* What goes over, in host and in device memory. */
+typedef struct inputs {
+    kv8_draw_row *rows;       /* [max_rows] */
+    uint32_t *masks;          /* [max_rows, mask_words] */
+    kv8_draw_change *changes; /* [MAX_CHANGES] */
+} inputs;
 
 struct kv8_device_sampler {
     const kv8_allocator *allocator;
@@ -30,7 +28,9 @@ struct kv8_device_sampler {
     kv8_launch launch; /* for one row */
     int32_t warp_ids;
     int32_t *change_of; /* [vocab_size] idx + 1 among the row's changes; 0 between rows */
-    buffers host, on_device;
+    inputs host, on_device;
+    kv8_drawn_row *drawn;                 /* [max_rows], the host's, as tops */
+    kv8_drawn_top (*tops)[KV8_DRAW_TOPS]; /* [max_rows] */
 };
 
 /* --- life --- */
@@ -70,14 +70,16 @@ static kv8_status take_memory(kv8_device_sampler *s) {
         {(void **)&s->host.masks, (void **)&s->on_device.masks, mask_bytes(s, s->max_rows)},
         {(void **)&s->host.changes, (void **)&s->on_device.changes,
          MAX_CHANGES * sizeof *s->host.changes},
-        {(void **)&s->host.drawn, (void **)&s->on_device.drawn, rows * sizeof *s->host.drawn},
-        {(void **)&s->host.tops, (void **)&s->on_device.tops, rows * sizeof *s->host.tops},
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         KV8_TRY(kv8_device_alloc_host(s->device, arrays[i].bytes, arrays[i].host));
         KV8_TRY(kv8_device_alloc(s->device, arrays[i].bytes, arrays[i].device));
     }
     void *memory = NULL;
+    KV8_TRY(kv8_device_alloc_host(s->device, rows * sizeof *s->drawn, &memory));
+    s->drawn = memory;
+    KV8_TRY(kv8_device_alloc_host(s->device, rows * sizeof *s->tops, &memory));
+    s->tops = memory;
     KV8_TRY(kv8_alloc(s->allocator, (size_t)s->vocab_size, sizeof *s->change_of,
                       "sampler's changes", &memory));
     s->change_of = memory;
@@ -109,14 +111,12 @@ fail:
 
 void kv8_device_sampler_destroy(kv8_device_sampler *s) {
     if (s == NULL) return;
-    void *const host[] = {s->host.rows, s->host.masks, s->host.changes, s->host.drawn,
-                          s->host.tops};
-    void *const device[] = {s->on_device.rows, s->on_device.masks, s->on_device.changes,
-                            s->on_device.drawn, s->on_device.tops};
-    for (size_t i = 0; i < sizeof host / sizeof host[0]; i++) {
+    void *const host[] = {s->host.rows, s->host.masks, s->host.changes, s->drawn, s->tops};
+    void *const device[] = {s->on_device.rows, s->on_device.masks, s->on_device.changes};
+    for (size_t i = 0; i < sizeof host / sizeof host[0]; i++)
         kv8_device_free_host(s->device, host[i]);
+    for (size_t i = 0; i < sizeof device / sizeof device[0]; i++)
         kv8_device_free(s->device, device[i]);
-    }
     kv8_release(s->allocator, s->change_of, (size_t)s->vocab_size, sizeof *s->change_of);
     kv8_release(s->allocator, s, 1, sizeof *s);
 }
@@ -210,8 +210,8 @@ static kv8_status launch(kv8_device_sampler *s, float *logits, int32_t num) {
                                 .rows = s->on_device.rows,
                                 .changes = s->on_device.changes,
                                 .masks = s->on_device.masks,
-                                .drawn = s->on_device.drawn,
-                                .tops = s->on_device.tops,
+                                .drawn = s->drawn,
+                                .tops = s->tops,
                                 .vocab_size = s->vocab_size,
                                 .warp_ids = s->warp_ids};
     kv8_launch launch = s->launch;
@@ -219,21 +219,10 @@ static kv8_status launch(kv8_device_sampler *s, float *logits, int32_t num) {
     return kv8_kernel_launch(&s->kernel, s->stream, &launch, &args);
 }
 
-/* Of the rows up to the last that wants them, tops too. */
-static kv8_status fetch(kv8_device_sampler *s, const kv8_draw *draws, int32_t num) {
-    int32_t num_tops = num;
-    while (num_tops > 0 && draws[num_tops - 1].num_logprobs == 0) num_tops--;
-    if (num_tops > 0)
-        KV8_TRY(kv8_stream_copy(s->stream, s->host.tops, s->on_device.tops,
-                                (size_t)num_tops * sizeof *s->host.tops));
-    return kv8_stream_copy(s->stream, s->host.drawn, s->on_device.drawn,
-                           (size_t)num * sizeof *s->host.drawn);
-}
-
 static kv8_drawn take_row(const kv8_device_sampler *s, int32_t idx, const kv8_draw *draw,
                           kv8_logprob *tops) {
-    const kv8_drawn_row *const row = &s->host.drawn[idx];
-    const kv8_drawn_top *const found = s->host.tops[idx];
+    const kv8_drawn_row *const row = &s->drawn[idx];
+    const kv8_drawn_top *const found = s->tops[idx];
     kv8_drawn drawn = {.token = row->token, .bad_id = row->bad_id, .bad = row->bad};
     if (draw->num_logprobs == 0 || row->bad_id >= 0) return drawn;
     const float lse = kv8_sampler_lse(row->high, row->sum);
@@ -246,8 +235,7 @@ static kv8_drawn take_row(const kv8_device_sampler *s, int32_t idx, const kv8_dr
 kv8_status kv8_device_sampler_begin(kv8_device_sampler *s, float *logits, const kv8_draw *draws,
                                     int32_t num) {
     KV8_TRY(send(s, draws, num));
-    KV8_TRY(launch(s, logits, num));
-    return fetch(s, draws, num);
+    return launch(s, logits, num);
 }
 
 kv8_status kv8_device_sampler_end(kv8_device_sampler *s, const kv8_draw *draws, int32_t num,

@@ -1,5 +1,5 @@
 /* sampler_args.h - the argument of the sampler's kernels, for C and CUDA. Every pointer is the
- * device's.
+ * device's, drawn and tops the host's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_SAMPLER_ARGS_H
