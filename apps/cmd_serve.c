@@ -24,7 +24,10 @@ typedef struct running {
     kv8_service *service;
     live_calibration *live; /* NULL without --calibrate */
     int32_t max_seqs, step_tokens, max_model_len;
+    int64_t num_tokens; /* that the cache holds */
     kv8_cache_stats pool;
+    kv8_model_memory memory; /* of a GPU */
+    double memory_speed;     /* bytes a second; 0 on the host */
     double started;
 } running;
 
@@ -93,7 +96,7 @@ static kv8_status measure_token(const running *r, kv8_cache_stats *stats) {
 }
 
 /* Tokens that fit into the KV memory, and no more than can be in use. */
-static int count_tokens(running *r, int64_t *tokens_out) {
+static int count_tokens(running *r) {
     kv8_cache_stats one;
     const kv8_status status = measure_token(r, &one);
     if (status != KV8_OK) return cli_fail_status(status);
@@ -118,11 +121,28 @@ static int count_tokens(running *r, int64_t *tokens_out) {
         return cli_fail("--max-model-len is %d, the KV memory holds %lld tokens: --kv-memory",
                         r->args->max_model_len, (long long)tokens);
     if (r->max_model_len > tokens) r->max_model_len = (int32_t)tokens;
-    *tokens_out = tokens;
+    r->num_tokens = tokens;
     return CLI_OK;
 }
 
 /* --- building --- */
+
+/* What a GPU's memory holds of the model, and how fast it is, while there is room for a look. */
+static kv8_status measure_memory(running *r, const kv8_model_options *opened) {
+    enum { CEILING_BYTES = 1 << 28 };
+    kv8_model_options options = *opened;
+    kv8_device_ceilings ceilings = {0};
+    r->memory = (kv8_model_memory)KV8_MODEL_MEMORY_INIT;
+    if (r->model.device == NULL) return KV8_OK;
+    options.threads = r->model.threads;
+    options.device = r->model.device;
+    options.stream = r->model.stream;
+    kv8_status status = kv8_model_count_memory(r->args->model, &options, &r->memory);
+    if (status != KV8_OK) return status;
+    status = kv8_device_measure_ceilings(r->model.device, CEILING_BYTES, &ceilings);
+    r->memory_speed = ceilings.read_gb_s * 1e9;
+    return status == KV8_ERR_NO_MEMORY ? KV8_OK : status;
+}
 
 static int open_model(running *r) {
     const serve_args *const args = r->args;
@@ -145,6 +165,8 @@ static int open_model(running *r) {
                                                           .threads = args->threads,
                                                           .with_tokenizer = true});
     if (status != CLI_OK) return status;
+    const kv8_status measured = measure_memory(r, &options);
+    if (measured != KV8_OK) return cli_fail_status(measured);
     status = cli_scales_open(&r->scales, args->scales, &r->model);
     r->setting = args->setting;
     if (args->kv == NULL && r->scales.layers != NULL)
@@ -166,11 +188,11 @@ static prefix_files prefix_files_of(const running *r) {
                           .setting = r->setting.name};
 }
 
-static kv8_status make_cache(running *r, int64_t num_tokens) {
+static kv8_status make_cache(running *r) {
     kv8_kv_cache_options cache = cache_options(r);
     cache.max_seqs = r->max_seqs;
     cache.max_seq_len = r->max_model_len;
-    cache.num_tokens = num_tokens;
+    cache.num_tokens = r->num_tokens;
     cache.step_tokens = r->step_tokens;
     r->pool = (kv8_cache_stats)KV8_CACHE_STATS_INIT;
     const kv8_status status =
@@ -193,6 +215,21 @@ static kv8_status make_engine(running *r) {
     return status;
 }
 
+/* A GPU's memory by part. */
+static void print_memory(const running *r) {
+    const kv8_model_memory *const m = &r->memory;
+    if (r->model.device == NULL) return;
+    fprintf(stderr,
+            "memory     GB: dense weights %.2f, experts %.2f, activations %.2f, logits %.2f, "
+            "workspaces %.2f, KV %.2f\n",
+            (double)m->dense * 1e-9, (double)m->experts * 1e-9, (double)m->activations * 1e-9,
+            (double)m->logits * 1e-9, (double)m->workspaces * 1e-9, (double)r->pool.bytes * 1e-9);
+    if (r->memory_speed > 0)
+        fprintf(stderr, "           read at %.0f GB/s, measured\n", r->memory_speed * 1e-9);
+    else
+        fprintf(stderr, "           too full for a measurement of its speed\n");
+}
+
 /* How steps of decode are launched on a GPU: of one request, and of as many as a step has. */
 static kv8_status print_paths(const running *r) {
     kv8_step_plan one = KV8_STEP_PLAN_INIT, many = KV8_STEP_PLAN_INIT;
@@ -210,7 +247,7 @@ static kv8_status print_paths(const running *r) {
 }
 
 /* What it will do, before the first request. */
-static int print_plan(const running *r, int64_t num_tokens) {
+static int print_plan(const running *r) {
     const kv8_model_info *const info = &r->model.info;
     kv8_cache_stats bf16;
     running other = *r;
@@ -232,28 +269,28 @@ static int print_plan(const running *r, int64_t num_tokens) {
             kv8_isa_name(r->model.isa), kv8_threads_count(r->model.threads), r->setting.name,
             (unsigned long long)r->pool.bytes_per_token, (unsigned long long)bf16.bytes_per_token,
             r->args->scales != NULL ? r->args->scales : "1", (double)r->pool.bytes * 1e-9,
-            (long long)num_tokens, saved, (long long)(num_tokens / r->max_model_len),
+            (long long)r->num_tokens, saved, (long long)(r->num_tokens / r->max_model_len),
             r->max_model_len, r->max_seqs, r->step_tokens,
             r->args->step_tokens == 0 ? ", fewer of prompts beside decode" : "",
             r->args->share_prefixes ? "shared" : "computed again");
+    print_memory(r);
     const kv8_status planned = print_paths(r);
     return planned == KV8_OK ? CLI_OK : cli_fail_status(planned);
 }
 
 static int build(running *r) {
-    int64_t num_tokens = 0;
     int status = open_model(r);
-    if (status == CLI_OK) status = count_tokens(r, &num_tokens);
+    if (status == CLI_OK) status = count_tokens(r);
     if (status == CLI_OK && r->args->calibrate != NULL)
         status = live_calibration_open(&r->live, &r->model, r->args->calibrate,
                                        r->args->calibrate_warmup, r->args->calibrate_tokens);
     if (status != CLI_OK) return status;
-    kv8_status made = make_cache(r, num_tokens);
+    kv8_status made = make_cache(r);
     const prefix_files files = prefix_files_of(r);
     if (made == KV8_OK && files.directory != NULL) status = prefix_files_restore(&files, r->cache);
     if (status != CLI_OK) return status;
     if (made == KV8_OK) made = make_engine(r);
-    return made == KV8_OK ? print_plan(r, num_tokens) : cli_fail_status(made);
+    return made == KV8_OK ? print_plan(r) : cli_fail_status(made);
 }
 
 /* --- the life of it --- */
@@ -290,6 +327,9 @@ static int serve(running *r) {
                                 .current_date = r->args->date,
                                 .kv_format = r->setting.name,
                                 .kv_bytes = r->pool.bytes,
+                                .kv_tokens = (uint64_t)r->num_tokens,
+                                .kv_page_size = r->pool.page_size,
+                                .memory_speed = r->memory_speed,
                                 .calibration = r->live == NULL ? NULL : &calibration};
     if (!server_open(r->server, &model)) return cli_fail("no memory for the vocabulary");
     catch_signals(r->server);

@@ -17,20 +17,11 @@
  * counted on a GPU, on the host as if each token chose by chance, and every token in reach. */
 static double step_bytes(const kv8_model_info *info, const kv8_cache_stats *cache,
                          const test_row *row) {
-    const double chosen = (double)info->num_experts_per_token / info->num_experts;
-    const double row_bytes = 2.0 * info->hidden_size;
-    const double per_token = (double)info->bytes_per_decoded_token;
-    const double others =
-        (double)info->bytes - row_bytes * info->vocab_size - per_token + row_bytes;
-    const double experts = chosen < 1 ? others / (1 - chosen) : 0;
-    const double by_chance = 1 - pow(1 - chosen, row->batch);
-    const double counted = row->experts_read / info->num_experts;
-    const double read = experts * (counted > 0 ? counted : by_chance);
     const double length = row->depth + row->num_gen / 2.0;
     const double window = length < info->window_left + 1 ? length : info->window_left + 1;
     const double whole = (double)cache->bytes_per_token_unwindowed;
     const double kv = whole * length + ((double)cache->bytes_per_token - whole) * window;
-    return per_token - experts * chosen + read + row->batch * kv;
+    return kv8_model_step_bytes(info, row->batch, row->experts_read) + row->batch * kv;
 }
 
 static int32_t longest_test(const model_args *args) {

@@ -264,6 +264,7 @@ typedef struct kv8_cache_stats {
     uint64_t bytes;                      /* of page storage */
     uint64_t bytes_per_token;            /* K, V and row scales of one token, all layers */
     uint64_t bytes_per_token_unwindowed; /* of the layers that keep every token */
+    int32_t page_size;                   /* tokens */
 } kv8_cache_stats;
 #define KV8_CACHE_STATS_INIT KV8_SIZED(kv8_cache_stats)
 /* *stats_out begins as KV8_CACHE_STATS_INIT. */

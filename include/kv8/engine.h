@@ -205,6 +205,7 @@ typedef struct kv8_event {
     int32_t prompt_first, num_prompt_logprobs;
     const float *prompt_logprob;   /* [num_prompt_logprobs] */
     const kv8_logprob *prompt_top; /* [num_prompt_logprobs, prompt_logprobs] */
+    uint64_t step_ns;              /* since this step began; 0 = the request was in none */
 } kv8_event;
 
 /* One step: of every running request the token it generated last, then tokens of prompts under way,
@@ -228,6 +229,8 @@ typedef struct kv8_engine_stats {
                                                 * drawn */
     uint64_t schedule_ns, model_ns, sample_ns; /* of all steps */
     uint64_t kv_clips, kv_nans;                /* of the cache's counters, all layers and heads */
+    uint64_t read_bytes; /* weights and KV that the steps had to read, each once a step; experts as
+                          * many as choices by chance come to */
 } kv8_engine_stats;
 #define KV8_ENGINE_STATS_INIT KV8_SIZED(kv8_engine_stats)
 /* *stats_out begins as KV8_ENGINE_STATS_INIT. */

@@ -103,6 +103,10 @@ typedef struct kv8_model_info {
 #define KV8_MODEL_INFO_INIT KV8_SIZED(kv8_model_info)
 KV8_API KV8_NODISCARD kv8_status kv8_model_get_info(const kv8_model *model,
                                                     kv8_model_info *info_out);
+/* Bytes of weights that a step of so many tokens reads, with so many distinct experts of each
+ * layer; 0 = as many as choices by chance come to. */
+KV8_API double kv8_model_step_bytes(const kv8_model_info *info, int32_t num_tokens,
+                                    double num_experts);
 /* Keys before its own that a query of this layer sees; -1 = all. */
 KV8_API int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer);
 /* Tells checkpoints apart: of every tensor's name, type, shape and first and last 4 KiB. Not 0. */

@@ -297,7 +297,8 @@ kv8_status kv8_cache_get_stats(const kv8_cache *cache, kv8_cache_stats *stats_ou
     KV8_REQUIRE(cache, stats_out);
     const kv8_pages *const pages = cache->pages;
     kv8_cache_stats stats = {.num_groups = cache->num_groups,
-                             .num_seqs = kv8_pages_num_seqs(pages)};
+                             .num_seqs = kv8_pages_num_seqs(pages),
+                             .page_size = cache->shape.page_size};
     for (int32_t g = 0; g < cache->num_groups; g++) {
         stats.pages_total += kv8_pages_num_pages(pages, g);
         stats.pages_free += kv8_pages_num_free(pages, g);

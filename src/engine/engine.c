@@ -119,6 +119,14 @@ static kv8_status open_scheduler(kv8_engine *e, const kv8_engine_options *option
     return kv8_scheduler_create(&e->scheduler, &scheduler_options);
 }
 
+static kv8_status measure_tokens(kv8_engine *e) {
+    kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
+    KV8_TRY(kv8_cache_get_stats(e->cache, &stats));
+    e->kv_bytes = (double)stats.bytes_per_token_unwindowed;
+    e->window_kv_bytes = (double)stats.bytes_per_token - e->kv_bytes;
+    return KV8_OK;
+}
+
 static kv8_status open_engine(kv8_engine *e, const kv8_engine_options *options) {
     const kv8_model_options *const model = kv8_model_get_options(e->model);
     const int32_t step_seqs = model->max_step_seqs;
@@ -136,6 +144,7 @@ static kv8_status open_engine(kv8_engine *e, const kv8_engine_options *options) 
     e->max_running = (int32_t)kv8_min_i64(kv8_min_i64(e->max_requests, step_seqs), rows);
     e->logits = options->logits;
     KV8_TRY(take_arrays(e));
+    KV8_TRY(measure_tokens(e));
     return open_scheduler(e, options);
 }
 

@@ -63,7 +63,8 @@ struct kv8_engine {
     kv8_draw *draws;                    /* [max_rows] a row each */
     kv8_drawn *drawn;                   /* [max_rows] */
 
-    kv8_engine_stats stats; /* what only counts */
+    double kv_bytes, window_kv_bytes; /* of a token, in layers without a window and with one */
+    kv8_engine_stats stats;           /* what only counts */
 };
 
 /* Checks a request and copies it; reads of the engine what never changes, so any thread may call

@@ -239,6 +239,18 @@ static void tell_logprobs(const kv8_engine *e, const kv8_share *s, kv8_event *ev
 
 /* --- tell --- */
 
+/* Keys and values in reach of a sequence, whose last query stands before `end`. */
+static double kv_read(const kv8_engine *e, int32_t end) {
+    const int64_t window = kv8_min_i64(end, (int64_t)e->info.window_left + 1);
+    return e->kv_bytes * end + e->window_kv_bytes * (double)window;
+}
+
+static void count_read(kv8_engine *e) {
+    double bytes = kv8_model_step_bytes(&e->info, e->indptr[e->num_shares], 0);
+    for (int32_t i = 0; i < e->num_shares; i++) bytes += kv_read(e, end_of(&e->shares[i]));
+    e->stats.read_bytes += (uint64_t)bytes;
+}
+
 static void tell(kv8_engine *e, int32_t idx) {
     const kv8_share *const s = &e->shares[idx];
     kv8_event *const event = &e->events[idx];
@@ -355,7 +367,11 @@ static kv8_status run_rows(kv8_engine *e, const kv8_schedule *schedule) {
     choose(e);
     kv8_scheduler_took(e->scheduler, (double)(kv8_time_ns() - begin));
     KV8_TRY(kv8_scheduler_commit(e->scheduler, e->chosen));
-    for (int32_t i = 0; i < e->num_shares; i++) tell(e, i);
+    count_read(e);
+    for (int32_t i = 0; i < e->num_shares; i++) {
+        tell(e, i);
+        e->events[i].step_ns = kv8_time_ns() - begin;
+    }
     return KV8_OK;
 }
 

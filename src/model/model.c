@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model_device.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -228,6 +229,17 @@ kv8_status kv8_model_get_info(const kv8_model *model, kv8_model_info *info_out) 
     KV8_REQUIRE(model, info_out);
     KV8_WRITE_STRUCT(kv8_model_info, info_out, &model->info);
     return KV8_OK;
+}
+
+double kv8_model_step_bytes(const kv8_model_info *info, int32_t num_tokens, double num_experts) {
+    const double chosen = (double)info->num_experts_per_token / info->num_experts;
+    const double row = 2.0 * info->hidden_size; /* of the embedding */
+    const double one = (double)info->bytes_per_decoded_token;
+    const double unread = (double)info->bytes - row * info->vocab_size - one + row;
+    const double experts = chosen < 1 ? unread / (1 - chosen) : 0; /* of all layers, all of them */
+    const double by_chance = 1 - pow(1 - chosen, num_tokens);
+    const double share = num_experts > 0 ? num_experts / info->num_experts : by_chance;
+    return one + experts * (share - chosen);
 }
 
 int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer) {

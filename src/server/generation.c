@@ -85,7 +85,7 @@ void generation_on_event(void *cookie, const kv8_event *event) {
         *g->last = copy;
         g->last = &copy->next;
     }
-    if (g->begun_ns == 0) g->begun_ns = monotonic_ns();
+    if (g->begun_ns == 0) g->begun_ns = monotonic_ns() - event->step_ns;
     if (g->asleep && says && (ends || !g->sparing)) {
         g->asleep = false;
         g->wake(g->wake_cookie);

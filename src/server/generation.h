@@ -48,7 +48,7 @@ struct generation {
     /* Under the lock: the service's thread and the HTTP thread. */
     pthread_mutex_t lock;
     generation_event *first, **last;
-    uint64_t begun_ns;  /* the first event of all */
+    uint64_t begun_ns;  /* the first step of all */
     bool hung_up;       /* the client has closed its side */
     size_t num_alive;   /* choices whose last event is still to come, and 1 for the connection */
     bool asleep;        /* the HTTP thread wants to be woken */

@@ -60,22 +60,18 @@ static const server_model *model_open(const server *s) {
     return atomic_load(&s->phase) == SERVER_LOADING ? NULL : &s->model_given;
 }
 
-/* The figures of what is served. */
 typedef struct figures {
-    const char *kv_format;
-    uint64_t kv_bytes;
-    int32_t max_model_len;
+    server_model served;
     kv8_engine_stats engine;
 } figures;
 
 /* Figures of a model that loads are all 0. */
 static bool get_figures(exchange *x, figures *f) {
     const server_model *const model = model_open(x->server);
-    *f = (figures){.kv_format = "", .engine = KV8_ENGINE_STATS_INIT};
+    *f = (figures){.engine = KV8_ENGINE_STATS_INIT};
+    if (model != NULL) f->served = *model;
+    if (f->served.kv_format == NULL) f->served.kv_format = "";
     if (model == NULL) return true;
-    if (model->kv_format != NULL) f->kv_format = model->kv_format;
-    f->kv_bytes = model->kv_bytes;
-    f->max_model_len = model->max_model_len;
     const kv8_status status = kv8_service_get_stats(model->service, &f->engine);
     if (status == KV8_OK) return true;
     api_error error;
@@ -90,8 +86,11 @@ void handle_metrics(exchange *x, json_t *body) {
     (void)body;
     if (!get_figures(x, &f)) return;
     const metrics_engine engine = {.model = s->options.names[0],
-                                   .kv_format = f.kv_format,
-                                   .kv_bytes = f.kv_bytes,
+                                   .kv_format = f.served.kv_format,
+                                   .kv_bytes = f.served.kv_bytes,
+                                   .kv_tokens = f.served.kv_tokens,
+                                   .kv_page_size = f.served.kv_page_size,
+                                   .memory_speed = f.served.memory_speed,
                                    .stats = f.engine};
     byte_buffer text = {0};
     metrics_write(&s->metrics, &engine, &text);
@@ -121,10 +120,10 @@ void handle_stats(exchange *x, json_t *body) {
         x, 200,
         json_pack("{s:s, s:s, s:i, s:I, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, "
                   "s:I, s:I, s:I, s:o}",
-                  "model", s->options.names[0], "kv_format", f.kv_format, "max_model_len",
-                  f.max_model_len, "kv_bytes", (json_int_t)f.kv_bytes, "running", e->num_running,
-                  "waiting", e->num_waiting, "pages_total", e->pages_total, "pages_used",
-                  e->pages_used, "pages_shared", e->pages_shared, "preemptions",
+                  "model", s->options.names[0], "kv_format", f.served.kv_format, "max_model_len",
+                  f.served.max_model_len, "kv_bytes", (json_int_t)f.served.kv_bytes, "running",
+                  e->num_running, "waiting", e->num_waiting, "pages_total", e->pages_total,
+                  "pages_used", e->pages_used, "pages_shared", e->pages_shared, "preemptions",
                   (json_int_t)e->num_preemptions, "prefix_queries", (json_int_t)e->prefix_queries,
                   "prefix_hits", (json_int_t)e->prefix_hits, "prompt_tokens",
                   (json_int_t)e->prompt_tokens, "generated_tokens", (json_int_t)e->generated_tokens,

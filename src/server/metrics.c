@@ -135,6 +135,37 @@ static void write_requests(writer *w, const metrics *m) {
     write_value(w, name, ",finished_reason=\"error\"", (double)m->ended_error);
 }
 
+/* What the pool is; the first of these as gateways read it. */
+static void write_pool(writer *w, const metrics_engine *engine) {
+    static const char config[] = "vllm:cache_config_info";
+    const uint64_t size = (uint64_t)engine->kv_page_size;
+    const uint64_t num_pages = size == 0 ? 0 : engine->kv_tokens / size;
+    write_head(w, config, "gauge", "The KV pool in pages");
+    byte_buffer_printf(
+        w->out, "%s{%s,block_size=\"%d\",num_gpu_blocks=\"%llu\",cache_dtype=\"%s\"} 1\n", config,
+        w->label.data, engine->kv_page_size, (unsigned long long)num_pages, engine->kv_format);
+    write_head(w, "kv8:kv_pool_bytes", "gauge", "Bytes of the KV pool");
+    byte_buffer_printf(w->out, "kv8:kv_pool_bytes{%s,format=\"%s\"} %.17g\n", w->label.data,
+                       engine->kv_format, (double)engine->kv_bytes);
+    write_head(w, "kv8:kv_pool_tokens", "gauge", "Tokens that the KV pool holds");
+    byte_buffer_printf(w->out, "kv8:kv_pool_tokens{%s,format=\"%s\"} %.17g\n", w->label.data,
+                       engine->kv_format, (double)engine->kv_tokens);
+}
+
+/* Steps of decode are bound by it, those of long prompts are not. */
+static void write_memory_speed(writer *w, const metrics_engine *engine) {
+    const double seconds = (double)engine->stats.model_ns * 1e-9;
+    const double read = (double)engine->stats.read_bytes, speed = engine->memory_speed;
+    write_one(w, "kv8:step_read_bytes_total", "counter", "Weights and KV that steps had to read",
+              read);
+    if (speed == 0) return;
+    write_one(w, "kv8:memory_bytes_per_second", "gauge", "Speed of the GPU's memory, measured",
+              speed);
+    write_one(w, "kv8:memory_speed_share", "gauge",
+              "Share of that speed at which the model's steps read, of all steps",
+              seconds > 0 ? read / seconds / speed : 0);
+}
+
 static void write_engine(writer *w, const metrics_engine *engine) {
     const kv8_engine_stats *const s = &engine->stats;
     const double used = s->pages_total == 0 ? 0 : (double)s->pages_used / (double)s->pages_total;
@@ -165,9 +196,8 @@ static void write_engine(writer *w, const metrics_engine *engine) {
     write_one(w, "kv8:kv_clip_total", "counter", "Values clipped to the KV format's range",
               (double)s->kv_clips);
     write_one(w, "kv8:kv_nan_total", "counter", "NaN stored in the KV cache", (double)s->kv_nans);
-    write_head(w, "kv8:kv_pool_bytes", "gauge", "Bytes of the KV pool");
-    byte_buffer_printf(w->out, "kv8:kv_pool_bytes{%s,format=\"%s\"} %.17g\n", w->label.data,
-                       engine->kv_format, (double)engine->kv_bytes);
+    write_memory_speed(w, engine);
+    write_pool(w, engine);
 }
 
 void metrics_write(metrics *m, const metrics_engine *engine, byte_buffer *out) {

@@ -47,7 +47,9 @@ void metrics_count_abort(metrics *m, uint64_t num);
 /* What is said of the engine beside its statistics. */
 typedef struct metrics_engine {
     const char *model, *kv_format;
-    uint64_t kv_bytes; /* of the pool */
+    uint64_t kv_bytes, kv_tokens; /* as of a server_model */
+    int32_t kv_page_size;
+    double memory_speed;
     kv8_engine_stats stats;
 } metrics_engine;
 /* The text that /metrics answers. */

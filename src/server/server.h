@@ -57,10 +57,12 @@ typedef struct server_model {
     int32_t vocab_size, max_model_len;
     const int32_t *eos; /* the model's end-of-text ids */
     int32_t num_eos;
-    bool harmony;             /* chat output is parsed by channel */
-    const char *current_date; /* in a chat's system message; NULL = none */
-    const char *kv_format;    /* as /metrics calls it */
-    uint64_t kv_bytes;
+    bool harmony;                          /* chat output is parsed by channel */
+    const char *current_date;              /* in a chat's system message; NULL = none */
+    const char *kv_format;                 /* as /metrics calls it */
+    uint64_t kv_bytes, kv_tokens;          /* of the pool */
+    int32_t kv_page_size;                  /* tokens */
+    double memory_speed;                   /* bytes a second of a GPU's memory; 0 = not measured */
     const server_calibration *calibration; /* NULL = not asked for */
 } server_model;
 void server_on_event(void *cookie, const kv8_event *event);

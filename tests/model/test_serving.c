@@ -122,6 +122,36 @@ static void figures_count_what_runs(void **state) {
     close_bench(&b);
 }
 
+/* A prompt's step reads all weights and each key of it, the step after it one token's weights and
+ * what is in reach; events say how long it took. */
+static void a_step_reads_so_much(void **state) {
+    (void)state;
+    enum { PROMPT = 200 };
+    kv8_engine_options options = KV8_ENGINE_OPTIONS_INIT;
+    kv8_cache_stats cache = KV8_CACHE_STATS_INIT;
+    bench b = open_pool_bench(64, 2, &options);
+    const kv8_request request = request_of(ids, PROMPT, 2);
+    uint64_t id = 0, before = 0;
+    int32_t num_events = 0;
+    assert_ok(kv8_cache_get_stats(b.cache, &cache));
+    assert_int_equal(cache.page_size, 16);
+    const uint64_t whole = cache.bytes_per_token_unwindowed, window = cache.bytes_per_token - whole;
+    const uint64_t in_window = window * (uint64_t)(info.window_left + 1);
+    const uint64_t unread_rows = (uint64_t)(info.vocab_size - 1) * 2 * (uint64_t)info.hidden_size;
+    const uint64_t read[] = {info.bytes - unread_rows + whole * PROMPT + in_window,
+                             info.bytes_per_decoded_token + whole * (PROMPT + 1) + in_window};
+    assert_ok(kv8_engine_submit(b.engine, &request, &id));
+    for (int i = 0; i < 2; i++) {
+        assert_ok(kv8_engine_step(b.engine, &num_events));
+        assert_int_equal(num_events, 1);
+        const uint64_t after = stats_of(b.engine).read_bytes;
+        assert_in_range(after - before, read[i] - 2, read[i] + 2);
+        assert_true(kv8_engine_event(b.engine, 0)->step_ns > 0);
+        before = after;
+    }
+    close_bench(&b);
+}
+
 /* --- who goes first --- */
 
 static void priorities_and_deadlines_order_those_that_wait(void **state) {
@@ -344,6 +374,7 @@ int main(void) {
         cmocka_unit_test(preempted_requests_give_their_own_tokens),
         cmocka_unit_test(prompts_share_pages_within_a_salt),
         cmocka_unit_test(figures_count_what_runs),
+        cmocka_unit_test(a_step_reads_so_much),
         cmocka_unit_test(priorities_and_deadlines_order_those_that_wait),
         cmocka_unit_test(masks_leave_the_best_of_what_may_follow),
         cmocka_unit_test(no_end_comes_before_min_tokens),

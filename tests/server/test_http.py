@@ -6,6 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -17,6 +18,21 @@ from serving import Server, ServerTest, read_http
 
 SHORT = {"prompt": "x", "max_tokens": 2, "temperature": 0}
 LONG = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
+
+
+METRICS = dict(
+    [(f"vllm:{name}", "gauge") for name in (
+        "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info")] +
+    [(f"vllm:{name}_total", "counter") for name in (
+        "prompt_tokens", "generation_tokens", "request_success", "num_preemptions",
+        "prefix_cache_queries", "prefix_cache_hits")] +
+    [(f"vllm:{name}", "histogram") for name in (
+        "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
+        "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
+        "request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens")] +
+    [(f"kv8:{name}", "gauge") for name in ("kv_pages", "kv_pool_bytes", "kv_pool_tokens")] +
+    [(f"kv8:{name}_total", "counter") for name in (
+        "steps", "step_seconds", "step_read_bytes", "kv_clip", "kv_nan")])
 
 
 def raw_post(path, body, *headers):
@@ -60,6 +76,45 @@ class Http(ServerTest):
         self.assertEqual((status, json.loads(body)["error"]["code"]), (404, "model_not_found"))
         self.assertEqual(self.server.request("GET", "/")[1]["Content-Type"],
                          "text/html; charset=utf-8")
+
+    def test_metrics(self):
+        """Every name that dashboards and gateways read, and what its figures say of a request."""
+        before = self.metrics()
+        self.server.ask("/v1/completions", prompt="x = 1\ny = 2\n", max_tokens=5, ignore_eos=True)
+        after = self.metrics()
+
+        def grown(name, labels=""):
+            return after[name + labels] - before[name + labels]
+
+        for name, about in METRICS.items():
+            self.assertEqual(self.types[name], about, name)
+        self.assertEqual(grown("vllm:generation_tokens_total"), 5)
+        self.assertEqual(grown("vllm:request_success_total", ',finished_reason="length"'), 1)
+        self.assertEqual(grown("vllm:request_generation_tokens_sum"), 5)
+        times = [grown(f"vllm:{name}_seconds_sum") for name in (
+            "request_queue_time", "request_prefill_time", "time_to_first_token", "request_decode_time",
+            "request_inference_time", "e2e_request_latency")]
+        queue, prefill, first, decode, inference, whole = times
+        self.assertGreater(prefill, 0)
+        self.assertAlmostEqual(queue + prefill, first, places=6)
+        self.assertAlmostEqual(prefill + decode, inference, places=6)
+        self.assertLessEqual(first + decode, whole)
+        self.assertGreater(grown("kv8:step_read_bytes_total"), 5e6)
+        pool = [key for key in after if key.startswith("vllm:cache_config_info")]
+        self.assertRegex(pool[0], r',block_size="16",num_gpu_blocks="\d+",cache_dtype="f32"$')
+        pages = int(re.search(r'num_gpu_blocks="(\d+)"', pool[0])[1])
+        self.assertEqual(pages, int(after['kv8:kv_pool_tokens,format="f32"']) // 16)
+        for name in (name for name, about in METRICS.items() if about == "histogram"):
+            counts = [value for key, value in after.items() if key.startswith(name + "_bucket,")]
+            self.assertEqual(counts, sorted(counts), name)
+            self.assertEqual(counts[-1], after[name + "_count"], name)
+
+    def metrics(self):
+        """Values by name and labels behind the model's; self.types by name."""
+        text = self.server.request("GET", "/metrics")[2].decode()
+        self.types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.M))
+        return {name + labels: float(value) for name, labels, value in re.findall(
+            r'^(\S+){model_name="tiny-gpt-oss"([^}]*)} (\S+)$', text, re.M)}
 
     def test_tokens(self):
         answer = self.server.ask("/tokenize", prompt="def f():", add_special_tokens=True,
