@@ -41,7 +41,10 @@ typedef struct kv8_kv_cache_options {
     int32_t max_seqs;    /* 0 = 1 */
     int32_t max_seq_len; /* tokens of one sequence, >= 1 */
     int64_t num_tokens;  /* of all sequences together; 0 = max_seqs * max_seq_len */
-    int32_t step_tokens; /* most tokens one sequence takes in a step; 0 = max_seq_len */
+    /* Most tokens of a step, of all sequences together, where an engine takes the steps or there is
+     * one sequence: layers with a window then have pages for the windows, a step and an eighth of
+     * num_tokens. 0 = pages for num_tokens in every layer. */
+    int32_t step_tokens;
     /* [num_layers] arrays of num_kv_heads, NULL = 1: e4m3 scales (absmax / 448), used by the 8-bit
      * float dtypes only. e4m3fnuz, whose codes are worth half, takes them twice. */
     const float *const *k_scale;

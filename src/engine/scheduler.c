@@ -192,7 +192,7 @@ static int32_t slot_of(const kv8_scheduler *s, kv8_request_id handle) {
 }
 
 /* Pages of a group that a sequence of `length` tokens holds at most, while it takes a step's, or
- * `chunk` (0 = a step's) of them. */
+ * `chunk` (0 = a step's), of them. */
 static int64_t most_pages(const kv8_scheduler *s, int32_t group, int32_t length, int32_t chunk) {
     const kv8_pages *const pages = s->options.pages;
     const int64_t page_size = kv8_pages_page_size(pages);
@@ -300,6 +300,7 @@ void kv8_scheduler_rest(kv8_scheduler *s, kv8_request_id handle) {
     for (int32_t i = 0; i < s->num_running; i++)
         if (s->running[i] == slot) run_remove(s, i);
     s->slots[slot].stage = RESTS;
+    KV8_MUST(kv8_pages_move_windows(s->options.pages, s->slots[slot].seq));
     s->stats.num_resting++;
 }
 
@@ -408,6 +409,12 @@ static kv8_status plan_running(kv8_scheduler *s, bool decode) {
     return KV8_OK;
 }
 
+/* Of the tokens that a request has, so many are computed at once: one where it decodes. */
+static int32_t longest_chunk(const request *r) {
+    const int32_t rest = (int32_t)kv8_max_i64(1, r->num_tokens - r->num_computed);
+    return r->max_chunk > 0 && r->max_chunk < rest ? r->max_chunk : rest;
+}
+
 /* Pages that a sequence of the request's still takes of a group until it has `length` tokens: a
  * part of a page that it shares with its parent is copied. */
 static int64_t pages_to_come(const kv8_scheduler *s, const request *r, int32_t g, int64_t length) {
@@ -417,7 +424,7 @@ static int64_t pages_to_come(const kv8_scheduler *s, const request *r, int32_t g
     const int64_t held =
         kv8_ceil_div(stored, page_size) - kv8_pages_held_from(pages, idx, g) / page_size;
     const bool copies = r->stage == WAITS && stored % page_size != 0;
-    return kv8_max_i64(0, most_pages(s, g, (int32_t)length, r->max_chunk) - held + copies);
+    return kv8_max_i64(0, most_pages(s, g, (int32_t)length, longest_chunk(r)) - held + copies);
 }
 
 /* What a request stores when it has all its tokens: the last one chosen is never read back. */

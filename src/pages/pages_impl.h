@@ -85,6 +85,8 @@ bool kv8_pages_is_private(const kv8_pages *pages, int32_t idx);
 /* Where copy_page fails, no token is added and every page still holds what it held. */
 KV8_SHARED kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
                                        const int32_t *token_ids);
+/* Gives back what a sequence of its length holds behind its windows, as the next extend would. */
+KV8_SHARED kv8_status kv8_pages_move_windows(kv8_pages *pages, kv8_seq seq);
 KV8_SHARED kv8_status kv8_pages_truncate(kv8_pages *pages, kv8_seq seq, int32_t length);
 KV8_SHARED kv8_status kv8_pages_publish(kv8_pages *pages, kv8_seq seq);
 /* Only sequences of one salt share pages; 0 is that of seq_create. No tokens match nothing. */

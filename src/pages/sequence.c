@@ -255,6 +255,16 @@ kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
     return KV8_OK;
 }
 
+kv8_status kv8_pages_move_windows(kv8_pages *pages, kv8_seq seq) {
+    kv8_sequence *sequence = NULL;
+    KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
+    for (int32_t g = 0; g < pages->num_groups; g++) {
+        const growth plan = plan_growth(pages, sequence, g, 0);
+        move_window(pages, sequence, g, &plan);
+    }
+    return KV8_OK;
+}
+
 kv8_status kv8_pages_truncate(kv8_pages *pages, kv8_seq seq, int32_t length) {
     kv8_sequence *sequence = NULL;
     KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
