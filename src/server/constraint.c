@@ -16,6 +16,9 @@
 #include <string.h>
 
 enum { MAX_MASKS = 512, MAX_EXCEPTIONS = 64 };
+/* Before answers come to them: states looked at, and masks, of states where so many of ASCII's
+ * characters may come, which take long. */
+enum { AHEAD_STATES = 1024, AHEAD_MASKS = 128, AHEAD_SYMBOLS = 24 };
 
 /* What all plain characters lead to from a state, another state, and how many it takes; or these.
  */
@@ -43,6 +46,7 @@ struct constraint {
     grammar *grammar;
     int first;
     _Atomic int num_users;
+    atomic_flag prepared;
     pthread_mutex_t lock; /* of what follows, and of the grammar */
     known *states;        /* [num_known] */
     int num_known, num_masks;
@@ -288,6 +292,51 @@ void constraint_mask(void *cookie, uint32_t *words) {
     pthread_mutex_unlock(&c->lock);
 }
 
+/* --- ahead of the answers --- */
+
+typedef struct discovery {
+    int states[AHEAD_STATES]; /* [num], by their distance from the first */
+    int num;
+    bool seen[GRAMMAR_UNKNOWN];
+} discovery;
+
+/* Adds the states behind one, not those within characters and escapes: they lead where others do.
+ * How many of ASCII's characters lead on from it. */
+static int discover(constraint *c, int state, discovery *d) {
+    int num = 0;
+    const uint16_t *const row = grammar_row(c->grammar, state);
+    for (int symbol = 0; row != NULL && symbol < GRAMMAR_NUM_SYMBOLS; symbol++) {
+        const bool within = symbol == '\\' || (symbol >= 0x80 && symbol < GRAMMAR_START);
+        if (row[symbol] == 0 || within) continue;
+        const int to = grammar_step(c->grammar, state, symbol);
+        num += symbol < 0x80;
+        if (to == 0 || d->seen[to] || d->num == AHEAD_STATES) continue;
+        d->seen[to] = true;
+        d->states[d->num++] = to;
+    }
+    return num;
+}
+
+void constraint_prepare(constraint *c) {
+    if (atomic_flag_test_and_set(&c->prepared)) return;
+    discovery *const d = calloc(1, sizeof *d);
+    uint32_t *const words = malloc(c->vocabulary->num_words * sizeof *words);
+    if (d != NULL) d->states[d->num++] = c->first;
+    for (int i = 0; d != NULL && words != NULL && i < d->num; i++) {
+        const int state = d->states[i];
+        pthread_mutex_lock(&c->lock);
+        const bool slow = discover(c, state, d) >= AHEAD_SYMBOLS && c->num_masks < AHEAD_MASKS;
+        const known *const it = slow ? keep(c, state) : NULL;
+        if (it != NULL && it->mask == NULL) {
+            memset(words, 0, c->vocabulary->num_words * sizeof *words);
+            compute_and_keep(c, state, words);
+        }
+        pthread_mutex_unlock(&c->lock);
+    }
+    free(words);
+    free(d);
+}
+
 /* --- following --- */
 
 constraint *constraint_create(const vocabulary *v, grammar *g, int entry) {
@@ -302,6 +351,7 @@ constraint *constraint_create(const vocabulary *v, grammar *g, int entry) {
     c->first = first;
     c->num_exceptions = 1;
     atomic_init(&c->num_users, 1);
+    atomic_flag_clear(&c->prepared);
     pthread_mutex_init(&c->lock, NULL);
     return c;
 }

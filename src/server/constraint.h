@@ -15,6 +15,9 @@ constraint *constraint_create(const vocabulary *v, grammar *g, int entry);
 /* One user more, one less: the last one's release destroys it. NULL is fine for a release. */
 constraint *constraint_share(constraint *c);
 void constraint_release(constraint *c);
+/* Computes masks that answers will come to, for some milliseconds, once; other threads may follow
+ * it meanwhile. */
+void constraint_prepare(constraint *c);
 /* Its answers have met so many states that others should begin anew. */
 bool constraint_is_full(constraint *c);
 

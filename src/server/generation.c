@@ -185,6 +185,7 @@ bool generation_submit(generation *g, void (*wake)(void *cookie), void *wake_coo
         generation_cancel(g);
         return false;
     }
+    if (g->request.constraint != NULL) constraint_prepare(g->request.constraint);
     return true;
 }
 
