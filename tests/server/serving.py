@@ -20,9 +20,9 @@ OPTIONS = ["--kv-memory", "400MB", "--max-model-len", "8192", "--kv", "f32", "--
 class Server:
     """The program, started and listening."""
 
-    def __init__(self, *options, ready=True):
+    def __init__(self, *more, options=OPTIONS):
         self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen([PROGRAM, "serve", MODEL, "--port", "0", *OPTIONS, *options],
+        self.process = subprocess.Popen([PROGRAM, "serve", MODEL, "--port", "0", *options, *more],
                                         stderr=subprocess.PIPE, text=True)
         self.lines = []
         for line in self.process.stderr:
