@@ -65,7 +65,7 @@ static void close_run(device_run *r) {
 
 /* --- the data --- */
 
-enum { PIECE_BYTES = 16 << 20 }; /* random data of a buffer, before it repeats */
+enum { PIECE_BYTES = 1 << 20 }; /* random data of a buffer, before it repeats */
 
 /* `num` codes of normal values; row scales near 1/32, int8 codes anything. */
 static kv8_status random_codes(kv8_dtype dtype, size_t num, uint64_t seed, uint8_t *out) {
