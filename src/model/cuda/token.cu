@@ -13,37 +13,43 @@
 //
 // Grid: as many blocks as multiprocessors, all resident (a cooperative launch). Block: 8 warps that
 // compute and one that copies. Bytes: every weight of the token once, K and V once. Bound by:
-// memory, and by the blocks' meetings.
+// memory, and by the blocks' meetings: what one block hands to all tells itself when it has come
+// (token_ring.cuh), so that no fence stands in them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "experts_gate.cuh"
 #include "token_attention.cuh"
 #include "token_experts.cuh"
+#include "token_router.cuh"
 
 namespace kv8 {
 
-constexpr int HIDDEN = KV8_TOKEN_HIDDEN, TOP_K = KV8_TOKEN_TOP_K;
-constexpr float ROUTER_STEP = 1.0f / (int64_t{1} << KV8_TOKEN_ROUTER_BITS);
-constexpr float ROUTER_LIMIT = 0x1p20f;  // of a block's part
-constexpr int MOST_ROWS = 64;            // of a block, of QKV; and of the head at once
+constexpr int MOST_ROWS = 64;  // of a block, of QKV; and of the head at once
 static_assert(QKV_WIDTH / KV8_TOKEN_MIN_BLOCKS < MOST_ROWS, "rows of a block");
 constexpr int HEAD_ROWS = 32;
 static_assert(HEAD_ROWS % (2 * DenseRows<HIDDEN>::ROWS) == 0, "both stages ahead in turn");
 constexpr int COMPUTE_REGISTERS = 208, COPY_REGISTERS = 88;  // of a thread; 168 at the launch
 
-enum Place { QKV_DONE, ATTENDED, COMBINED, RESIDUAL, GATED, EXPERTS_DONE, TOKEN_DONE };
-static_assert(TOKEN_DONE + 1 == KV8_TOKEN_MEETINGS, "meetings");
+enum Place { QKV_DONE, ATTENDED, COMBINED, RESIDUAL, GATED, EXPERTS_DONE, TURNS, TOKEN_DONE };
 static_assert(TOP_K == 2 * TEAMS, "a team has two experts of down");
 
 struct Shared {
     uint64_t full[KV8_TOKEN_STAGES], empty[KV8_TOKEN_STAGES];
-    uint64_t routable;  // the layer's router has all its sums
+    uint64_t routable;  // the router has all sums of the layer
+    int64_t router_before[KV8_TOKEN_MAX_EXPERTS];
+    float poison;  // NaN when the router's sums do not hold a part of the block's
     float expert_weights[TOP_K];
     float cos_sin[HEAD_DIM];
     alignas(16) float scratch[KV8_TOKEN_WARPS];
     kv8_token_layer layers[KV8_TOKEN_MAX_LAYERS];
     union alignas(16) {
-        float rows[MOST_ROWS * KV8_TOKEN_WARPS];
+        struct {
+            float rows[MOST_ROWS * KV8_TOKEN_WARPS];
+            union alignas(16) {
+                SplitRow<HIDDEN> normed;
+                SplitRow<Q_WIDTH> attended;
+            };
+        };
         StripSums strips;
         CombineScratch combine;
         FewScratch few;
@@ -65,65 +71,11 @@ __device__ __forceinline__ uint32_t *meeting_word(const kv8_token_args &a, Place
     return a.meetings + place * KV8_TOKEN_MEETING_WORDS;
 }
 
+__device__ __forceinline__ uint32_t turn_of(uint32_t turns, int layer) {
+    return (turns + layer + 1) & 1;
+}
+
 // --- the copying warp ---
-
-struct Routing {
-    int experts[TOP_K];
-    float weights[TOP_K];
-};
-
-// The best experts of the router's sums, ties to the lower id, NaN last; and their softmax. By a
-// warp.
-__device__ __forceinline__ Routing route(const kv8_token_args &a, const float (&bias)[4]) {
-    const int lane = threadIdx.x % 32;
-    int64_t sums[4];
-    float squares[KV8_TOKEN_MAX_BLOCKS / 32], square = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        sums[i] = lane + 32 * i < a.num_experts ? __ldcg(a.router + lane + 32 * i) : 0;
-#pragma unroll
-    for (int i = 0; i < KV8_TOKEN_MAX_BLOCKS / 32; i++)
-        squares[i] =
-            lane + 32 * i < static_cast<int>(gridDim.x) ? __ldcg(a.squares + lane + 32 * i) : 0;
-#pragma unroll
-    for (int i = 0; i < KV8_TOKEN_MAX_BLOCKS / 32; i++) square += squares[i];
-    const float scale = rsqrtf(warp_sum(square) / HIDDEN + a.eps);
-    uint32_t keys[4];  // grow with the logit; 1: NaN, 0: none
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float logit = static_cast<float>(sums[i]) * ROUTER_STEP * scale + bias[i] + 0.0f;
-        const uint32_t bits = __float_as_uint(logit);
-        keys[i] = isnan(logit) ? 1 : bits >> 31 ? ~bits : bits | 0x80000000u;
-        if (lane + 32 * i >= a.num_experts) keys[i] = 0;
-    }
-    Routing r;
-    float best = 0, sum = 0;
-#pragma unroll
-    for (int k = 0; k < TOP_K; k++) {
-        const uint32_t top =
-            __reduce_max_sync(~0u, max(max(keys[0], keys[1]), max(keys[2], keys[3])));
-        uint32_t id = ~0u;
-#pragma unroll
-        for (int i = 3; i >= 0; i--)
-            if (keys[i] == top) id = lane + 32 * i;
-        id = __reduce_min_sync(~0u, id);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (id == static_cast<uint32_t>(lane + 32 * i)) keys[i] = 0;
-        const float logit = top == 1 ? NAN : __uint_as_float(top >> 31 ? top & 0x7fffffffu : ~top);
-        if (k == 0) best = logit;
-        r.experts[k] = id;
-        r.weights[k] = __expf(logit - best);
-        sum += r.weights[k];
-    }
-#pragma unroll
-    for (int k = 0; k < TOP_K; k++) r.weights[k] = __fdividef(r.weights[k], sum);
-    return r;
-}
-
-__device__ __forceinline__ int expert_of(const Routing &r, int k) {
-    return k == 0 ? r.experts[0] : k == 1 ? r.experts[1] : k == 2 ? r.experts[2] : r.experts[3];
-}
 
 // Strips of gate and up stand expert by expert; those of down strip by strip, the experts in turn.
 __device__ __forceinline__ Share gate_up_strips() {
@@ -138,6 +90,7 @@ __device__ __forceinline__ void copy_experts(RingWriter &ring, const kv8_token_l
     const Share up = gate_up_strips(), down = down_strips();
 #pragma unroll 1
     for (int u = up.begin; u < up.end; u++) {
+        ring.in_flight = u == up.end - 1 ? 2 : 3;
         const int64_t strip =
             int64_t{expert_of(r, u / GATE_UP_STRIPS)} * GATE_UP_STRIPS + u % GATE_UP_STRIPS;
         ring.put(l.gate_up + strip * STRIP_BYTES, STRIP_BYTES);
@@ -151,7 +104,7 @@ __device__ __forceinline__ void copy_experts(RingWriter &ring, const kv8_token_l
 
 template <Format F>
 __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shared, uint32_t rings,
-                                           int position) {
+                                           int position, uint32_t turns) {
     const int lane = threadIdx.x % 32;
     RingWriter ring;
     ring.ring = rings, ring.full = smem_address(shared.full);
@@ -165,19 +118,20 @@ __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shar
         __syncwarp();
         const KeySplits keys(l.window_left, position, gridDim.x);
         const int block = blockIdx.x;
-        if (keys.are_few() && block < KV_HEADS) grant_few<Keys<F, 1>>(ring);
+        if (keys.are_few() && block < KV_HEADS)
+            copy_few<Keys<F, 1>>(ring, l, keys, block, a.page_size);
         if (!keys.are_few() && block < keys.splits)
             copy_keys<Keys<F, KV_HEADS>>(ring, l, keys.of(block), a.page_size);
+        if (lane == 0) copy_rows<Q_WIDTH>(ring, l.o, o);
+        __syncwarp();
         float bias[4];
 #pragma unroll
         for (int k = 0; k < 4; k++)
             bias[k] = lane + 32 * k < a.num_experts
                           ? widen_bf16(__ldg(l.router_bias + lane + 32 * k))
                           : 0;
-        if (lane == 0) copy_rows<Q_WIDTH>(ring, l.o, o);
-        __syncwarp();
         barrier_wait(smem_address(&shared.routable), i & 1);
-        const Routing r = route(a, bias);
+        const Routing r = route(a, bias, shared.router_before, turn_of(turns, i));
         if (lane == 0) {
 #pragma unroll
             for (int k = 0; k < TOP_K; k++) shared.expert_weights[k] = r.weights[k];
@@ -190,78 +144,95 @@ __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shar
 
 // --- the computing warps ---
 
-// The residual stream that a layer begins with: of the first the embedding; of others in two parts,
-// as the experts of the layer before leave it.
-__device__ __forceinline__ float2 load_row(const kv8_token_args &a, const uint16_t *embedding,
-                                           int at) {
-    if (embedding != nullptr) {
-        const uint32_t e = __ldg(reinterpret_cast<const uint32_t *>(embedding + at));
-        return make_float2(low_bf16(e), high_bf16(e));
-    }
-    const float2 x = __ldcg(reinterpret_cast<const float2 *>(a.residual + HIDDEN + at));
-    const float2 y = __ldcg(reinterpret_cast<const float2 *>(a.residual + 2 * HIDDEN + at));
-    return make_float2(x.x + y.x, x.y + y.y);
+// Fourths of a row that a thread has: the i-th of them, or NULL.
+constexpr int FOURTHS = (HIDDEN / 4 + COMPUTE_THREADS - 1) / COMPUTE_THREADS;
+__device__ __forceinline__ int fourth(int i) {
+    return threadIdx.x + i * COMPUTE_THREADS;
 }
+template <class T>
+__device__ __forceinline__ const T *fourth_of(const T *row, int i) {
+    return fourth(i) < HIDDEN / 4 ? row + 4 * fourth(i) : nullptr;
+}
+struct Gains {
+    uint2 x[FOURTHS];
 
-// Its normed row. What does not depend on the meeting is loaded before.
+    __device__ explicit Gains(const uint16_t *norm) {
+#pragma unroll
+        for (int i = 0; i < FOURTHS; i++) {
+            x[i] = make_uint2(0, 0);
+            if (const uint16_t *const from = fourth_of(norm, i))
+                x[i] = __ldg(reinterpret_cast<const uint2 *>(from));
+        }
+    }
+    __device__ void scale(int i, float by, float (&y)[4]) const {
+        y[0] *= by * low_bf16(x[i].x), y[1] *= by * high_bf16(x[i].x);
+        y[2] *= by * low_bf16(x[i].y), y[3] *= by * high_bf16(x[i].y);
+    }
+};
+
+// The normed row that a layer begins with: of the first the embedding; of others in two parts, as
+// the experts of the layer before leave it. What waits for nobody is loaded before.
 __device__ __forceinline__ void norm_row(const kv8_token_args &a, const uint16_t *gain,
                                          const uint16_t *embedding, const Meeting &before,
-                                         Shared &shared, DenseInput<HIDDEN> &row) {
-    using D = Dense<HIDDEN>;
-    uint32_t gains[D::STEPS][4];
+                                         uint32_t turn, Shared &shared, DenseInput<HIDDEN> &row) {
+    const Gains gains(gain);
+    float x[FOURTHS][4], squares = 0;
+    if (embedding != nullptr) {
 #pragma unroll
-    for (int j = 0; j < D::STEPS; j++)
+        for (int i = 0; i < FOURTHS; i++) {
+            uint2 e = make_uint2(0, 0);
+            if (const uint16_t *const from = fourth_of(embedding, i))
+                e = __ldg(reinterpret_cast<const uint2 *>(from));
+            x[i][0] = low_bf16(e.x), x[i][1] = high_bf16(e.x);
+            x[i][2] = low_bf16(e.y), x[i][3] = high_bf16(e.y);
+        }
+    } else {
+        before.hear();
+        Handed<4> parts[2 * FOURTHS];
+        take(parts, turn,
+             [&](int n) { return fourth_of(a.residual + (1 + n % 2) * HIDDEN, n / 2); });
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            gains[j][i] = D::has(j, i)
-                              ? __ldg(reinterpret_cast<const uint32_t *>(gain + D::column(j, i)))
-                              : 0;
-    before.wait();
-    float2 x[D::STEPS][4];
-    float squares = 0;
+        for (int i = 0; i < FOURTHS; i++)
 #pragma unroll
-    for (int j = 0; j < D::STEPS; j++)
+            for (int k = 0; k < 4; k++)
+                x[i][k] =
+                    fourth(i) < HIDDEN / 4 ? parts[2 * i].value(k) + parts[2 * i + 1].value(k) : 0;
+    }
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            x[j][i] = D::has(j, i) ? load_row(a, embedding, D::column(j, i)) : make_float2(0, 0);
+    for (int i = 0; i < FOURTHS; i++)
 #pragma unroll
-    for (int j = 0; j < D::STEPS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            squares = fmaf(x[j][i].y, x[j][i].y, fmaf(x[j][i].x, x[j][i].x, squares));
-    if (threadIdx.x / 4 % 2 != 0) squares = 0;  // two lanes have each column
+        for (int k = 0; k < 4; k++) squares = fmaf(x[i][k], x[i][k], squares);
     const float scale = rsqrtf(block_sum(squares, shared.scratch) / HIDDEN + a.eps);
 #pragma unroll
-    for (int j = 0; j < D::STEPS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            row.set(j, i,
-                    make_float2(x[j][i].x * (scale * low_bf16(gains[j][i])),
-                                x[j][i].y * (scale * high_bf16(gains[j][i]))));
+    for (int i = 0; i < FOURTHS; i++) {
+        gains.scale(i, scale, x[i]);
+        if (fourth(i) < HIDDEN / 4) shared.normed.put(fourth(i), x[i]);
+    }
+    meet_warps();
+    row.load(shared.normed);
 }
 
 __device__ __forceinline__ void compute_qkv(const kv8_token_args &a, const kv8_token_layer &l,
                                             const uint16_t *embedding, const Meeting &before,
-                                            Shared &shared, RingReader &ring) {
+                                            uint32_t turn, Shared &shared, RingReader &ring) {
     const Share rows(QKV_WIDTH, blockIdx.x, gridDim.x);
     const int row = threadIdx.x;
     const float bias = row < rows.count() ? widen_bf16(__ldg(l.qkv_bias + rows.begin + row)) : 0;
-    DenseRows<HIDDEN> weights(ring);
     DenseInput<HIDDEN> x;
-    norm_row(a, l.attention_norm, embedding, before, shared, x);
-    if (blockIdx.x == 0 && row < a.num_experts) a.router[row] = 0;
+    norm_row(a, l.attention_norm, embedding, before, turn ^ 1, shared, x);
+    DenseRows<HIDDEN> weights(ring);  // its stages would be filled in front of the norm's reads
     weights.multiply(ring, x, shared.rows, rows.count(), 0);
     meet_warps();
     if (row < rows.count())
-        a.qkv[rows.begin + row] = add_warps(shared.rows + row * KV8_TOKEN_WARPS) + bias;
+        hand(a.qkv + rows.begin + row, add_warps(shared.rows + row * KV8_TOKEN_WARPS) + bias, turn);
+    meet_warps();
 }
 
 // O into the residual stream, and the block's part of the router's product with its normed row: the
 // root mean square divides the result.
 __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_token_layer &l,
                                           const uint16_t *embedding, const Meeting &before,
-                                          Shared &shared, RingReader &ring) {
-    using D = Dense<Q_WIDTH>;
+                                          uint32_t turn, Shared &shared, RingReader &ring) {
     constexpr int MOST_PAIRS = (HIDDEN / KV8_TOKEN_MIN_BLOCKS + 3) / 2, HALF = (MOST_PAIRS + 1) / 2;
     static_assert(2 * MOST_PAIRS <= 32, "rows of a warp");
     const Share rows = rows_of_o();
@@ -279,20 +250,25 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
     float residual = 0, gain = 0;
     if (t < rows.count()) {
         const int at = rows.begin + t;
-        residual = (embedding != nullptr
-                        ? widen_bf16(__ldg(embedding + at))
-                        : __ldcg(a.residual + HIDDEN + at) + __ldcg(a.residual + 2 * HIDDEN + at)) +
+        residual = (embedding != nullptr ? widen_bf16(__ldg(embedding + at))
+                                         : take(a.residual + HIDDEN + at, turn ^ 1) +
+                                               take(a.residual + 2 * HIDDEN + at, turn ^ 1)) +
                    widen_bf16(__ldg(l.o_bias + at));
         gain = widen_bf16(__ldg(l.mlp_norm + at));
     }
     DenseRows<Q_WIDTH> weights(ring);
-    before.wait();
+    constexpr int EACH = Q_WIDTH / 4 / COMPUTE_THREADS;
+    const auto attended = [&](int i) { return a.attended + 4 * (t + i * COMPUTE_THREADS); };
+    Handed<4> parts[EACH];
+    before.hear();
+    take(parts, turn, attended);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        shared.attended.put(t + i * COMPUTE_THREADS, {parts[i].value(0), parts[i].value(1),
+                                                      parts[i].value(2), parts[i].value(3)});
+    meet_warps();
     DenseInput<Q_WIDTH> x;
-#pragma unroll
-    for (int j = 0; j < D::STEPS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            x.set(j, i, __ldcg(reinterpret_cast<const float2 *>(a.attended + D::column(j, i))));
+    x.load(shared.attended);
     weights.multiply(ring, x, shared.rows, rows.count(), 0);
     meet_warps();
     float normed = 0;
@@ -300,11 +276,11 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
         float sum = 0;
         if (t < rows.count()) {
             sum = residual + add_warps(shared.rows + t * KV8_TOKEN_WARPS);
-            a.residual[rows.begin + t] = sum;
+            hand(a.residual + rows.begin + t, sum, turn);
             normed = sum * gain;
         }
         sum = warp_sum(sum * sum);
-        if (t == 0) a.squares[blockIdx.x] = sum;
+        if (t == 0) hand(a.squares + blockIdx.x, sum, turn);
     }
     meet_warps();
     if (t < 32) shared.router.x[t] = normed;
@@ -318,12 +294,11 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
     }
     shared.router.sums[half][expert] = part;
     meet_warps();
-    if (t >= a.num_experts) return;
-    part = shared.router.sums[0][t] + shared.router.sums[1][t];
-    // What whole numbers do not hold makes the token NaN.
-    if (!(fabsf(part) <= ROUTER_LIMIT)) a.squares[blockIdx.x] = NAN;
-    atomicAdd(reinterpret_cast<unsigned long long *>(a.router) + t,
-              static_cast<unsigned long long>(__float2ll_rn(part * (1.0f / ROUTER_STEP))));
+    if (t < a.num_experts) {
+        part = shared.router.sums[0][t] + shared.router.sums[1][t];
+        if (!add_to_router(a.router + t, part)) shared.poison = NAN;
+    }
+    meet_warps();
 }
 
 // The strips of a share, from the first that is this team's turn.
@@ -339,44 +314,31 @@ __device__ __forceinline__ void for_strips(RingReader &ring, const Share &strips
 }
 
 __device__ __forceinline__ void compute_gate_up(const kv8_token_args &a, const kv8_token_layer &l,
-                                                const Meeting &before, Shared &shared,
-                                                RingReader &ring) {
-    const int lane = threadIdx.x % 32, t = threadIdx.x;
-    constexpr int FOURTHS = (HIDDEN / 4 + COMPUTE_THREADS - 1) / COMPUTE_THREADS;
-    uint2 gains[FOURTHS];
-#pragma unroll
-    for (int i = 0; i < FOURTHS; i++) {
-        const int at = t + i * COMPUTE_THREADS;
-        gains[i] = make_uint2(0, 0);
-        if (at < HIDDEN / 4) gains[i] = __ldg(reinterpret_cast<const uint2 *>(l.mlp_norm) + at);
-    }
+                                                const Meeting &before, uint32_t turn,
+                                                Shared &shared, RingReader &ring) {
+    const int t = threadIdx.x;
+    const Gains gains(l.mlp_norm);
     if (t == 0) {
-        before.poll();
+        before.listen();
         barrier_arrive(smem_address(&shared.routable));
     }
     meet_warps();
-    float square = 0;
-#pragma unroll
-    for (int i = 0; i < KV8_TOKEN_MAX_BLOCKS / 32; i++)
-        square +=
-            lane + 32 * i < static_cast<int>(gridDim.x) ? __ldcg(a.squares + lane + 32 * i) : 0;
-    float4 x[FOURTHS];
-#pragma unroll
-    for (int i = 0; i < FOURTHS; i++) {
-        const int at = t + i * COMPUTE_THREADS;
-        x[i] = make_float4(0, 0, 0, 0);
-        if (at < HIDDEN / 4) x[i] = __ldcg(reinterpret_cast<const float4 *>(a.residual) + at);
-    }
-    const float scale = rsqrtf(warp_sum(square) / HIDDEN + a.eps);
+    Handed<4> x[FOURTHS];
+    Squares squares;
+    const auto row_at = [&](int i) { return fourth_of(a.residual, i); };
+    const auto square_at = [&](int i) { return squares_at(a, i); };
+    ask(squares, turn, square_at);
+    ask(x, turn, row_at);
+    get(squares, turn, square_at);
+    get(x, turn, row_at);
+    const float scale = norm_scale(a, squares);
 #pragma unroll
     for (int i = 0; i < FOURTHS; i++) {
-        const int at = t + i * COMPUTE_THREADS;
-        if (at < HIDDEN / 4)
-            reinterpret_cast<uint2 *>(shared.strips.x)[at] =
-                make_uint2(pack_f16(x[i].x * (scale * low_bf16(gains[i].x)),
-                                    x[i].y * (scale * high_bf16(gains[i].x))),
-                           pack_f16(x[i].z * (scale * low_bf16(gains[i].y)),
-                                    x[i].w * (scale * high_bf16(gains[i].y))));
+        float y[4] = {x[i].value(0), x[i].value(1), x[i].value(2), x[i].value(3)};
+        gains.scale(i, scale, y);
+        if (fourth(i) < HIDDEN / 4)
+            reinterpret_cast<uint2 *>(shared.strips.x)[fourth(i)] =
+                make_uint2(pack_f16(y[0], y[1]), pack_f16(y[2], y[3]));
     }
     meet_warps();
     StripInput in;
@@ -392,39 +354,42 @@ __device__ __forceinline__ void compute_gate_up(const kv8_token_args &a, const k
     for_strips(ring, strips, [&](int i) { multiply_strip(ring, in, shared.strips, i); });
     meet_warps();
     const int idx = t / 8, row = t % 8;
-    if (idx >= strips.count()) return;
-    const int strip = strips.begin + idx, output = strip % GATE_UP_STRIPS * 8 + row;
-    const float value =
-        gate(shared.strips.row(idx, row), shared.strips.row(idx, row + 8), a.alpha, a.limit);
-    a.gated[strip / GATE_UP_STRIPS * HIDDEN + StripInput::place(output)] =
-        static_cast<uint16_t>(pack_f16(value, 0));
+    if (idx < strips.count()) {
+        const int strip = strips.begin + idx, output = strip % GATE_UP_STRIPS * 8 + row;
+        const float value =
+            gate(shared.strips.row(idx, row), shared.strips.row(idx, row + 8), a.alpha, a.limit);
+        const uint32_t other = __shfl_xor_sync(3u << t % 32 / 2 * 2, pack_f16(value, 0), 1);
+        if (row % 2 == 0)
+            hand_word(a.gated + strip / GATE_UP_STRIPS * HIDDEN + StripInput::place(output),
+                      pack_f16(value, 0) & 0xffff | other << 16, turn);
+    }
+    meet_warps();
 }
 
 // Down, weighted, and the residual: the part of the block that has a strip's first expert takes it.
 __device__ __forceinline__ void compute_down(const kv8_token_args &a, const Meeting &before,
-                                             Shared &shared, RingReader &ring) {
+                                             uint32_t turn, Shared &shared, RingReader &ring) {
     const Share strips = down_strips();
     const int t = threadIdx.x, idx = t / KV8_STRIP_ROWS, row = t % KV8_STRIP_ROWS;
     const int first_strip = strips.begin / TOP_K, strip = first_strip + idx;
     const int from = max(strip * TOP_K, strips.begin), to = min((strip + 1) * TOP_K, strips.end);
     const int at = strip * KV8_STRIP_ROWS + row;
-    const float residual = from < to ? __ldcg(a.residual + at) : 0;
-    before.wait();
+    const float residual = from < to ? take(a.residual + at, turn) + shared.poison : 0;
     // Teams take turns, so that each has two of the experts.
-    const int turn = strips.begin + StripInput::team();
+    const int turn_at = strips.begin + StripInput::team();
+    before.hear();
     StripInput in[2];
+    Handed<4> x[2 * FOURS];
+    take(x, turn, [&](int n) {
+        const int k = n / FOURS, i = n % FOURS;
+        const uint16_t *const from = a.gated + (turn_at + TEAMS * k) % TOP_K * HIDDEN;
+        return StripInput::block(i) < HIDDEN ? from + StripInput::block(i) + threadIdx.x % 4 * 8
+                                             : nullptr;
+    });
 #pragma unroll
-    for (int k = 0; k < 2; k++)
+    for (int n = 0; n < 2 * FOURS; n++)
 #pragma unroll
-        for (int i = 0; i < FOURS; i++) {
-            uint4 x = make_uint4(0, 0, 0, 0);
-            if (StripInput::block(i) < HIDDEN)
-                x = __ldcg(reinterpret_cast<const uint4 *>(a.gated +
-                                                           (turn + TEAMS * k) % TOP_K * HIDDEN +
-                                                           StripInput::block(i) + t % 4 * 8));
-            in[k].pairs[i][0] = x.x, in[k].pairs[i][1] = x.y;
-            in[k].pairs[i][2] = x.z, in[k].pairs[i][3] = x.w;
-        }
+        for (int p = 0; p < 4; p++) in[n / FOURS].pairs[n % FOURS][p] = x[n].w[p] & ~1u;
     for_strips(ring, strips, [&](int i) {
         StripInput mine;
 #pragma unroll
@@ -435,21 +400,25 @@ __device__ __forceinline__ void compute_down(const kv8_token_args &a, const Meet
         multiply_strip(ring, mine, shared.strips, i);
     });
     meet_warps();
-    if (from >= to) return;
-    float sum = from == strip * TOP_K ? residual : 0;
-    for (int u = from; u < to; u++)
-        sum = fmaf(shared.expert_weights[u % TOP_K], shared.strips.row(u - strips.begin, row), sum);
-    float *const parts = a.residual + HIDDEN;
-    if (from == strip * TOP_K) parts[at] = sum;
-    if (to == (strip + 1) * TOP_K) parts[HIDDEN + at] = from == strip * TOP_K ? 0 : sum;
+    if (from < to) {
+        float sum = from == strip * TOP_K ? residual : 0;
+        for (int u = from; u < to; u++)
+            sum = fmaf(shared.expert_weights[u % TOP_K], shared.strips.row(u - strips.begin, row),
+                       sum);
+        float *const parts = a.residual + HIDDEN;
+        if (from == strip * TOP_K) hand(parts + at, sum, turn);
+        if (to == (strip + 1) * TOP_K)
+            hand(parts + HIDDEN + at, from == strip * TOP_K ? 0 : sum, turn);
+    }
+    meet_warps();
 }
 
 __device__ __forceinline__ void compute_head(const kv8_token_args &a, const Meeting &before,
-                                             Shared &shared, RingReader &ring) {
+                                             uint32_t turn, Shared &shared, RingReader &ring) {
     const Share rows(a.vocab_size, blockIdx.x, gridDim.x);
     DenseRows<HIDDEN> weights(ring);
     DenseInput<HIDDEN> x;
-    norm_row(a, a.final_norm, nullptr, before, shared, x);
+    norm_row(a, a.final_norm, nullptr, before, turn, shared, x);
 #pragma unroll 1
     for (int r = rows.begin; r < rows.end; r += HEAD_ROWS) {
         const int n = min(HEAD_ROWS, rows.end - r);
@@ -463,7 +432,7 @@ __device__ __forceinline__ void compute_head(const kv8_token_args &a, const Meet
 
 template <Format F>
 __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &shared,
-                                              uint32_t rings, int position) {
+                                              uint32_t rings, int position, uint32_t turns) {
     const uint32_t blocks = gridDim.x, block = blockIdx.x;
     RingReader ring;
     ring.ring = rings, ring.full = smem_address(shared.full);
@@ -476,20 +445,21 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
 #pragma unroll 1
     for (int i = 0; i < a.num_layers; i++) {
         const kv8_token_layer &l = shared.layers[i];
+        const uint32_t turn = turn_of(turns, i);
         const uint32_t all = blocks * (i + 1);
-        compute_qkv(a, l, embedding, meeting(EXPERTS_DONE, blocks * i), shared, ring);
-        meeting(QKV_DONE, 0).arrive();
+        compute_qkv(a, l, embedding, meeting(EXPERTS_DONE, blocks * i), turn, shared, ring);
+        meeting(QKV_DONE, 0).call();
         const KeySplits keys(l.window_left, position, blocks);
         if (keys.are_few()) {
             if (block < KV_HEADS) {
-                attend_few<Keys<F, 1>>(ring, a, l, keys, block, meeting(QKV_DONE, all),
+                attend_few<Keys<F, 1>>(ring, a, l, keys, block, meeting(QKV_DONE, all), turn,
                                        shared.cos_sin, shared.few);
-                meeting(COMBINED, 0).arrive();
+                meeting(COMBINED, 0).call();
             }
             combined += KV_HEADS;
         } else {
             if (block < static_cast<uint32_t>(keys.splits)) {
-                attend<Keys<F, KV_HEADS>>(ring, a, l, keys, block, meeting(QKV_DONE, all),
+                attend<Keys<F, KV_HEADS>>(ring, a, l, keys, block, meeting(QKV_DONE, all), turn,
                                           shared.cos_sin);
                 meeting(ATTENDED, 0).arrive();
             }
@@ -498,26 +468,28 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
                 for (uint32_t item = block; item < COMBINE_ITEMS; item += blocks) {
                     const HeadEnd end(l, item / 2);
                     if (item == block) meeting(ATTENDED, attended).wait();
-                    combine_item(a, end, item, keys.splits, shared.combine);
+                    combine_item(a, end, item, keys.splits, turn, shared.combine);
                     meet_warps();
                 }
-                meeting(COMBINED, 0).arrive();
+                meeting(COMBINED, 0).call();
             }
             combined += min(blocks, static_cast<uint32_t>(COMBINE_ITEMS));
         }
-        compute_o(a, l, embedding, meeting(COMBINED, combined), shared, ring);
-        meeting(RESIDUAL, 0).arrive();
-        compute_gate_up(a, l, meeting(RESIDUAL, all), shared, ring);
-        meeting(GATED, 0).arrive();
-        compute_down(a, meeting(GATED, all), shared, ring);
-        meeting(EXPERTS_DONE, 0).arrive();
+        compute_o(a, l, embedding, meeting(COMBINED, combined), turn, shared, ring);
+        meeting(RESIDUAL, 0).call();
+        compute_gate_up(a, l, meeting(RESIDUAL, all), turn, shared, ring);
+        meeting(GATED, 0).call();
+        compute_down(a, meeting(GATED, all), turn, shared, ring);
+        meeting(EXPERTS_DONE, 0).call();
         embedding = nullptr;
     }
-    compute_head(a, meeting(EXPERTS_DONE, blocks * a.num_layers), shared, ring);
+    compute_head(a, meeting(EXPERTS_DONE, blocks * a.num_layers), turn_of(turns, a.num_layers - 1),
+                 shared, ring);
     // The last block to get here leaves the meetings as it found them.
     if (threadIdx.x != 0) return;
     if (atomicAdd(meeting_word(a, TOKEN_DONE), 1) != blocks - 1) return;
-    for (int i = 0; i < KV8_TOKEN_MEETINGS; i++) a.meetings[i * KV8_TOKEN_MEETING_WORDS] = 0;
+    for (int i = 0; i <= TOKEN_DONE; i++)
+        *meeting_word(a, static_cast<Place>(i)) = i == TURNS ? turns + a.num_layers : 0;
 }
 
 template <Format F>
@@ -530,6 +502,7 @@ __device__ __forceinline__ void token_body(const kv8_token_args &a) {
             barrier_init(smem_address(shared.full + i), 1);
             barrier_init(smem_address(shared.empty + i), KV8_TOKEN_WARPS);
         }
+        shared.poison = 0;
         barrier_init(smem_address(&shared.routable), 1);
         barrier_init_fence();
     }
@@ -538,13 +511,16 @@ __device__ __forceinline__ void token_body(const kv8_token_args &a) {
     const auto *const from = reinterpret_cast<const uint64_t *>(a.layers);
     for (int i = t; i < a.num_layers * WORDS; i += KV8_TOKEN_THREADS)
         reinterpret_cast<uint64_t *>(shared.layers)[i] = __ldg(from + i);
+    if (t < a.num_experts) shared.router_before[t] = __ldcg(a.router + t);
+    const uint32_t turns = __ldcg(meeting_word(a, TURNS));
     __syncthreads();
     if (t / 32 < KV8_TOKEN_WARPS) {
         registers_take<COMPUTE_REGISTERS>();
-        compute_token<F>(a, shared, smem_address(rings), position);
+        compute_token<F>(a, shared, smem_address(rings), position, turns);
     } else {
         registers_give<COPY_REGISTERS>();
-        if (t / 32 == KV8_TOKEN_WARPS) copy_token<F>(a, shared, smem_address(rings), position);
+        if (t / 32 == KV8_TOKEN_WARPS)
+            copy_token<F>(a, shared, smem_address(rings), position, turns);
     }
 }
 

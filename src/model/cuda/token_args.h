@@ -44,8 +44,8 @@ typedef struct kv8_token_layer {
     int32_t padding;
 } kv8_token_layer;
 
-/* Words that blocks meet at, 128 bytes apart; 0 before and after every launch. */
-enum { KV8_TOKEN_MEETINGS = 7, KV8_TOKEN_MEETING_WORDS = 32 };
+/* Words that blocks meet at, 128 bytes apart. */
+enum { KV8_TOKEN_MEETINGS = 8, KV8_TOKEN_MEETING_WORDS = 32 };
 
 typedef struct kv8_token_args {
     kv8_token_layer *layers;
@@ -53,7 +53,7 @@ typedef struct kv8_token_args {
     const int32_t *token_ids, *positions;          /* one of each */
     const float *cos_sin;                          /* [head_dim] of the position */
     float *logits;                                 /* [vocab_size] */
-    /* Workspace. */
+    /* Workspace, all 0 before the first token. */
     uint32_t *meetings;  /* [KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS] */
     float *residual;     /* [3, hidden]: after attention; after the experts, two parts */
     float *qkv;          /* [qkv rows] */
@@ -61,13 +61,11 @@ typedef struct kv8_token_args {
     float *partial_sums; /* [blocks, qo heads, 2]: maximum (log2), sum */
     float *attended;     /* [qo heads * head dim] */
     float *squares;      /* [blocks]: of the residual after attention */
-    int64_t *router;     /* [num_experts] in steps of 2^-KV8_TOKEN_ROUTER_BITS */
+    int64_t *router;     /* [num_experts]: sums over all layers, and how many there are of */
     uint16_t *gated;     /* f16 [top_k, hidden] */
     int32_t num_layers, num_experts, vocab_size, page_size;
     float eps, alpha, limit;
     int32_t padding;
 } kv8_token_args;
-
-enum { KV8_TOKEN_ROUTER_BITS = 34 };
 
 #endif

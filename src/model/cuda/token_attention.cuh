@@ -108,12 +108,41 @@ __device__ void copy_keys(RingWriter &ring, const kv8_token_layer &layer, const 
     }
 }
 
-// Stages of one head, whose rows are too short to be copies of their own.
+// A granule's rows of one head, K or V, which are too short for bulk copies.
 template <class T>
-__device__ void grant_few(RingWriter &ring) {
-    if (threadIdx.x % 32 == 0)
-        for (int i = 0; i < T::STAGES; i++) ring.grant();
-    __syncwarp();
+__device__ __forceinline__ void copy_head(const uint8_t *page, int slot, int head, uint32_t to) {
+    constexpr int PIECES = T::HEAD / 16;
+    const uint8_t *const from = page + (slot * KV_HEADS + head) * T::HEAD;
+#pragma unroll
+    for (int i = 0; i < TOKENS * PIECES / 32; i++) {
+        const int piece = i * 32 + threadIdx.x % 32;
+        copy16_once<true>(to + piece * 16,
+                          from + piece / PIECES * KV_HEADS * T::HEAD + piece % PIECES * 16);
+    }
+}
+
+// All granules of one head.
+template <class T>
+__device__ void copy_few(RingWriter &ring, const kv8_token_layer &l, const KeySplits &keys,
+                         int head, int page_size) {
+    const int mine = min(static_cast<int>(threadIdx.x) % 32, keys.granules - 1);
+    const int page =
+        __ldg(l.page_indices + __ldg(l.page_indptr) + (keys.first + mine) * TOKENS / page_size);
+    const auto copy = [&](const uint8_t *rows, int64_t stride, uint32_t to) {
+#pragma unroll 1
+        for (int i = 0; i < keys.granules; i++)
+            copy_head<T>(rows + __shfl_sync(~0u, page, i) * stride,
+                         (keys.first + i) * TOKENS % page_size, head, to + i * T::Row::TILE_BYTES);
+    };
+    if constexpr (T::STAGES == 1) {
+        ring.fill([&](uint32_t stage) {
+            copy(l.k, l.k_stride_page, stage);
+            copy(l.v, l.v_stride_page, stage + T::VALUES);
+        });
+    } else {
+        ring.fill([&](uint32_t stage) { copy(l.k, l.k_stride_page, stage); });
+        ring.fill([&](uint32_t stage) { copy(l.v, l.v_stride_page, stage); });
+    }
 }
 
 // --- a computing warp: a KV head over a range of keys ---
@@ -132,25 +161,30 @@ __device__ __forceinline__ float rotated(float x, float y, float cosine, float s
 
 // The rotated rows of the warp's query heads as the B fragment of the first MMA; and the factor of
 // a score of columns 2c and 2c + 1.
-template <Format F>
+template <Format F, class ASKED>
 __device__ __forceinline__ void load_queries(const float *qkv, const float *cos_sin, int head,
-                                             float scale, uint32_t (&q)[1][1][HEAD_DIM / 16][2],
-                                             float (&factor)[2]) {
+                                             float scale, uint32_t turn,
+                                             uint32_t (&q)[1][1][HEAD_DIM / 16][2],
+                                             float (&factor)[2], ASKED &&asked) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const float *const row = qkv + (head * GROUP + g) * HEAD_DIM;
     constexpr int PER = 64 / size_of(F) / 16;
     float x[HEAD_DIM / 16][4];
+    Handed<4> handed[HEAD_DIM / 8];
+    const auto at = [&](int i) {
+        const int d = Keys<F, 1>::K::dim(i / 2 / PER, c, i / 2 % PER * 4);
+        return row + (i % 2 == 0 ? d : d ^ HEAD_DIM / 2);
+    };
+    ask(handed, turn, at);
+    asked();
+    get(handed, turn, at);
 #pragma unroll
     for (int s = 0; s < HEAD_DIM / 16; s++) {
         const int d = Keys<F, 1>::K::dim(s / PER, c, s % PER * 4), pair = d % (HEAD_DIM / 2);
-        const float4 mine = __ldcg(reinterpret_cast<const float4 *>(row + d));
-        const float4 other = __ldcg(reinterpret_cast<const float4 *>(row + (d ^ HEAD_DIM / 2)));
-        const float a[4] = {mine.x, mine.y, mine.z, mine.w};
-        const float b[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            x[s][i] = rotated(a[i], b[i], cos_sin[pair + i], cos_sin[HEAD_DIM / 2 + pair + i],
-                              d < HEAD_DIM / 2);
+            x[s][i] = rotated(handed[2 * s].value(i), handed[2 * s + 1].value(i), cos_sin[pair + i],
+                              cos_sin[HEAD_DIM / 2 + pair + i], d < HEAD_DIM / 2);
     }
     float top = 0;
 #pragma unroll
@@ -207,10 +241,9 @@ struct OwnRow {
         if (nans > 0) atomicAdd(cell + 1, static_cast<unsigned long long>(nans));
     }
     // As QKV leaves them: K of the two dims, then V.
-    __device__ static float4 load(const float *qkv, int head) {
-        const float *const row = qkv + Q_WIDTH + head * HEAD_DIM + threadIdx.x % 32;
-        return make_float4(__ldcg(row), __ldcg(row + HEAD_DIM / 2), __ldcg(row + KV_WIDTH),
-                           __ldcg(row + KV_WIDTH + HEAD_DIM / 2));
+    __device__ static const float *at(const float *qkv, int head, int i) {
+        return qkv + Q_WIDTH + head * HEAD_DIM + threadIdx.x % 32 + i / 2 * KV_WIDTH +
+               i % 2 * (HEAD_DIM / 2);
     }
     __device__ void encode(const kv8_token_layer &l, const float4 &x, const float *cos_sin,
                            int head, float k_scale, float v_scale) {
@@ -328,16 +361,23 @@ struct WarpHead {
 
     // What does not depend on the meeting is loaded before.
     __device__ WarpHead(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
-                        const Meeting &before, const float *cos_sin, int head, bool has_own)
+                        const Meeting &before, uint32_t turn, const float *cos_sin, int head,
+                        bool has_own)
         : own{} {
         const float k_scale = l.k_scale == nullptr ? 1.0f : __ldg(l.k_scale + head);
         const float v_scale = l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head);
         if (has_own)
             page = __ldg(l.page_indices + __ldg(l.page_indptr) + (keys.end - 1) / a.page_size);
-        before.wait();
-        const float4 row = OwnRow<T::FORMAT>::load(a.qkv, head);
-        load_queries<T::FORMAT>(a.qkv, cos_sin, head, LOG2E / 8 * k_scale, q, factor);
-        if (has_own) own.encode(l, row, cos_sin, head, k_scale, v_scale);
+        before.hear();
+        Handed<1> row[4];
+        const auto at = [&](int i) { return OwnRow<T::FORMAT>::at(a.qkv, head, i); };
+        load_queries<T::FORMAT>(a.qkv, cos_sin, head, LOG2E / 8 * k_scale, turn, q, factor, [&] {
+            if (has_own) ask(row, turn, at);
+        });
+        if (!has_own) return;
+        get(row, turn, at);
+        own.encode(l, {row[0].value(0), row[1].value(0), row[2].value(0), row[3].value(0)}, cos_sin,
+                   head, k_scale, v_scale);
     }
     __device__ void add(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
                         int key, int head, uint32_t k_tile, uint32_t v_tile) {
@@ -373,11 +413,11 @@ struct WarpHead {
 
 template <class T>
 __device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
-                       const KeySplits &keys, int split, const Meeting &before,
+                       const KeySplits &keys, int split, const Meeting &before, uint32_t turn,
                        const float *cos_sin) {
     const int head = threadIdx.x / 32;
     const Share granules = keys.of(split);
-    WarpHead<T> warp(a, l, keys, before, cos_sin, head, split == keys.splits - 1);
+    WarpHead<T> warp(a, l, keys, before, turn, cos_sin, head, split == keys.splits - 1);
 #pragma unroll 1
     for (int i = granules.begin; i < granules.end; i++) {
         uint32_t k_stage = 0;
@@ -425,7 +465,7 @@ struct CombineScratch {
 };
 
 __device__ __forceinline__ void combine_item(const kv8_token_args &a, const HeadEnd &end, int item,
-                                             int splits, CombineScratch &scratch) {
+                                             int splits, uint32_t turn, CombineScratch &scratch) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = item / 2;
     const int dim = item % 2 * COMBINE_DIMS + lane;
     const float2 *const sums = reinterpret_cast<const float2 *>(a.partial_sums) + head;
@@ -467,7 +507,7 @@ __device__ __forceinline__ void combine_item(const kv8_token_args &a, const Head
         row.sum = fmaf(scratch.sum[i], weight, row.sum);
         row.value = fmaf(scratch.o[i][lane], weight, row.value);
     }
-    a.attended[head * HEAD_DIM + dim] = row.finish(end);
+    hand(a.attended + head * HEAD_DIM + dim, row.finish(end), turn);
 }
 
 // --- few keys: the block has a KV head, its warps share the granules ---
@@ -477,41 +517,17 @@ struct FewScratch {
     float max[KV8_TOKEN_WARPS][GROUP], sum[KV8_TOKEN_WARPS][GROUP];
 };
 
-// Starts the copy of a granule's rows of one head, K or V.
-template <class T>
-__device__ __forceinline__ void copy_head(const uint8_t *page, int slot, int head, uint32_t to) {
-    constexpr int PIECES = T::HEAD / 16;
-    const uint8_t *const from = page + (slot * KV_HEADS + head) * T::HEAD;
-#pragma unroll
-    for (int i = 0; i < TOKENS * PIECES / 32; i++) {
-        const int piece = i * 32 + threadIdx.x % 32;
-        copy16_once<true>(to + piece * 16,
-                          from + piece / PIECES * KV_HEADS * T::HEAD + piece % PIECES * 16);
-    }
-}
-
-// `before`: the token's own row is computed. The others' copies are under way by then.
 template <class T>
 __device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
-                           const KeySplits &keys, int head, const Meeting &before,
+                           const KeySplits &keys, int head, const Meeting &before, uint32_t turn,
                            const float *cos_sin, FewScratch &scratch) {
     const int idx = threadIdx.x / 32;
-    uint32_t k_stage = 0;
-    const uint32_t v_stage = T::wait(ring, k_stage);
-    const int32_t *const pages = l.page_indices + __ldg(l.page_indptr);
-    for (int i = idx; i < keys.granules; i += KV8_TOKEN_WARPS) {
-        const int key = (keys.first + i) * TOKENS, slot = key % a.page_size;
-        const int64_t page = __ldg(pages + key / a.page_size);
-        const int at = i * T::Row::TILE_BYTES;
-        copy_head<T>(l.k + page * l.k_stride_page, slot, head, k_stage + at);
-        copy_head<T>(l.v + page * l.v_stride_page, slot, head, v_stage + at);
-    }
     const int qo_head = head * GROUP + idx;
     const HeadEnd end(l, qo_head);
-    WarpHead<T> warp(a, l, keys, before, cos_sin, head,
+    WarpHead<T> warp(a, l, keys, before, turn, cos_sin, head,
                      idx == (keys.granules - 1) % KV8_TOKEN_WARPS);
-    copy_wait_all();
-    __syncwarp();
+    uint32_t k_stage = 0;
+    const uint32_t v_stage = T::wait(ring, k_stage);
 #pragma unroll 1
     for (int i = idx; i < keys.granules; i += KV8_TOKEN_WARPS)
         warp.add(a, l, keys, (keys.first + i) * TOKENS, head, k_stage + i * T::Row::TILE_BYTES,
@@ -538,8 +554,8 @@ __device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_
         low.value = fmaf(o.x, weight, low.value), high = fmaf(o.y, weight, high);
     }
     const RowSums second = {low.max, low.sum, high};
-    reinterpret_cast<float2 *>(a.attended + qo_head * HEAD_DIM)[lane] =
-        make_float2(low.finish(end), second.finish(end));
+    float *const to = a.attended + qo_head * HEAD_DIM + 2 * lane;
+    hand(to, low.finish(end), turn), hand(to + 1, second.finish(end), turn);
 }
 
 }  // namespace kv8

@@ -38,28 +38,44 @@ struct Dense {
 
     // The j-th step's first block of the warp.
     __device__ static int first(int j) { return 4 * (threadIdx.x / 32 + KV8_TOKEN_WARPS * j); }
-    // Of the lane, as it supplies activations: the first of its i-th two columns of four; there are
-    // none past the end.
-    __device__ static int block(int j, int i) {
-        return first(j) + i / 2 * 2 + threadIdx.x % 32 / 16;
+};
+
+// A row of activations for all warps: each as two bf16, whose sum keeps 16 bits. Of every eight
+// columns the pairs stand as lanes need them: 0 and 4, 2 and 6.
+template <int COLS>
+struct SplitRow {
+    uint32_t upper[COLS / 2 + 2], lower[COLS / 2];  // in other banks
+
+    // Columns 4 n to 4 n + 3.
+    __device__ void put(int n, const float (&x)[4]) {
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int at = n / 2 * 4 + n % 2 + 2 * k;
+            const uint32_t pair = pack_bf16(x[2 * k], x[2 * k + 1]);
+            upper[at] = pair;
+            lower[at] = pack_bf16(x[2 * k] - low_bf16(pair), x[2 * k + 1] - high_bf16(pair));
+        }
     }
-    __device__ static int column(int j, int i) {
-        return 32 * block(j, i) + threadIdx.x % 4 * 8 + i % 2 * 4 + threadIdx.x / 8 % 2 * 2;
-    }
-    __device__ static bool has(int j, int i) { return block(j, i) < BLOCKS; }
 };
 
 // The lane's activations as B fragments: of even lanes g their upper halves, of odd the lower.
 template <int COLS>
 struct DenseInput {
-    uint32_t pairs[Dense<COLS>::STEPS][4];
+    uint2 pairs[Dense<COLS>::STEPS][2];
 
-    // The i-th two of step j.
-    __device__ void set(int j, int i, float2 x) {
-        const uint32_t upper = pack_bf16(x.x, x.y);
-        pairs[j][i] = threadIdx.x / 4 % 2 == 0
-                          ? upper
-                          : pack_bf16(x.x - low_bf16(upper), x.y - high_bf16(upper));
+    __device__ void load(const SplitRow<COLS> &row) {
+        const int lane = threadIdx.x % 32;
+        const uint32_t *const from =
+            (lane / 4 % 2 == 0 ? row.upper : row.lower) + lane % 4 * 4 + lane / 8 % 2 * 2;
+#pragma unroll
+        for (int j = 0; j < Dense<COLS>::STEPS; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int block = Dense<COLS>::first(j) + 2 * i + lane / 16;
+                pairs[j][i] = make_uint2(0, 0);
+                if (block < Dense<COLS>::BLOCKS)
+                    pairs[j][i] = *reinterpret_cast<const uint2 *>(from + 16 * block);
+            }
     }
 };
 
@@ -89,7 +105,7 @@ struct DenseStage {
         for (int j = 0; j < Dense<COLS>::STEPS; j++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                mma<true>(d[i], w[j][i].w, {x.pairs[j][2 * i], x.pairs[j][2 * i + 1]});
+                mma<true>(d[i], w[j][i].w, {x.pairs[j][i].x, x.pairs[j][i].y});
         // Lane (g, c) has columns 2c and 2c + 1, half c % 2 of block c / 2; its rows g and g + 8
         // are the halves of block g % 2.
         const float low = (d[0][0] + d[1][0]) + (d[0][1] + d[1][1]);

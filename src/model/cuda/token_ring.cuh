@@ -60,10 +60,17 @@ struct RingWriter : RingCursor {
         expect_bytes(full_barrier(), bytes);
         return stage();
     }
-    // The next stage, once it is empty, for the computing warps to fill.
-    __device__ void grant() {
-        wait();
-        barrier_arrive(full_barrier());
+    // The next stage, once it is empty, for copies that a warp starts itself: fill(stage), which
+    // each lane's arrival follows.
+    template <class FILL>
+    __device__ void fill(FILL &&fill) {
+        const bool leads = threadIdx.x % 32 == 0;
+        if (leads) wait();
+        n = __shfl_sync(~0u, n, 0);
+        fill(stage());
+        asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(full_barrier()) : "memory");
+        __syncwarp();
+        if (leads) barrier_arrive(full_barrier());
         n++;
     }
     __device__ void copy(uint32_t to, const void *from, uint32_t bytes) const {
@@ -90,6 +97,23 @@ struct Meeting {
     uint32_t *word;
     uint32_t expected;
 
+    // A hint, without a fence, that what was handed on has probably come.
+    __device__ void call() const {
+        meet_warps();
+        if (threadIdx.x == 0)
+            asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(word) : "memory");
+    }
+    __device__ void listen() const {
+        uint32_t seen;
+        do {
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
+        } while (static_cast<int32_t>(seen - expected) < 0);
+    }
+    __device__ void hear() const {
+        if (threadIdx.x == 0) listen();
+        meet_warps();
+    }
+
     // After everything that the block's computing warps wrote.
     __device__ void arrive() const {
         meet_warps();
@@ -108,6 +132,73 @@ struct Meeting {
         meet_warps();
     }
 };
+
+// Words that blocks hand to each other carry in their last bit whose turn they are of, 0 and 1 by
+// layers: who needs one reads it until it has come. No fence and no count stand between.
+__device__ __forceinline__ void hand_word(void *to, uint32_t word, uint32_t turn) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"((word & ~1u) | turn)
+                 : "memory");
+}
+__device__ __forceinline__ void hand(float *to, float x, uint32_t turn) {
+    hand_word(to, __float_as_uint(x), turn);
+}
+
+// Neighbours of them, as one load has them.
+template <int WORDS>
+struct Handed {
+    uint32_t w[WORDS];
+
+    __device__ void load(const void *from) {
+        static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "words of a load");
+        if constexpr (WORDS == 1)
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(w[0]) : "l"(from));
+        else if constexpr (WORDS == 2)
+            asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                         : "=r"(w[0]), "=r"(w[1])
+                         : "l"(from));
+        else
+            asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                         : "l"(from));
+    }
+    __device__ bool came(uint32_t turn) const {
+        uint32_t other = 0;
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) other |= w[i] ^ turn;
+        return (other & 1) == 0;
+    }
+    __device__ float value(int i) const {
+        return __uint_as_float(w[i] & ~1u);
+    }
+};
+// Asks for h[i] at at(i), for zeros where that is NULL.
+template <int N, int WORDS, class AT>
+__device__ __forceinline__ void ask(Handed<WORDS> (&h)[N], uint32_t turn, AT &&at) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+#pragma unroll
+        for (int k = 0; k < WORDS; k++) h[i].w[k] = turn;
+        if (at(i) != nullptr) h[i].load(at(i));
+    }
+}
+// Until all that was asked for is of the turn.
+template <int N, int WORDS, class AT>
+__device__ __forceinline__ void get(Handed<WORDS> (&h)[N], uint32_t turn, AT &&at) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        while (!h[i].came(turn)) h[i].load(at(i));
+}
+template <int N, int WORDS, class AT>
+__device__ __forceinline__ void take(Handed<WORDS> (&h)[N], uint32_t turn, AT &&at) {
+    ask(h, turn, at);
+    get(h, turn, at);
+}
+
+__device__ __forceinline__ float take(const float *from, uint32_t turn) {
+    Handed<1> h[1];
+    take(h, turn, [&](int) { return from; });
+    return h[0].value(0);
+}
 
 // Block `idx` of `blocks` has items [begin, end) of n; n * blocks is below 2^32.
 struct Share {

@@ -25,7 +25,7 @@ typedef struct kv8_gpt_oss_token {
     /* The plans that args.layers were written for; NULL: none. */
     const kv8_device_attention *set;
     uint64_t version;
-    bool is_clear; /* the meetings have been set to 0 */
+    bool is_clear; /* the workspace has been set to 0 */
 } kv8_gpt_oss_token;
 
 typedef struct kv8_gpt_oss_device {

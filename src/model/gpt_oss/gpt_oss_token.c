@@ -2,6 +2,8 @@
  * caches it takes, its workspace, its launch.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
 #include "gpt_oss.h"
 #include "gpt_oss_device.h"
 
@@ -38,21 +40,20 @@ kv8_status kv8_gpt_oss_token_create(kv8_model *model) {
     return KV8_OK;
 }
 
-void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory) {
+typedef struct workspace_array {
+    void **array;
+    size_t bytes;
+} workspace_array;
+enum { WORKSPACE_ARRAYS = 9 };
+
+static void list_workspace(const kv8_model *model, workspace_array (*arrays)[WORKSPACE_ARRAYS]) {
     const kv8_gpt_oss *const own = model->own;
-    kv8_gpt_oss_token *const t = &own->device->token;
-    if (t->why_not != NULL) return;
-    const kv8_gpt_oss_config *const c = &own->config;
-    kv8_token_args *const a = &t->args;
+    kv8_token_args *const a = &own->device->token.args;
     const size_t blocks = (size_t)kv8_device_get_info(model->options.device)->num_sms;
     const size_t heads = KV8_TOKEN_QO_HEADS, width = heads * KV8_TOKEN_HEAD_DIM;
     const size_t kv_width = (size_t)KV8_TOKEN_KV_HEADS * KV8_TOKEN_HEAD_DIM;
     enum { HIDDEN = KV8_TOKEN_HIDDEN };
-    const struct {
-        void **array;
-        size_t bytes;
-    } arrays[] = {
-        {(void **)&a->layers, (size_t)c->num_layers * sizeof *a->layers},
+    const workspace_array all[WORKSPACE_ARRAYS] = {
         {(void **)&a->meetings, KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS * sizeof *a->meetings},
         {(void **)&a->residual, 3 * HIDDEN * sizeof *a->residual},
         {(void **)&a->qkv, (width + 2 * kv_width) * sizeof *a->qkv},
@@ -63,8 +64,30 @@ void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory
         {(void **)&a->router, KV8_TOKEN_MAX_EXPERTS * sizeof *a->router},
         {(void **)&a->gated, KV8_TOKEN_TOP_K * HIDDEN * sizeof *a->gated},
     };
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+    memcpy(*arrays, all, sizeof all);
+}
+
+void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory) {
+    const kv8_gpt_oss *const own = model->own;
+    kv8_gpt_oss_token *const t = &own->device->token;
+    if (t->why_not != NULL) return;
+    workspace_array arrays[WORKSPACE_ARRAYS];
+    list_workspace(model, &arrays);
+    t->args.layers = kv8_device_memory_take(
+        memory, KV8_PART_ACTIVATIONS, (size_t)own->config.num_layers * sizeof(kv8_token_layer));
+    for (int i = 0; i < WORKSPACE_ARRAYS; i++)
         *arrays[i].array = kv8_device_memory_take(memory, KV8_PART_ACTIVATIONS, arrays[i].bytes);
+}
+
+/* The workspace as the first token finds it. */
+static kv8_status clear_workspace(kv8_model *model) {
+    const kv8_gpt_oss *const own = model->own;
+    workspace_array arrays[WORKSPACE_ARRAYS];
+    list_workspace(model, &arrays);
+    for (int i = 0; i < WORKSPACE_ARRAYS; i++)
+        KV8_TRY(kv8_stream_fill(model->options.stream, *arrays[i].array, 0, arrays[i].bytes));
+    own->device->token.is_clear = true;
+    return KV8_OK;
 }
 
 /* --- caches --- */
@@ -149,16 +172,13 @@ static kv8_token_layer layer_of(const kv8_model *model, int32_t idx, int format)
         .window_left = set->kinds[place->kind].window_left};
 }
 
-/* Layers as the kernel reads them, for the plans of the moment; once, the meetings. */
+/* Layers as the kernel reads them, for the plans of the moment. */
 static kv8_status write_layers(kv8_model *model, int format) {
     const kv8_gpt_oss *const own = model->own;
     kv8_gpt_oss_token *const t = &own->device->token;
     const kv8_device_attention *const set = model->on_device->attention;
     kv8_stream *const stream = model->options.stream;
-    if (!t->is_clear)
-        KV8_TRY(kv8_stream_fill(stream, t->args.meetings, 0,
-                                KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS * sizeof(uint32_t)));
-    t->is_clear = true;
+    if (!t->is_clear) KV8_TRY(clear_workspace(model));
     if (t->set == set && t->version == set->version) return KV8_OK;
     kv8_token_layer layers[KV8_TOKEN_MAX_LAYERS];
     for (int32_t i = 0; i < own->config.num_layers; i++) layers[i] = layer_of(model, i, format);
