@@ -95,33 +95,32 @@ static kv8_status measure_token(const running *r, kv8_cache_stats *stats) {
     return status;
 }
 
+static kv8_kv_cache_options pool_options(const running *r) {
+    kv8_kv_cache_options options = cache_options(r);
+    options.max_seqs = r->max_seqs;
+    options.max_seq_len = r->max_model_len;
+    options.num_tokens = r->num_tokens;
+    options.step_tokens = r->step_tokens;
+    return options;
+}
+
 /* Tokens that fit into the KV memory, and no more than can be in use. */
 static int count_tokens(running *r) {
-    kv8_cache_stats one;
-    const kv8_status status = measure_token(r, &one);
-    if (status != KV8_OK) return cli_fail_status(status);
     uint64_t budget = 0;
     if (count_budget(r, &budget) != CLI_OK) return CLI_FAILED;
-    const int32_t window = r->model.info.window_left < 0 ? 0 : r->model.info.window_left;
-    const uint64_t window_bytes = (one.bytes_per_token - one.bytes_per_token_unwindowed) *
-                                  (uint64_t)(window + r->step_tokens + 64) * (uint64_t)r->max_seqs;
-    const int64_t most = (int64_t)r->max_seqs * r->max_model_len;
-    int64_t tokens = most;
-    if (one.bytes_per_token_unwindowed > 0)
-        tokens = budget <= window_bytes
-                     ? 0
-                     : (int64_t)((budget - window_bytes) / one.bytes_per_token_unwindowed);
-    if (tokens > most) tokens = most;
-    if (tokens < 256)
+    const kv8_kv_cache_options options = pool_options(r);
+    const kv8_status status =
+        kv8_kv_setting_count_tokens(r->model.model, &r->setting, &options, budget, &r->num_tokens);
+    if (status != KV8_OK) return cli_fail_status(status);
+    if (r->num_tokens < 256)
         return cli_fail(
-            "the KV memory is %.3g MB, %d requests need %.3g MB for their windows alone "
-            "and more for their tokens: --kv-memory, --max-num-seqs",
-            (double)budget * 1e-6, r->max_seqs, (double)window_bytes * 1e-6);
-    if (r->args->max_model_len > tokens)
+            "the KV memory is %.3g MB, too little for the windows of %d requests, a step "
+            "of %d tokens and 256 more: --kv-memory, --max-num-seqs",
+            (double)budget * 1e-6, r->max_seqs, r->step_tokens);
+    if (r->args->max_model_len > r->num_tokens)
         return cli_fail("--max-model-len is %d, the KV memory holds %lld tokens: --kv-memory",
-                        r->args->max_model_len, (long long)tokens);
-    if (r->max_model_len > tokens) r->max_model_len = (int32_t)tokens;
-    r->num_tokens = tokens;
+                        r->args->max_model_len, (long long)r->num_tokens);
+    if (r->max_model_len > r->num_tokens) r->max_model_len = (int32_t)r->num_tokens;
     return CLI_OK;
 }
 
@@ -189,11 +188,7 @@ static prefix_files prefix_files_of(const running *r) {
 }
 
 static kv8_status make_cache(running *r) {
-    kv8_kv_cache_options cache = cache_options(r);
-    cache.max_seqs = r->max_seqs;
-    cache.max_seq_len = r->max_model_len;
-    cache.num_tokens = r->num_tokens;
-    cache.step_tokens = r->step_tokens;
+    const kv8_kv_cache_options cache = pool_options(r);
     r->pool = (kv8_cache_stats)KV8_CACHE_STATS_INIT;
     const kv8_status status =
         kv8_kv_setting_cache_create(&r->cache, r->model.model, &r->setting, &cache);

@@ -61,6 +61,13 @@ KV8_API KV8_NODISCARD kv8_status kv8_kv_setting_cache_create(kv8_cache **out,
                                                              const kv8_kv_setting *setting,
                                                              const kv8_kv_cache_options *options);
 
+/* The largest num_tokens, max_seqs * max_seq_len at most, with which the pages of that cache take
+ * no more than `bytes`; 0 = none does. */
+KV8_API KV8_NODISCARD kv8_status kv8_kv_setting_count_tokens(const kv8_model *model,
+                                                             const kv8_kv_setting *setting,
+                                                             const kv8_kv_cache_options *options,
+                                                             uint64_t bytes, int64_t *tokens_out);
+
 /* --- how a token is drawn --- */
 
 /* The steps apply in the order of the fields. A 0 leaves a step out.

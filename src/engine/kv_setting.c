@@ -210,3 +210,42 @@ kv8_status kv8_kv_setting_cache_create(kv8_cache **out, const kv8_model *model,
     kv8_release(NULL, layers_memory, num_layers, sizeof(kv8_cache_layer));
     return status;
 }
+
+/* What a token takes, from a cache of one. */
+static kv8_status measure_token(const kv8_model *model, const kv8_kv_setting *setting,
+                                const kv8_kv_cache_options *options, kv8_cache_stats *one) {
+    kv8_kv_cache_options small = *options;
+    kv8_cache *cache = NULL;
+    small.max_seqs = small.max_seq_len = 1;
+    small.num_tokens = small.step_tokens = 0;
+    kv8_status status = kv8_kv_setting_cache_create(&cache, model, setting, &small);
+    if (status == KV8_OK) status = kv8_cache_get_stats(cache, one);
+    kv8_cache_destroy(cache);
+    return status;
+}
+
+kv8_status kv8_kv_setting_count_tokens(const kv8_model *model, const kv8_kv_setting *setting,
+                                       const kv8_kv_cache_options *options, uint64_t bytes,
+                                       int64_t *tokens_out) {
+    KV8_REQUIRE(model, setting, options, tokens_out);
+    KV8_TAKE_STRUCT(kv8_kv_cache_options, options);
+    kv8_cache_stats one = KV8_CACHE_STATS_INIT;
+    kv8_kv_cache_options tried = *options;
+    KV8_TRY(measure_token(model, setting, options, &one));
+    const uint64_t page = PAGE_SIZE * one.bytes_per_token_unwindowed;
+    const uint64_t window_page = PAGE_SIZE * one.bytes_per_token - page;
+    kv8_cache_options pages = {.max_seqs = options->max_seqs > 0 ? options->max_seqs : 1};
+    int64_t fits = 0, most = (int64_t)pages.max_seqs * options->max_seq_len;
+    while (fits < most) {
+        tried.num_tokens = fits + (most - fits + 1) / 2;
+        KV8_TRY(count_all_pages(kv8_model_facts(model), &tried, &pages));
+        const uint64_t taken =
+            (uint64_t)pages.num_pages * page + (uint64_t)pages.num_window_pages * window_page;
+        if (taken <= bytes)
+            fits = tried.num_tokens;
+        else
+            most = tried.num_tokens - 1;
+    }
+    *tokens_out = fits;
+    return KV8_OK;
+}

@@ -152,6 +152,37 @@ static void a_step_reads_so_much(void **state) {
     close_bench(&b);
 }
 
+/* As many tokens as a budget allows: their cache is within it, one of a page more is not. */
+static void a_pool_fills_its_memory(void **state) {
+    (void)state;
+    static const char *const settings[] = {"f32", "e4m3", "k=int8,v=e4m3@full"};
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+        kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
+        kv8_kv_setting setting;
+        int64_t tokens = 0, most = 0;
+        options.max_seqs = 4;
+        options.max_seq_len = 8192;
+        options.step_tokens = 512;
+        assert_ok(kv8_kv_setting_parse(settings[i], &setting));
+        const uint64_t budget = 20000000;
+        assert_ok(kv8_kv_setting_count_tokens(model, &setting, &options, budget, &tokens));
+        assert_in_range(tokens, 1000, 4 * 8192 - 1);
+        for (int more = 0; more < 2; more++) {
+            kv8_cache *cache = NULL;
+            kv8_cache_stats stats = KV8_CACHE_STATS_INIT;
+            options.num_tokens = tokens + more;
+            assert_ok(kv8_kv_setting_cache_create(&cache, model, &setting, &options));
+            assert_ok(kv8_cache_get_stats(cache, &stats));
+            assert_int_equal(stats.bytes > budget, more);
+            kv8_cache_destroy(cache);
+        }
+        assert_ok(kv8_kv_setting_count_tokens(model, &setting, &options, UINT64_MAX / 2, &most));
+        assert_int_equal(most, 4 * 8192);
+        assert_ok(kv8_kv_setting_count_tokens(model, &setting, &options, 1000, &tokens));
+        assert_int_equal(tokens, 0);
+    }
+}
+
 /* --- who goes first --- */
 
 static void priorities_and_deadlines_order_those_that_wait(void **state) {
@@ -375,6 +406,7 @@ int main(void) {
         cmocka_unit_test(prompts_share_pages_within_a_salt),
         cmocka_unit_test(figures_count_what_runs),
         cmocka_unit_test(a_step_reads_so_much),
+        cmocka_unit_test(a_pool_fills_its_memory),
         cmocka_unit_test(priorities_and_deadlines_order_those_that_wait),
         cmocka_unit_test(masks_leave_the_best_of_what_may_follow),
         cmocka_unit_test(no_end_comes_before_min_tokens),
