@@ -5,6 +5,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
+#include <libgen.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,14 +155,37 @@ static bool names_file(const cli_option *input, const struct stat *file) {
     return found;
 }
 
+/* Whether a file lies in the model's directory and is one that models are read from. */
+static bool is_of_model(const char *path, const char *model) {
+    static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json"};
+    static const char *const ends[] = {".safetensors", ".safetensors.index.json"};
+    struct stat directory, own;
+    char *const copy = strdup(path);
+    const bool inside = copy != NULL && model != NULL && stat(dirname(copy), &directory) == 0 &&
+                        stat(model, &own) == 0 && directory.st_dev == own.st_dev &&
+                        directory.st_ino == own.st_ino;
+    free(copy);
+    const char *const slash = strrchr(path, '/'), *const name = slash == NULL ? path : slash + 1;
+    bool found = false;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        found |= strcmp(name, names[i]) == 0;
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        const size_t length = strlen(name), tail = strlen(ends[i]);
+        found |= length >= tail && strcmp(name + length - tail, ends[i]) == 0;
+    }
+    return inside && found;
+}
+
 /* Returns -1, or CLI_FAILED where an output would replace what is read. */
-static int check_outputs(const cli_command *command) {
+static int check_outputs(const cli_command *command, const char *model) {
     for (size_t i = 0; i < command->num_options; i++) {
         const cli_option *const output = &command->options[i];
         if (output->kind != CLI_OUTPUT) continue;
         const char *const path = *(const char **)output->value;
         struct stat file;
         if (path == NULL || stat(path, &file) != 0) continue;
+        if (S_ISREG(file.st_mode) && is_of_model(path, model))
+            return cli_fail("--%s %s would replace a file of the model", output->name, path);
         for (size_t k = 0; k < command->num_options; k++) {
             const cli_option *const input = &command->options[k];
             if (input->kind != CLI_TEXT || strncmp(input->argument, "FILE", 4) != 0) continue;
@@ -194,5 +218,5 @@ int cli_parse(const cli_command *command, int argc, char **argv, const char **mo
         if (status >= 0) return status;
     }
     const int status = take_operand(command, argc, argv, model_out);
-    return status >= 0 ? status : check_outputs(command);
+    return status >= 0 ? status : check_outputs(command, model_out == NULL ? NULL : *model_out);
 }

@@ -140,6 +140,15 @@ static void outputs_replace_no_input(void **state) {
     ASSERT_REFUSED("--report", "calibrate", MODEL, "--from", in_dir("read"), "--report", other);
     ASSERT_REFUSED("would replace what --scales reads", "serve", MODEL, "--scales", in_dir("read"),
                    "--calibrate", in_dir("read"));
+    static const char *const of_model[] = {"config.json", "./a.safetensors", "tokenizer.json"};
+    for (size_t i = 0; i < sizeof of_model / sizeof of_model[0]; i++) {
+        spill(in_dir(of_model[i]), "{}", 2);
+        ASSERT_REFUSED("would replace a file of the model", "compare", dir, "--text",
+                       in_dir("read"), "--report", in_dir(of_model[i]));
+        ASSERT_REFUSED("would replace a file of the model", "calibrate", dir, "--text",
+                       in_dir("read"), "-o", in_dir(of_model[i]));
+        unlink(in_dir(of_model[i]));
+    }
     size_t size = 0;
     char *const text = slurp(in_dir("read"), &size);
     assert_string_equal(text, "text");
