@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ._core import UnsupportedError
+from ._core import InvalidError, UnsupportedError
 from ._tensor import is_torch
 from .merge import merge
 
@@ -22,6 +22,13 @@ def refuse(**arguments: tuple[Any, Any]) -> None:
             continue
         shown = f"a tensor of {list(value.shape)}" if hasattr(value, "shape") else repr(value)
         raise UnsupportedError(f"{name} is {shown}; supported: {only!r}")
+
+
+def need(**arguments: Any) -> None:
+    """Each argument that is None is refused by its name."""
+    for name, value in arguments.items():
+        if value is None:
+            raise InvalidError(f"{name} is missing")
 
 
 def refuse_gradients(*tensors: Any) -> None:

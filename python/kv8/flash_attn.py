@@ -17,7 +17,7 @@ from typing import Any, Optional
 import numpy as np
 
 from ._core import InvalidError, TypeMismatchError, UnsupportedError
-from ._face import add_sinks, copy_into, like, merge_states, refuse, refuse_gradients, window
+from ._face import add_sinks, copy_into, like, merge_states, need, refuse, refuse_gradients, window
 from ._rotary import as_float, rotate
 from ._tensor import host_array, is_torch
 from .append import store
@@ -81,14 +81,13 @@ def flash_attn_varlen_func(
         cp_world_size=(cp_world_size, 1),
         cp_tot_seqused_k=(cp_tot_seqused_k, None),
     )
+    need(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
     refuse_gradients(q, k, v)
     if isinstance(cu_seqlens_k, int):
         raise TypeMismatchError(
             f"cu_seqlens_k is {cu_seqlens_k}, must be an array: by place each max_seqlen stands "
             "before its cu_seqlens, as vLLM has them; names say it in any order"
         )
-    if cu_seqlens_q is None:
-        raise InvalidError("cu_seqlens_q is missing")
     cu_seqlens_q, cu_seqlens_k = (
         _ints(cu, q) if isinstance(cu, (list, tuple)) else cu for cu in (cu_seqlens_q, cu_seqlens_k)
     )
@@ -208,6 +207,7 @@ def flash_attn_func(
         return_attn_probs=(return_attn_probs, False),
         qv=(qv, None),
     )
+    need(q=q, k=k, v=v)
     if k.shape[1] == 0:  # the caches below have a key at least
         refuse_gradients(q, k, v)
         found = attend(
@@ -291,6 +291,9 @@ def flash_attn_with_kvcache(
         cu_seqlens_q=(cu_seqlens_q, None),
         cu_seqlens_k_new=(cu_seqlens_k_new, None),
     )
+    need(q=q, k_cache=k_cache, v_cache=v_cache)
+    if (k is None) != (v is None):
+        raise InvalidError(f"{'k' if k is None else 'v'} is missing: new k and v go together")
     refuse_gradients(q, k_cache, v_cache, k, v)
     if cache_leftpad is not None and attention_chunk:
         raise UnsupportedError("cache_leftpad with attention_chunk; supported: one of them")

@@ -275,6 +275,14 @@ def test_refusals_name_the_argument(rng, library):
             fa.flash_attn_varlen_func(q, k, k, 2, cu_q, 9, cu_k, **{name: value})
     with pytest.raises(ValueError, match="q_scale"):
         fa.flash_attn_varlen_func(q, k, k, 2, cu_q, 9, cu_k, q_descale=2.0)
+    with pytest.raises(ValueError, match="^v is missing"):
+        fa.flash_attn_varlen_func(q, k, None, 2, cu_q, 9, cu_k)
+    with pytest.raises(ValueError, match="^v is missing"):
+        fa.flash_attn_func(q[None], k[None], None)
+    with pytest.raises(ValueError, match="^k_cache is missing"):
+        fa.flash_attn_with_kvcache(q[None], None, k[None])
+    with pytest.raises(ValueError, match="^v is missing: new k and v"):
+        fa.flash_attn_with_kvcache(q[None], k[None], k[None], k=k[None, :1])
     if library == "torch":
         with pytest.raises(NotImplementedError, match="gradients"):
             fa.flash_attn_varlen_func(q.requires_grad_(), k, k, 2, cu_q, 9, cu_k)
