@@ -1,13 +1,14 @@
 /* in_turn.c - times attention of several builds of libkv8.so in turn, in one process.
  *
- *   in_turn [options] LIBRARY[:invariant]...
+ *   in_turn [options] LIBRARY[:invariant|:nan-PART]...
  *
  * On a machine that others use, two programs one after the other differ by more than two builds do.
  * Here every build gets a few runs, then the next, over the same cold pages, until the time is up;
  * what disturbs one disturbs all. Differences of 1 to 2 % show in the lower quartiles; repeat with
  * the libraries in another order, since where a workspace lies in memory counts too.
- * `:invariant` asks the plan for batch_invariant. The last column is the largest difference of an
- * output from the first build's.
+ * `:invariant` asks the plan for batch_invariant. `:nan-PART` puts a NaN into each request's first
+ * token, in one head of q, k or v, or in all of Q, K or V. The last column is the largest
+ * difference of an output from the first build's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
@@ -31,7 +32,7 @@ enum {
 };
 
 static const char usage[] =
-    "usage: in_turn [options] LIBRARY[:invariant]...\n"
+    "usage: in_turn [options] LIBRARY[:invariant|:nan-PART]...\n"
     "  -s Q/KV/D   query heads, KV heads, head_dim (64/8/64)\n"
     "  -k FORMAT   of the cache: e4m3, int8, bf16, ... (e4m3)\n"
     "  -c LIST     keys of a request (8192)\n"
@@ -47,6 +48,7 @@ static const char usage[] =
 typedef struct build {
     const char *name;
     bool invariant;
+    char nan; /* q, k, v, Q, K or V; 0 = none */
     CALL(kv8_attention_plan_create);
     CALL(kv8_attention_plan_destroy);
     CALL(kv8_attention_workspace_size);
@@ -116,8 +118,11 @@ static build open_build(const char *name, int32_t threads) {
     char path[4096];
     const size_t length = strcspn(name, ":");
     b.invariant = strcmp(name + length, ":invariant") == 0;
-    if (name[length] != '\0' && !b.invariant) {
-        fprintf(stderr, "in_turn: %s ends with %s, only :invariant may follow a library\n", name,
+    if (strncmp(name + length, ":nan-", 5) == 0 && strlen(name + length) == 6 &&
+        strchr("qkvQKV", name[length + 5]) != NULL)
+        b.nan = name[length + 5];
+    if (name[length] != '\0' && !b.invariant && b.nan == 0) {
+        fprintf(stderr, "in_turn: %s ends with %s, not :invariant or :nan-PART\n", name,
                 name + length);
         exit(2);
     }
@@ -246,6 +251,41 @@ static void make_inputs(inputs *in, const options *o, const pool *p, int32_t con
     in->pages.last_page_len = last_page_len;
 }
 
+/* A code of a cache, or of Q, and the NaN or the number that -nan puts there. */
+static void put(const build *b, void *at, kv8_dtype dtype, bool nan) {
+    const float value = nan ? NAN : 0.5f;
+    check(b, b->kv8_narrow(KV8_ISA_SCALAR, dtype, &value, 1, 1, at, NULL));
+}
+
+/* What `:nan-PART` says, for all requests of the runs whose tables begin at every `pages` of the
+ * pool's order; away: numbers there. */
+static void spoil(const build *b, const options *o, const inputs *in, const pool *p, int64_t pages,
+                  bool nan) {
+    const kv8_attention_args *const a = &in->args;
+    const bool all = b->nan == 'Q' || b->nan == 'K' || b->nan == 'V';
+    if (b->nan == 'q' || b->nan == 'Q') {
+        for (int32_t i = 0; i < o->batch; i++) {
+            kv8_bf16 *const row = (kv8_bf16 *)(uintptr_t)a->q + i * o->qo_len * a->q_stride_row;
+            for (int32_t head = 0; head < (all ? o->num_qo_heads : 1); head++)
+                put(b, row + head * a->q_stride_head, KV8_BF16, nan);
+        }
+        return;
+    }
+    const kv8_paged *const part = b->nan == 'k' || b->nan == 'K' ? &in->k : &in->v;
+    for (int64_t i = 0; b->nan != 0 && i + pages <= p->num_pages; i += pages) {
+        for (int32_t head = 0; head < (all ? o->num_kv_heads : 1); head++) {
+            uint8_t *const data = (uint8_t *)(uintptr_t)part->data;
+            const int64_t at = p->order[i] * part->stride_page + head * part->stride_head;
+            if (p->dtype != KV8_INT8) {
+                put(b, data + at * (int64_t)b->kv8_dtype_size(p->dtype), p->dtype, nan);
+                continue;
+            }
+            kv8_f16 *const scale = (kv8_f16 *)(uintptr_t)part->row_scale;
+            scale[p->order[i] * part->row_scale_stride_page + head].bits = nan ? 0x7e00 : 0x2800;
+        }
+    }
+}
+
 static void open_plan(build *b, const options *o, const pool *p, int32_t context) {
     kv8_attention_spec s = KV8_ATTENTION_SPEC_INIT;
     s.num_qo_heads = o->num_qo_heads;
@@ -318,18 +358,22 @@ static void time_context(build *builds, int num_builds, const options *o, const 
     for (int round = 0; now_us() < end && builds[0].num + turn < MAX_SAMPLES; round++) {
         for (int n = 0; n < num_builds; n++) {
             build *const b = &builds[(n + round) % num_builds];
+            spoil(b, o, &in, p, pages / o->batch, true);
             for (int k = 0; k < turn; k++) {
                 in.pages.page_indices = p->order + at++ % sets * pages;
                 const double begin = now_us();
                 run_once(b, a);
                 if (k > 0) b->samples[b->num++] = now_us() - begin;
             }
+            spoil(b, o, &in, p, pages / o->batch, false);
         }
     }
     in.pages.page_indices = p->order;
     for (int i = 0; i < num_builds; i++) {
         build *const b = &builds[i];
+        spoil(b, o, &in, p, pages / o->batch, true);
         run_once(b, a);
+        spoil(b, o, &in, p, pages / o->batch, false);
         const size_t num = (size_t)(a->qo_indptr[o->batch] * a->o_stride_row);
         const float d = difference(a, num, i == 0);
         qsort(b->samples, (size_t)b->num, sizeof *b->samples, ascending);

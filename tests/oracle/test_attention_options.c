@@ -163,6 +163,7 @@ static void int8_codes_in_every_shape(void **state) {
                                   .batch_invariant = i % 6 == 3,
                                   .extremes = i % 8 == 6,
                                   .wide_q = i % 2 == 1,
+                                  .nonfinite_q = i % 7 == 4,
                                   .nan_newest = i % 13 == 8,
                                   .batch = 3,
                                   .qo_len = {1, i % 3 + 1, 1},

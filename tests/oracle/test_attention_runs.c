@@ -69,6 +69,7 @@ static void every_row_has_its_range_of_keys(void **state) {
         c.mask = seed % 6 == 0 ? MASK_RANDOM : MASK_NONE;
         c.batch_invariant = seed % 4 == 1;
         c.nan_newest = seed % 8 == 3;
+        c.nonfinite_q = seed % 8 == 5;
         case_check(&c, seed % 3 ? threads : NULL);
     }
 }

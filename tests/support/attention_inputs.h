@@ -41,7 +41,8 @@ typedef struct attention_case {
     bool infinities;     /* some elements of K and V, where the format has them */
     float score_shift;   /* with head_dim 1: whole scores within 3 of this one */
     bool wide_q;         /* elements of Q of very different sizes */
-    bool nan_newest;     /* K (even requests) or V (odd ones) of each newest token is NaN */
+    bool nonfinite_q;    /* one head of Q in four has a NaN or, but in e4m3, an infinity */
+    bool nan_newest;     /* K (even requests) or V of each newest token is NaN, in even heads */
     int32_t batch;
     int32_t qo_len[CASE_MAX_BATCH], kv_len[CASE_MAX_BATCH];
     /* Forks: the first shared_pages[b] pages of request b are those of request parent[b] < b. */
@@ -322,8 +323,9 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
                     seen = case_sees(in, b, row, key);
                 if (!seen) continue;
                 page_seen = true;
-                const bool nan = c->nan_newest && key == c->kv_len[b] - 1;
+                const bool newest = c->nan_newest && key == c->kv_len[b] - 1;
                 for (int32_t head = 0; head < c->num_kv_heads; head++) {
+                    const bool nan = newest && head % 2 == 0;
                     const float score = c->score_shift + (float)rng_range(rng, -3, 3);
                     case_fill_row(c, rng, c->k_dtype, &in->k, page, slot, head, c->head_dim,
                                   nan && b % 2 == 0, c->score_shift != 0 ? score : 0,
@@ -396,6 +398,10 @@ static inline void case_make_queries(attention_inputs *in, test_rng *rng) {
                 if (c->wide_q) x *= ldexpf(1, rng_range(rng, -14, 1));
                 case_store(c->q_dtype, q, row * a->q_stride_row + h * a->q_stride_head + d, x);
             }
+            if (!c->nonfinite_q || rng_range(rng, 0, 3) != 0) continue;
+            static const float sick[] = {NAN, INFINITY, -INFINITY};
+            case_store(c->q_dtype, q, row * a->q_stride_row + h * a->q_stride_head,
+                       sick[c->q_dtype == KV8_E4M3 ? 0 : rng_range(rng, 0, 2)]);
         }
     }
     a->q = q;

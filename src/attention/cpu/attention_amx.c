@@ -173,11 +173,6 @@ static V_NOINLINE v_f32 t_weigh_pass_of(const t_pass *pass, v_f32 shift, t_queue
     return t_weigh_pass(pass, shift, queue, false, false, 0);
 }
 
-/* While all scores are -inf any finite shift does: their weights are 0. */
-static inline v_f32 t_finite(v_f32 max) {
-    return v_select_lt(max, v_set1(-FLT_MAX), v_set1(0.0f), max);
-}
-
 /* The maxima and sums of a vector of rows move on. True when maxima did; then keep[] = what the
  * older sums are to be multiplied with. A NaN score leaves the maximum alone and makes the sum
  * NaN, as a score of +inf does. */
@@ -204,8 +199,9 @@ static bool t_weigh_vector(const t_pass *pass, const t_lanes *at, float *lane_ma
     const v_f32 max = v_select_lt(moved, one, old, top), shift = t_finite(max);
     const v_f32 factor = v_select_lt(moved, one, one, v_exp2(v_sub(old, shift), 5));
     sum = t_weigh_pass_of(pass, shift, queue, first);
-    v_store(lane_max, max);
-    v_store(lane_sum, v_fma(v_load(lane_sum), factor, sum));
+    sum = v_fma(v_load(lane_sum), factor, sum);
+    v_store(lane_max, t_kept_max(max, sum));
+    v_store(lane_sum, sum);
     v_store(keep, factor);
     return true;
 }
@@ -284,7 +280,7 @@ static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) 
     const t_lanes at = t_lanes_of(job, 0);
     queue->next = queue->count = 0;
     queue->doubled = !careful && t_can_double(job);
-    queue->spoiled = false;
+    queue->spoiled = 0;
     const int32_t doubled = queue->doubled ? 2 : 1;
     queue->k_row = (size_t)job->q_row * sizeof(float);
     queue->p_row = (size_t)(T_UNITS * doubled) * sizeof(float);
@@ -292,13 +288,13 @@ static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) 
     queue->ahead_bytes = t_ask_bytes(job);
     t_configure(T_SIDE / at.fold, doubled * at.num_rows);
 }
-static bool t_end(const kv8_attention_job *job, t_queue *queue) {
+static uint32_t t_end(const kv8_attention_job *job, t_queue *queue) {
     t_drain(queue);
     _tile_release();
-    if (queue->doubled) return !queue->spoiled && t_end_doubled(job);
+    if (queue->doubled) return queue->spoiled | t_end_doubled(job);
     const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
     for (int64_t row = 0; row < rows; row++) t_place(job, job->o + row * job->v_row);
-    return true;
+    return 0;
 }
 
 /* Products wait in the queue under the work that does not need them: the first step's scores under

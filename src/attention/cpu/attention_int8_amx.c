@@ -14,7 +14,7 @@
  * int32 for each limb, are joined and enter softmax, and O, as f32.
  *
  * Items whose rows need more than half a vector a head, where softmax is the bound and not the
- * loaders, and items with NaN or infinities in Q are left to the kernel in bf16 math.
+ * loaders, and heads with infinities in Q are left to the kernel in bf16 math.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
@@ -136,7 +136,7 @@ static inline void t_store_limb(int32_t *to, int32_t step, __m512i limb) {
 }
 
 /* Column limb * columns + row of the 16 fours of every 64 elements: in two tiles where they are
- * more than 16. Returns what a row's sums are to be multiplied with. */
+ * more than 16. Returns what a row's sums are to be multiplied with: NaN where Q holds one. */
 static float t_lay_out_row(const kv8_attention_job *job, int64_t row, int32_t column,
                            int32_t columns, int32_t *to) {
     const uint8_t *const q = (const uint8_t *)(job->q + row * job->q_row);
@@ -162,7 +162,7 @@ static float t_lay_out_row(const kv8_attention_job *job, int64_t row, int32_t co
             rest = _mm512_srai_epi32(_mm512_add_epi32(rest, half), 8);
         }
     }
-    return _mm512_cvtss_f32(v_scale2(v_set1(job->scale[row]), unit));
+    return isfinite(size) ? _mm512_cvtss_f32(v_scale2(v_set1(job->scale[row]), unit)) : size;
 }
 
 static void t_lay_out_q(const kv8_attention_job *job) {
@@ -252,15 +252,16 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     queue->o = o;
 }
 
+#define T_AGAIN(job) kv8_attention_bf16_any_dany_pany__amx(job)
 #include "walk_tmpl.h"
 
-/* What this kernel computes; see the head of the file. */
+/* Whether this kernel computes an item; see the head of the file. */
 static bool t_takes(const kv8_attention_job *job) {
     if (job->item->num_rows > T_SIDE / 2) return false;
-    float size = 0;
-    for (int64_t row = 0; row < (int64_t)job->item->num_heads * job->item->num_rows; row++)
-        size += t_size_of(job, row) * 0.0f; /* 0 for every number */
-    return size == 0;
+    int32_t left = 0; /* rows */
+    const int32_t rows = job->item->num_heads * job->item->num_rows;
+    for (int32_t row = 0; row < rows; row++) left += isinf(t_size_of(job, row)) != 0;
+    return left <= rows / 2;
 }
 
 void kv8_attention_bf16_int8_d64n_pany__amx(const kv8_attention_job *job) {

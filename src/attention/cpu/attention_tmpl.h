@@ -291,9 +291,9 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
 static inline void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) {
     (void)job, (void)careful, (void)queue;
 }
-static inline bool t_end(const kv8_attention_job *job, t_queue *queue) {
+static inline uint32_t t_end(const kv8_attention_job *job, t_queue *queue) {
     (void)job, (void)queue;
-    return true;
+    return 0;
 }
 
 #include "walk_tmpl.h"

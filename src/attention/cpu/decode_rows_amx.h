@@ -5,8 +5,8 @@
  * columns. V needs no pairs of keys then and is widened like K. Eight rows gain nothing: what V
  * saves, twice as many rows of P and O cost.
  *
- * A value that is no number would spoil its neighbour (0 * NaN): where one turns up, the item is
- * computed once more with pairs of keys.
+ * A value that is no number would spoil its neighbour (0 * NaN): where one turns up, its head is
+ * computed once more with pairs of keys. A row whose weights are no numbers has no other result.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 
@@ -37,15 +37,26 @@ static void t_place_doubled(const kv8_attention_job *job, float *row) {
     }
 }
 
-/* False where some sum is no number. */
-static bool t_end_doubled(const kv8_attention_job *job) {
-    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
+/* Whether a row of O, whose weights are numbers, holds a sum that is none. */
+static bool t_is_spoiled(const kv8_attention_job *job, int64_t row) {
+    const float *const o = job->o + row * job->v_row;
     v_f32 probe = v_set1(0.0f); /* x * 0 is 0 for every number, NaN for all else */
-    for (int64_t d = 0; d < rows * job->v_row; d += T_SIDE)
-        probe = v_fma(v_load(job->o + d), v_set1(0.0f), probe);
-    if (_mm512_cmp_ps_mask(probe, probe, _CMP_UNORD_Q) != 0) return false;
-    for (int64_t row = 0; row < rows; row++) t_place_doubled(job, job->o + row * job->v_row);
-    return true;
+    for (int32_t d = 0; d < job->v_row; d += T_SIDE)
+        probe = v_fma(v_load(o + d), v_set1(0.0f), probe);
+    return _mm512_cmp_ps_mask(probe, probe, _CMP_UNORD_Q) != 0 && !isnan(job->sum[row]);
+}
+
+/* Returns the heads with a row that is spoiled. */
+static uint32_t t_end_doubled(const kv8_attention_job *job) {
+    uint32_t again = 0;
+    int64_t row = 0;
+    for (int32_t head = 0; head < job->item->num_heads; head++) {
+        for (int32_t i = 0; i < job->item->num_rows; i++, row++) {
+            if (t_is_spoiled(job, row)) again |= 1u << head;
+            t_place_doubled(job, job->o + row * job->v_row);
+        }
+    }
+    return again;
 }
 
 /* o += P V: 16 keys to a tile of V, for 2 * 32 columns at a time. */
@@ -188,7 +199,7 @@ static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, co
         t_nonfinite nonfinite;
         nonfinite.count = 0;
         t_take_nonfinite(job, &rows, tile->end - tile->begin, &nonfinite);
-        if (nonfinite.count > 0) queue->spoiled = true;
+        if (nonfinite.count > 0) queue->spoiled |= 1u << head;
     }
     t_load_k(job, &rows, KV8_TILE_KEYS);
     t_drain(queue);

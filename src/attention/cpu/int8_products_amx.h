@@ -241,7 +241,8 @@ static void t_settle(const kv8_attention_job *job, t_queue *queue) {
     queue->o = NULL;
 }
 
-static bool t_end(const kv8_attention_job *job, t_queue *queue) {
+/* Returns the heads with infinities in Q, whose scores are not what the limbs say. */
+static uint32_t t_end(const kv8_attention_job *job, t_queue *queue) {
     const uint8_t *none[KV8_TILE_KEYS];
     const uint8_t order[KV8_TILE_KEYS] = {0};
     for (int i = 0; i < KV8_TILE_KEYS; i++) none[i] = t_zeros;
@@ -252,5 +253,11 @@ static bool t_end(const kv8_attention_job *job, t_queue *queue) {
     _tile_release();
     const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
     for (int64_t row = 0; row < rows; row++) t_place(job, job->o + row * job->v_row);
-    return true;
+    uint32_t again = 0;
+    const int32_t lanes = t_lanes_per_head(job);
+    for (int32_t head = 0; head < job->item->num_heads; head++) {
+        for (int32_t lane = 0; lane < job->item->num_rows; lane++)
+            if (isinf(job->lane_scale[head * lanes + lane])) again |= 1u << head;
+    }
+    return again;
 }

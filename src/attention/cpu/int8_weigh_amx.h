@@ -100,11 +100,6 @@ static V_NOINLINE t_weighed t_weigh_pass_of(const t_pass *pass, v_f32 shift) {
     return t_weigh_pass(pass, shift, true, false, bytes);
 }
 
-/* While all scores are -inf any finite shift does: their weights are 0. */
-static inline v_f32 t_finite(v_f32 max) {
-    return v_select_lt(max, v_set1(-FLT_MAX), v_set1(0.0f), max);
-}
-
 /* The rows' older sums times keep[]. */
 static void t_rescale(const kv8_attention_job *job, const t_lanes *at, float *o) {
     for (int32_t row = 0; row < at->num_rows; row++) {
@@ -141,8 +136,9 @@ static v_f32 t_weigh_rows(const kv8_attention_job *job, t_pass *pass, const t_la
     const v_f32 max = v_select_lt(moved, one, old, top), shift = t_finite(max);
     const v_f32 factor = v_select_lt(moved, one, one, v_exp2(v_sub(old, shift), 5));
     now = t_weigh_pass_of(pass, shift);
-    v_store(lane_max, max);
-    v_store(lane_sum, v_fma(v_load(lane_sum), factor, now.sum));
+    const v_f32 sum = v_fma(v_load(lane_sum), factor, now.sum);
+    v_store(lane_max, t_kept_max(max, sum));
+    v_store(lane_sum, sum);
     v_store(job->keep, factor);
     t_settle(job, queue); /* the head before may be this one, a tile ago */
     t_rescale(job, at, o);

@@ -62,7 +62,8 @@ enum {
 typedef struct t_queue {
     size_t k_row, p_row, v_row; /* bytes */
     int32_t next, count, per_tick;
-    bool doubled, spoiled;       /* decode_rows_amx.h's way; a value of a mixed tile is no number */
+    bool doubled;                /* decode_rows_amx.h's way */
+    uint32_t spoiled;            /* its heads with a value of a mixed tile that is no number */
     const uint8_t *const *ahead; /* the next of the next tile's rows to ask memory for */
     int32_t ahead_bytes;
     t_op ops[T_MOST_OPS];

@@ -5,6 +5,8 @@
 #ifndef KV8_TILES_AMX_H
 #define KV8_TILES_AMX_H
 
+#include <float.h>
+
 #include "simd/avx512.h"
 
 #include "simd/unroll.h"
@@ -25,6 +27,17 @@ static inline __m512i t_spread_from(int32_t fold) {
 }
 #define T_KEY_LANES(fold, per_key) \
     _mm512_permutexvar_ps(t_spread_from(fold), v_load_n(per_key, fold))
+
+/* While all scores are -inf any finite shift does: their weights are 0. */
+static inline v_f32 t_finite(v_f32 max) {
+    return v_select_lt(max, v_set1(-FLT_MAX), v_set1(0.0f), max);
+}
+
+/* The maximum that lanes keep: any where their sum is no number, which no score changes; without
+ * one, NaN scores alone would be searched for it in every tile. */
+static inline v_f32 t_kept_max(v_f32 max, v_f32 sum) {
+    return _mm512_mask_mov_ps(max, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), v_set1(0.0f));
+}
 
 /* t_turn_quarters works on the first `end` columns of a row, 64 by 64: quarter L of vector x
  * becomes quarter x of vector L. Interleaving codes does so, and this turns it back; or the other

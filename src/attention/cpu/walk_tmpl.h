@@ -1,7 +1,8 @@
 /* walk_tmpl.h - an item from its first key to its last, whoever multiplies.
  *
  * Part of attention_tmpl.h and of the AMX kernels, which bring t_lay_out_q, t_order_units,
- * t_tile_of_head, and t_begin and t_end around the walk; t_end false: walk again, carefully.
+ * t_tile_of_head, and t_begin and t_end around the walk. t_end returns the heads that are to be
+ * walked again, carefully, a bit each.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 
@@ -51,8 +52,8 @@ static void t_finish(const kv8_attention_job *job) {
     }
 }
 
-/* The item's keys from first to last. False: the result is not to be used. */
-static bool t_walk(const kv8_attention_job *job, bool careful) {
+/* The item's keys from first to last. Returns the heads whose results are not to be used. */
+static uint32_t t_walk(const kv8_attention_job *job, bool careful) {
     kv8_tile tiles[2];
     int32_t key = job->item->key_begin;
     bool more = kv8_tile_next(job, &key, &tiles[0]);
@@ -78,11 +79,36 @@ static bool t_walk(const kv8_attention_job *job, bool careful) {
             t_tile_of_head(job, tile, next, order, head, &queue);
         more = !last;
     }
-    if (!t_end(job, &queue)) return false;
     t_finish(job);
-    return true;
+    return t_end(job, &queue);
+}
+
+#ifndef T_AGAIN
+#define T_AGAIN(job) (void)t_walk(job, true)
+#endif
+/* Walks one head of an item, as an item of its own. */
+static V_NOINLINE void t_walk_again(const kv8_attention_job *job, int32_t head) {
+    kv8_attention_item item = *job->item;
+    item.kv_head += head;
+    item.num_heads = 1;
+    const int64_t row = (int64_t)head * item.num_rows;
+    kv8_attention_job one = *job;
+    one.item = &item;
+    one.q += row * job->q_row;
+    one.scale += row;
+    one.o += row * job->v_row;
+    one.max += row;
+    one.sum += row;
+    T_AGAIN(&one);
 }
 
 void T_NAME(const kv8_attention_job *job) {
-    if (!t_walk(job, false)) (void)t_walk(job, true);
+    uint32_t again = t_walk(job, false);
+    if (again == (1u << job->item->num_heads) - 1) {
+        T_AGAIN(job);
+        return;
+    }
+    for (int32_t head = 0; again != 0; head++, again >>= 1) {
+        if ((again & 1) != 0) t_walk_again(job, head);
+    }
 }
