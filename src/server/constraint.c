@@ -16,9 +16,9 @@
 #include <string.h>
 
 enum { MAX_MASKS = 512, MAX_EXCEPTIONS = 64 };
-/* Before answers come to them: states looked at, and masks, of states where so many of ASCII's
- * characters may come, which take long. */
-enum { AHEAD_STATES = 1024, AHEAD_MASKS = 128, AHEAD_SYMBOLS = 24 };
+/* Before answers come to them: states looked at, and masks: of the nearest states, and of those
+ * where so many of ASCII's characters may come, whose masks take long. */
+enum { AHEAD_STATES = 1024, AHEAD_MASKS = 128, AHEAD_NEAREST = 64, AHEAD_SYMBOLS = 24 };
 
 /* What all plain characters lead to from a state, another state, and how many it takes; or these.
  */
@@ -300,13 +300,15 @@ typedef struct discovery {
     bool seen[GRAMMAR_UNKNOWN];
 } discovery;
 
-/* Adds the states behind one, not those within characters and escapes: they lead where others do.
+/* Adds the states behind one, not those within characters, nor within escapes of strings that come
+ * to an end by their length: they lead where others do.
  * How many of ASCII's characters lead on from it. */
 static int discover(constraint *c, int state, discovery *d) {
     int num = 0;
     const uint16_t *const row = grammar_row(c->grammar, state);
     for (int symbol = 0; row != NULL && symbol < GRAMMAR_NUM_SYMBOLS; symbol++) {
-        const bool within = symbol == '\\' || (symbol >= 0x80 && symbol < GRAMMAR_START);
+        const bool escape = symbol == '\\' && row['a'] != state;
+        const bool within = escape || (symbol >= 0x80 && symbol < GRAMMAR_START);
         if (row[symbol] == 0 || within) continue;
         const int to = grammar_step(c->grammar, state, symbol);
         num += symbol < 0x80;
@@ -325,8 +327,8 @@ void constraint_prepare(constraint *c) {
     for (int i = 0; d != NULL && words != NULL && i < d->num; i++) {
         const int state = d->states[i];
         pthread_mutex_lock(&c->lock);
-        const bool slow = discover(c, state, d) >= AHEAD_SYMBOLS && c->num_masks < AHEAD_MASKS;
-        const known *const it = slow ? keep(c, state) : NULL;
+        const bool wanted = discover(c, state, d) >= AHEAD_SYMBOLS || i < AHEAD_NEAREST;
+        const known *const it = wanted && c->num_masks < AHEAD_MASKS ? keep(c, state) : NULL;
         if (it != NULL && it->mask == NULL) {
             memset(words, 0, c->vocabulary->num_words * sizeof *words);
             compute_and_keep(c, state, words);
