@@ -2,6 +2,8 @@
  * plot, scale files, parts of the model left out.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <time.h>
+
 #include "cli_testing.h"
 
 static double row_number(const json_t *rows, const char *kv, const char *key) {
@@ -196,6 +198,41 @@ static void a_plot_that_fails_loses_no_table(void **state) {
     program_free(&result);
 }
 
+/* Removes the first file that appears in a directory, and the directory. */
+static pid_t remove_when_used(const char *path) {
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    while (pid == 0) {
+        DIR *const found = opendir(path);
+        for (const struct dirent *entry; found != NULL && (entry = readdir(found)) != NULL;) {
+            if (entry->d_name[0] == '.' || unlinkat(dirfd(found), entry->d_name, 0) != 0) continue;
+            _exit(rmdir(path));
+        }
+        if (found != NULL) closedir(found);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return pid;
+}
+
+static void a_report_that_fails_loses_no_table(void **state) {
+    (void)state;
+    char report[PATH_MAX];
+    snprintf(report, sizeof report, "%s/r.json", in_dir("gone"));
+    assert_int_equal(mkdir(in_dir("gone"), 0700), 0);
+    const pid_t remover = remove_when_used(in_dir("gone"));
+    program_result result =
+        WORK("compare", MODEL, "--text", MODEL "/held.txt", "--windows", "1", "--window-len", "256",
+             "--greedy", "0", "--recall", "0", "--kv", "bf16", "--report", report);
+    int removed = 1;
+    kill(remover, SIGTERM); /* it has ended, or waits for what will not come */
+    assert_int_equal(waitpid(remover, &removed, 0), remover);
+    assert_int_equal(removed, 0);
+    assert_int_equal(result.status, 2);
+    assert_non_null(strstr(result.out, "\nbf16 "));
+    assert_non_null(strstr(result.err, "/gone/r.json: cannot write: No such file or directory\n"));
+    program_free(&result);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(compare_small),
@@ -204,6 +241,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(scales_reach_the_fp8_formats_only),
         cmocka_unit_test(parts_can_be_left_out),
         cmocka_unit_test(a_plot_that_fails_loses_no_table),
+        cmocka_unit_test(a_report_that_fails_loses_no_table),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]); /* "compare*": for work on one part */
     return cmocka_run_group_tests(tests, set_up, tear_down);
