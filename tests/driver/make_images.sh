@@ -20,7 +20,9 @@ for image; do
     for arch in $(echo "${image#*:}" | tr , ' '); do
         # shellcheck disable=SC2086
         ${CC:-cc} -E -P -x c -D__cplusplus=201703L -D__CUDACC__ -D__CUDA_ARCH__="${arch%[af]}0" \
-            -I"$work" $includes "$source" | tr '\n' ' ' |
+            -I"$work" $includes "$source" >"$work/source" ||
+            { echo "make_images.sh: $source cannot be read for sm_$arch" >&2; exit 1; }
+        tr '\n' ' ' <"$work/source" |
             awk -v image="$name" -v arch="$arch" -v RS='__global__' '
                 function argument(text, which,   i, c, depth, n, word) { # of "(a, b)", from 1
                     for (i = 1; i <= length(text); i++) {
