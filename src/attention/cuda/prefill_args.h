@@ -68,13 +68,14 @@ typedef struct kv8_prefill_block {
  * warpgroup of 64 rows multiplies 144, from a multiple of 8 on. */
 enum {
     KV8_PREFILL_WINDOW_CONSUMERS = 3,
-    KV8_PREFILL_WINDOW_STAGES = 4,
     KV8_PREFILL_WINDOW_KEYS = 160,
     KV8_PREFILL_WINDOW_SEEN = 144
 };
+/* Beside O's rows there is room for two stages where codes are widened, else for four. */
+#define KV8_PREFILL_WINDOW_STAGES(k, v) (KV8_PREFILL_WIDENS(k) || KV8_PREFILL_WIDENS(v) ? 2 : 4)
 #define KV8_PREFILL_WINDOW_SHARED(k, v)                                                           \
-    (KV8_PREFILL_WINDOW_CONSUMERS * 64 * (128 + KV8_PREFILL_ROW_BYTES) +                          \
-     KV8_PREFILL_WINDOW_STAGES *                                                                  \
+    (KV8_PREFILL_WINDOW_CONSUMERS * 64 * (256 + KV8_PREFILL_ROW_BYTES) +                          \
+     KV8_PREFILL_WINDOW_STAGES(k, v) *                                                            \
          (KV8_PREFILL_WINDOW_KEYS * (256 + 2 * ((k) == KV8_INT8)) + 8 * ((v) == KV8_INT8) + 32) + \
      (KV8_PREFILL_WIDENS(k) + KV8_PREFILL_WIDENS(v)) * 8 * 2048 +                                 \
      KV8_PREFILL_ITEM_SLOTS * (KV8_PREFILL_ITEM_SLOT_BYTES + 16) + 16)

@@ -6,6 +6,7 @@
 
 #include "prefill_consumer.cuh"
 #include "prefill_window_shape.cuh"
+#include "ptx_matrices_sm90.cuh"
 
 namespace kv8 {
 
@@ -125,10 +126,49 @@ struct WindowConsumer : Consumer<SHAPE> {
             if (a.soft_cap > 0) factor[slot] = 1.0f;  // the cap leaves log2 units
         }
     }
+    // Rows of O in 16 bits pass shared memory, so that eight lanes store a row's line.
+    __device__ __forceinline__ bool has_whole_lines() const {
+        const int64_t strides = a.o_stride_row | a.o_stride_head;
+        return a.o_dtype != KV8_F32 && (((uintptr_t)a.o | (uintptr_t)(2 * strides)) & 15) == 0;
+    }
+    __device__ __forceinline__ void store_lines(const float (&weight)[2], const int64_t (&at)[2],
+                                                const bool (&here)[2]) const {
+        const int i = lane();
+        const uint32_t rows =
+            this->q_address() + SHAPE::O_AT - SHAPE::Q_AT + this->thread() / 32 * (16 * 128);
+        const bool bf16 = a.o_dtype == BF16;
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) {
+            uint32_t w[D / 8];
+#pragma unroll
+            for (int c = 0; c < D / 8; c++) {
+                const float x = o[4 * c + 2 * slot] * weight[slot];
+                const float y = o[4 * c + 2 * slot + 1] * weight[slot];
+                w[c] = bf16 ? pack<true>(x, y) : pack<false>(x, y);
+            }
+#pragma unroll
+            for (int c = 0; c < D / 8; c += 4)
+                store_matrices(rows + 1024 * slot + i % 8 * 128 + ((c + i / 8) ^ (i % 8)) * 16,
+                               w[c], w[c + 1], w[c + 2], w[c + 3]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int row = 4 * j + i / 8, owner = row % 8 * 4;
+            const int64_t to = __shfl_sync(~0u, at[j / 2], owner);
+            const bool is_row = __shfl_sync(~0u, (int)here[j / 2], owner);
+            const uint4 x = load_shared(rows + 128 * row + ((i % 8) ^ (row % 8)) * 16);
+            if (is_row) *(uint4 *)((uint16_t *)a.o + to + 8 * (i % 8)) = x;
+        }
+        __syncwarp();  // all have read
+    }
     // What is written of the rows. Returns bits of the warp's rows for note_broken().
     __device__ __forceinline__ uint32_t write(const ItemView &v, const float (&sinks)[2],
                                               float v_scale, bool cleared) {
-        bool finite[2], broken = cleared;
+        const bool lines = has_whole_lines();
+        bool finite[2], here[2], broken = cleared;
+        float weight[2];
+        int64_t at[2];
         if (SHAPE::FV == INT8 && small) v_scale *= 0x1p7f;
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
@@ -137,19 +177,22 @@ struct WindowConsumer : Consumer<SHAPE> {
             sum[slot] = total;
             if (a.sink_logit != nullptr) total += exp2_fast(sinks[slot] * LOG2E - max_[slot]);
             const bool empty = none[slot] || sinks[slot] == INFINITY;
-            const bool here = row < v.num_rows;
+            const RowPlace place = place_of(a, v, row);
+            here[slot] = row < v.num_rows;
+            at[slot] = place.o;
+            weight[slot] = empty ? 0.0f : v_scale / total;
             if (empty) this->clear_row(slot);
-            if (here) {
-                const RowPlace place = place_of(a, v, row);
-                this->store_row(slot, place.o, empty ? 0.0f : v_scale / total);
+            if (here[slot]) {
+                if (!lines) this->store_row(slot, place.o, weight[slot]);
                 if (a.lse != nullptr && lane() % 4 == 0)
                     a.lse[place.lse] =
                         none[slot] ? -INFINITY : (max_[slot] + __log2f(sum[slot])) * a.lse_scale;
             }
-            finite[slot] = here && !empty && !isnan(total);
+            finite[slot] = here[slot] && !empty && !isnan(total);
             if (has_infinities(SHAPE::FV) || SHAPE::FV == INT8)
                 broken = broken || (finite[slot] && this->holds_nan(slot));
         }
+        if (lines) store_lines(weight, at, here);
         if (!__any_sync(~0u, broken)) return 0;
         uint32_t bits = 0;
 #pragma unroll

@@ -16,7 +16,7 @@ struct WindowShape {
     static constexpr Format FK = FK_, FV = FV_;
     static constexpr int HEAD_DIM = 64, COLUMNS = 1;
     static constexpr int NUM_CONSUMERS = KV8_PREFILL_WINDOW_CONSUMERS;
-    static constexpr int NUM_STAGES = KV8_PREFILL_WINDOW_STAGES, NUM_AHEAD = 1;
+    static constexpr int NUM_STAGES = KV8_PREFILL_WINDOW_STAGES(FK, FV), NUM_AHEAD = 1;
     static constexpr int CONSUMER_REGISTERS = CONSUMER_REGISTERS_,
                          PRODUCER_REGISTERS = PRODUCER_REGISTERS_;
     static constexpr int LOADS = 4;
@@ -27,7 +27,8 @@ struct WindowShape {
     static constexpr int THREADS = 128 * (NUM_CONSUMERS + 1);
     static constexpr int TILE_BYTES = KEYS * 128;
     static constexpr int Q_AT = 0;
-    static constexpr int K_AT = Q_AT + NUM_CONSUMERS * Q_BYTES;
+    static constexpr int O_AT = Q_AT + NUM_CONSUMERS * Q_BYTES;
+    static constexpr int K_AT = O_AT + NUM_CONSUMERS * Q_BYTES;
     static constexpr int V_AT = K_AT + NUM_STAGES * TILE_BYTES;
     // 8-bit codes of the part that is widened and of the next, a producer warp's own.
     static constexpr int RAW_AT = V_AT + NUM_STAGES * TILE_BYTES;
