@@ -5,6 +5,7 @@
 #include "device_experts.h"
 
 #include "experts_args.h"
+#include "rowwise_args.h"
 
 enum { GATE_UP = KV8_EXPERTS_GATE_UP, DOWN = KV8_EXPERTS_DOWN, NUM_PARTS };
 /* Streaming kernels by the rows of an item: 8 and 16. */
@@ -25,7 +26,7 @@ struct kv8_device_experts {
     kv8_experts_shape shape;
     int32_t max_rows;
     bool has_fixed_order; /* kv8_device_experts_fix_order */
-    kv8_kernel load, choose, sort, route_few, combine;
+    kv8_kernel load, choose, sort, route_few, combine, combine_norm;
     kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS][NUM_TILES];
     void *memory; /* of all below, in device memory */
     kv8_experts_routing routing;
@@ -109,9 +110,13 @@ size_t kv8_device_experts_workspace_bytes(const kv8_experts_shape *shape, int32_
 
 /* --- forms of the kernels --- */
 
-static const char *const stream_names[NUM_PARTS][NUM_STREAMS] = {
-    {"kv8_experts_gate_up_x8__sm80", "kv8_experts_gate_up_x16__sm80"},
-    {"kv8_experts_down_x8__sm80", "kv8_experts_down_x16__sm80"}};
+/* Where the GPU has them, those that the copy engine feeds. */
+enum { BY_LANES, BULK, NUM_RINGS };
+static const char *const stream_names[NUM_RINGS][NUM_PARTS][NUM_STREAMS] = {
+    {{"kv8_experts_gate_up_x8__sm80", "kv8_experts_gate_up_x16__sm80"},
+     {"kv8_experts_down_x8__sm80", "kv8_experts_down_x16__sm80"}},
+    {{"kv8_experts_gate_up_x8__sm90", "kv8_experts_gate_up_x16__sm90"},
+     {"kv8_experts_down_x8__sm90", "kv8_experts_down_x16__sm90"}}};
 
 /* Rows in shared memory, padded so that eight of them lie in different banks. */
 static int32_t x_row_bytes(const kv8_experts_shape *shape, int part) {
@@ -123,7 +128,12 @@ static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_ex
                              int part, int which) {
     const kv8_device_info *const info = kv8_device_get_info(device);
     const int32_t tiles_n = which == X8 ? 1 : 2;
-    const size_t team_bytes = (size_t)(KV8_EXPERTS_TEAM_BYTES + tiles_n * KV8_EXPERTS_SUM_BYTES);
+    const int ring = kv8_kernel_exists(device, stream_names[BULK][part][which]) ? BULK : BY_LANES;
+    const int32_t chunks = KV8_EXPERTS_BULK_CHUNKS(strips_of(shape, part, NULL).num_tiles);
+    const int32_t ring_bytes = ring == BULK
+                                   ? KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_BULK_RING_BYTES(chunks)
+                                   : KV8_EXPERTS_TEAM_BYTES;
+    const size_t team_bytes = (size_t)(ring_bytes + tiles_n * KV8_EXPERTS_SUM_BYTES);
     const size_t x_bytes = (size_t)tiles_n * 8 * (size_t)x_row_bytes(shape, part);
     const size_t room = info->shared_bytes_per_block - KV8_EXPERTS_STATIC_BYTES;
     *form = (kernel_form){.num_x = 0};
@@ -137,7 +147,7 @@ static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_ex
         }
     }
     if (form->num_x == 0) return KV8_OK;
-    KV8_TRY(kv8_kernel_get(&form->kernel, device, stream_names[part][which],
+    KV8_TRY(kv8_kernel_get(&form->kernel, device, stream_names[ring][part][which],
                            sizeof(kv8_experts_matmul_args), form->launch.dynamic_bytes));
     int32_t blocks = 0;
     KV8_TRY(kv8_kernel_max_blocks(&form->kernel, form->launch.block[0], form->launch.dynamic_bytes,
@@ -171,6 +181,7 @@ static kv8_status get_kernels(kv8_device_experts *e) {
         {&e->sort, "kv8_experts_sort__sm80", sizeof(kv8_experts_route_args)},
         {&e->route_few, "kv8_experts_route_few__sm80", sizeof(kv8_experts_route_args)},
         {&e->combine, "kv8_experts_combine__sm80", sizeof(kv8_experts_combine_args)},
+        {&e->combine_norm, "kv8_experts_combine_norm__sm80", sizeof(kv8_experts_combine_args)},
     };
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         KV8_TRY(kv8_kernel_get(kernels[i].kernel, e->device, kernels[i].name, kernels[i].args_bytes,
@@ -293,7 +304,7 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
 /* By rows an expert on average: then many experts have twice as many. Both streaming kernels sum in
  * one order, the tiles in another. */
 static const kernel_form *choose_form(const kv8_device_experts *e, int part, int32_t n) {
-    enum { X96_FROM = 40, TILES_FROM = 14, X16_FROM = 7 };
+    enum { X96_FROM = 40, TILES_FROM = 15, X16_FROM = 7 };
     const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
     const kernel_form *const tiles = &e->tiles[part][places >= X96_FROM * experts ? X96 : X48];
     if (tiles->launch.grid[0] != 0 && !e->has_fixed_order && places >= TILES_FROM * experts)
@@ -344,7 +355,12 @@ static kv8_status combine(const kv8_device_experts *e, kv8_stream *stream,
                                         .live_rows = args->live_rows,
                                         .n = args->n,
                                         .top_k = e->shape.top_k,
-                                        .hidden = e->shape.hidden};
+                                        .hidden = e->shape.hidden,
+                                        .eps = args->eps,
+                                        .gain = args->next_gain,
+                                        .normed = args->normed};
+    const kv8_launch rows = {.grid = {(uint32_t)args->n}, .block = {KV8_ROWWISE_THREADS}};
+    if (args->normed != NULL) return launch_early(&e->combine_norm, stream, rows, &a);
     const int64_t threads = (int64_t)args->n * (e->shape.hidden / 4);
     const kv8_launch launch = {
         .grid = {(uint32_t)kv8_ceil_div(threads, KV8_EXPERTS_COMBINE_THREADS)},

@@ -215,7 +215,7 @@ static pairs_plan share_out(const kv8_linear_args *args, int idx, int32_t num_pa
     const int32_t rows = pairs_shapes[idx].rows;
     const int32_t tiles = (int32_t)num_tiles(args, rows, 2 * KV8_LINEAR_PAIRS_TOKENS);
     const int32_t rest = tiles % num_pairs;
-    const bool may_cut = may_halve_heads || rows / 2 % KV8_LINEAR_PAIRS_HEAD == 0;
+    const bool may_cut = may_halve_heads || rows / 2 % KV8_LINEAR_HEAD == 0;
     const bool cuts = may_cut && 2 * rest <= num_pairs;
     const int64_t halves = 2 * (tiles / num_pairs) + (rest == 0 ? 0 : cuts ? 1 : 2);
     return (pairs_plan){.idx = idx,
@@ -226,15 +226,16 @@ static pairs_plan share_out(const kv8_linear_args *args, int idx, int32_t num_pa
 
 /* Many tokens, and rows of y that the copy engine takes: pairs, where their queue is no longer than
  * that of linear_wgmma.cu's tiles. */
-static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args, bool rotates,
+static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args,
                         pairs_plan *plan_out) {
+    const bool may_halve_heads = args->is_f32 && args->rotated_rows == 0;
     const int32_t num_pairs = ops->linear.num_pairs;
     if (num_pairs == 0 || ops->has_fixed_order || args->n <= KV8_LINEAR_PAIRS_TOKENS ||
         args->rows % 8 != 0)
         return false;
-    *plan_out = share_out(args, 0, num_pairs, args->is_f32 && !rotates);
+    *plan_out = share_out(args, 0, num_pairs, may_halve_heads);
     for (int idx = 1; idx < KV8_NUM_LINEAR_PAIRS; idx++) {
-        const pairs_plan plan = share_out(args, idx, num_pairs, args->is_f32 && !rotates);
+        const pairs_plan plan = share_out(args, idx, num_pairs, may_halve_heads);
         if (plan.queue < plan_out->queue) *plan_out = plan;
     }
     const int usual = LINEAR_kv8_linear_bf16_wgmma_t128__sm90a;
@@ -248,10 +249,8 @@ static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args, 
     return plan_out->queue * splits <= kv8_ceil_div(tiles * splits, num_sms) * rows;
 }
 
-/* `turned`: what has the heads to rotate, NULL = none. */
 static kv8_status run_pairs(const kv8_device_ops *ops, kv8_stream *stream,
-                            const kv8_linear_args *args, const pairs_plan *plan,
-                            const kv8_device_norm_linear *turned) {
+                            const kv8_linear_args *args, const pairs_plan *plan) {
     const pairs_shape *const shape = &pairs_shapes[plan->idx];
     kv8_linear_pairs_args a = {
         .product = *args, .num_tiles = plan->num_tiles, .num_whole = plan->num_whole};
@@ -261,14 +260,22 @@ static kv8_status run_pairs(const kv8_device_ops *ops, kv8_stream *stream,
                                 KV8_LINEAR_PAIRS_BOX));
     KV8_TRY(kv8_tensor_map_make(a.y_map, ops->device, args->y, args->is_f32, args->n, args->rows,
                                 KV8_LINEAR_PAIRS_BOX));
-    if (turned != NULL) {
-        a.cos_sin = turned->cos_sin;
-        a.rotated_rows = turned->num_rotated * turned->head_dim;
-        KV8_TRY(kv8_tensor_map_make(a.rotated_map, ops->device, turned->rotated, false, args->n,
-                                    a.rotated_rows, KV8_LINEAR_PAIRS_BOX));
-    }
+    if (args->rotated_rows > 0)
+        KV8_TRY(kv8_tensor_map_make(a.rotated_map, ops->device, args->rotated, false, args->n,
+                                    args->rotated_rows, KV8_LINEAR_PAIRS_BOX));
     const kv8_launch launch = launch_of_pairs(shape, ops->linear.num_pairs);
     return kv8_kernel_launch(&ops->linear.pairs[plan->idx], stream, &launch, &a);
+}
+
+static kv8_status run_product(const kv8_device_ops *ops, kv8_stream *stream,
+                              const kv8_linear_args *args) {
+    KV8_RANGE("dense");
+    if (args->n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order)
+        return run_stream(args->n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, args->rows,
+                          args->n, 0, args);
+    pairs_plan plan;
+    if (takes_pairs(ops, args, &plan)) return run_pairs(ops, stream, args, &plan);
+    return ops->linear.has_wgmma ? run_wgmma(ops, stream, args) : run_tiles(ops, stream, args);
 }
 
 kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
@@ -277,15 +284,9 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
     KV8_REQUIRE(ops, stream, w, x, y);
     KV8_TRY(check(w, x, n, y_dtype, accumulate));
     if (n == 0) return KV8_OK;
-    KV8_RANGE("dense");
     kv8_linear_args args = product_of(w, x, n, y, y_dtype);
     args.accumulate = accumulate;
-    if (n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order)
-        return run_stream(n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, w->rows, n, 0,
-                          &args);
-    pairs_plan plan;
-    if (takes_pairs(ops, &args, false, &plan)) return run_pairs(ops, stream, &args, &plan, NULL);
-    return ops->linear.has_wgmma ? run_wgmma(ops, stream, &args) : run_tiles(ops, stream, &args);
+    return run_product(ops, stream, &args);
 }
 
 /* --- with the norm before it and the rotation behind --- */
@@ -303,27 +304,37 @@ static kv8_status check_rotation(const kv8_device_norm_linear *args) {
     return KV8_OK;
 }
 
-/* Every block norms all rows for itself: nothing beside its weights, and too much for a head's many
- * blocks. */
-static bool fits_one_kernel(const kv8_device_norm_linear *args, int32_t n) {
+/* In one kernel every block norms all rows for itself: nothing beside its weights, and too much for
+ * a head's many blocks. */
+bool kv8_device_norm_is_apart(const kv8_device_ops *ops, const kv8_device_linear *w, int32_t n) {
     enum { MAX_N = 4, MAX_ROWS = 16384 };
-    const size_t bytes = (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)args->w.cols);
-    return n <= MAX_N && args->w.rows <= MAX_ROWS && bytes <= KV8_LINEAR_NORM_BYTES;
+    const size_t bytes = (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)w->cols);
+    return ops->has_fixed_order || n > MAX_N || w->rows > MAX_ROWS || bytes > KV8_LINEAR_NORM_BYTES;
+}
+
+static void rotate_heads(kv8_linear_args *product, const kv8_device_norm_linear *args) {
+    product->half_dim = args->head_dim / 2;
+    product->rotated_rows = args->num_rotated * args->head_dim;
+    product->rotated = args->rotated;
+    product->cos_sin = args->cos_sin;
+}
+
+/* Does the product's kernel rotate these heads as their sums leave? */
+static bool product_rotates(const kv8_device_ops *ops, const kv8_device_norm_linear *args,
+                            int32_t n) {
+    if (n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order) return true;
+    return ops->linear.has_wgmma && args->head_dim == KV8_LINEAR_HEAD;
 }
 
 static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
                              const kv8_device_norm_linear *args, int32_t n) {
     KV8_RANGE("dense");
-    const kv8_linear_norm_args a = {
-        .product = product_of(&args->w, args->x, n, args->y, args->y_dtype),
-        .gain = args->gain,
-        .row_ids = args->row_ids,
-        .f16_out = args->f16_out,
-        .rotated = args->rotated,
-        .cos_sin = args->cos_sin,
-        .eps = args->eps,
-        .half_dim = args->head_dim / 2,
-        .rotated_rows = args->num_rotated * args->head_dim};
+    kv8_linear_norm_args a = {.product = product_of(&args->w, args->x, n, args->y, args->y_dtype),
+                              .gain = args->gain,
+                              .row_ids = args->row_ids,
+                              .f16_out = args->f16_out,
+                              .eps = args->eps};
+    rotate_heads(&a.product, args);
     return run_stream(&ops->linear.norm_n8, stream, args->w.rows, n,
                       (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)args->w.cols), &a);
 }
@@ -335,19 +346,15 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
     KV8_TRY(check(&args->w, args->x, n, args->y_dtype, false));
     KV8_TRY(check_rotation(args));
     if (n == 0) return KV8_OK;
-    if (fits_one_kernel(args, n) && !ops->has_fixed_order) return run_in_one(ops, stream, args, n);
-    KV8_TRY(kv8_device_rmsnorm(ops, stream, args->x, args->gain, args->eps, n, args->w.cols,
-                               args->row_ids, args->normed, args->f16_out));
-    const kv8_linear_args product = product_of(&args->w, args->normed, n, args->y, args->y_dtype);
-    pairs_plan plan;
-    if (args->num_rotated > 0 && args->head_dim == KV8_LINEAR_PAIRS_HEAD &&
-        takes_pairs(ops, &product, true, &plan)) { /* rotated as their sums leave */
-        KV8_RANGE("dense");
-        return run_pairs(ops, stream, &product, &plan, args);
-    }
-    KV8_TRY(kv8_device_linear_run(ops, stream, &args->w, args->normed, n, args->y, args->y_dtype,
-                                  false));
-    if (args->num_rotated == 0) return KV8_OK;
+    if (!kv8_device_norm_is_apart(ops, &args->w, n)) return run_in_one(ops, stream, args, n);
+    if (!args->is_normed)
+        KV8_TRY(kv8_device_rmsnorm(ops, stream, args->x, args->gain, args->eps, n, args->w.cols,
+                                   args->row_ids, args->normed, args->f16_out));
+    kv8_linear_args product = product_of(&args->w, args->normed, n, args->y, args->y_dtype);
+    const bool rotates = args->num_rotated > 0 && product_rotates(ops, args, n);
+    if (rotates) rotate_heads(&product, args);
+    KV8_TRY(run_product(ops, stream, &product));
+    if (args->num_rotated == 0 || rotates) return KV8_OK;
     return kv8_device_rope(ops, stream, args->cos_sin, n, args->num_rotated, args->head_dim,
                            args->y, args->y_dtype, args->w.rows, args->rotated,
                            (int64_t)args->num_rotated * args->head_dim);

@@ -46,8 +46,8 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                  kv8_dtype y_dtype, bool accumulate);
 
 /* A product of normed rows, and what stands around it in a layer: one kernel does all of it for up
- * to 4 rows and a layer's weights, one each for more and for a head; for many rows the product's
- * rotates heads of 64. */
+ * to 4 rows and a layer's weights, for more and for a head the norm is one of its own. The
+ * product's rotates heads of 64, and of up to 16 rows any; others are rotated by one more. */
 typedef struct kv8_device_norm_linear {
     kv8_device_linear w;
     const float *x;   /* [.., cols]: the residual stream */
@@ -55,7 +55,8 @@ typedef struct kv8_device_norm_linear {
     float eps;
     const int32_t *row_ids; /* [n], as kv8_device_rmsnorm's; NULL = i */
     void *normed;           /* bf16 [n, cols] to work in */
-    void *f16_out;          /* the normed rows [n, cols]; NULL = not wanted */
+    bool is_normed; /* normed has them already, where kv8_device_norm_is_apart; not f16_out */
+    void *f16_out;  /* the normed rows [n, cols]; NULL = not wanted */
     /* The product's first num_rotated heads come rotated as by kv8_device_rope, bf16 [n,
      * num_rotated, head_dim]; what y has in their place is undefined. 0 = none. */
     int32_t num_rotated, head_dim; /* head_dim a multiple of 16 */
@@ -64,6 +65,8 @@ typedef struct kv8_device_norm_linear {
     void *y; /* [n, rows] of y_dtype */
     kv8_dtype y_dtype;
 } kv8_device_norm_linear;
+/* Is the norm of so many rows a kernel of its own? */
+bool kv8_device_norm_is_apart(const kv8_device_ops *ops, const kv8_device_linear *w, int32_t n);
 kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                       const kv8_device_norm_linear *args, int32_t n);
 

@@ -110,9 +110,9 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
         int32_t sm_version;
         const char *few, *many, *most;
     } gpus[] = {{80, "x8__sm80", "x16__sm80", "x16__sm80"},
-                {90, "x8__sm80", "x48__sm90a", "x96__sm90a"},
-                {100, "x8__sm80", "x16__sm80", "x16__sm80"},
-                {120, "x8__sm80", "x8__sm80", "x8__sm80"}}; /* 16 rows do not fit */
+                {90, "x8__sm90", "x48__sm90a", "x96__sm90a"},
+                {100, "x8__sm90", "x16__sm90", "x16__sm90"},
+                {120, "x8__sm90", "x8__sm90", "x8__sm90"}}; /* 16 rows do not fit */
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
         stand s = open_stand(gpus[i].sm_version, 132);
         open_experts(&s);
@@ -122,6 +122,28 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
         check_run(&s, MAX_ROWS, many, gpus[i].most);
         close_stand(&s);
     }
+}
+
+/* Where the norm of the sum is wanted, the kernel that adds up the experts makes it. */
+static void the_sum_is_normed(void **state) {
+    (void)state;
+    static const char gain, normed;
+    stand s = open_stand(90, 132);
+    open_experts(&s);
+    kv8_experts_args args = some_args;
+    args.next_gain = &gain;
+    args.normed = (void *)(uintptr_t)&normed;
+    args.eps = 0.5f;
+    assert_ok(kv8_device_experts_run(s.experts, s.stream, &args));
+    assert_ok(kv8_stream_synchronize(s.stream));
+    const stand_in_launch *const last = stand_in_get_launch(stand_in_num_launches() - 1);
+    const kv8_experts_combine_args *const a = last->args;
+    assert_string_equal(last->name, "kv8_experts_combine_norm__sm80");
+    assert_int_equal(last->grid[0], args.n);
+    assert_ptr_equal(a->gain, &gain);
+    assert_ptr_equal(a->normed, &normed);
+    assert_true(a->eps == 0.5f);
+    close_stand(&s);
 }
 
 static void a_graph_runs_the_same(void **state) {
@@ -232,6 +254,7 @@ static void run_fails_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_follow_the_rows_and_the_gpu),
+        cmocka_unit_test(the_sum_is_normed),
         cmocka_unit_test(a_graph_runs_the_same),
         cmocka_unit_test(loading_covers_the_experts),
         cmocka_unit_test(the_workspace_is_what_was_said),

@@ -69,7 +69,7 @@ static void check_pairs(const stand_in_launch *launch, const kv8_device_linear *
     assert_int_equal(args->product.n, n);
     assert_int_equal(args->product.rows, w->rows);
     assert_true(args->product.is_f32 && args->product.accumulate);
-    assert_int_equal(args->rotated_rows, 0);
+    assert_int_equal(args->product.rotated_rows, 0);
     const uint64_t maps[3][5] = {
         {(uint64_t)(uintptr_t)w->w, (uint64_t)w->cols, (uint64_t)w->rows, rows / 2, 2},
         {(uint64_t)(uintptr_t)args->product.x, (uint64_t)w->cols, (uint64_t)n, 64, 2},
@@ -247,7 +247,7 @@ static kv8_device_norm_linear normed_qkv(const case_ops *c) {
 /* A recorded step's kernels are made ready ahead of their turn, while it has few rows. */
 static void kernels_of_a_graph_overlap(void **state) {
     (void)state;
-    static const int32_t rows[] = {1, 64, 65};
+    static const int32_t rows[] = {1, 128, 129};
     for (int32_t sm = 80; sm <= 90; sm += 10) {
         for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
             case_ops c = open_ops(sm);
@@ -262,56 +262,67 @@ static void kernels_of_a_graph_overlap(void **state) {
             assert_true(stand_in_num_launches() > before);
             for (int32_t k = before; k < stand_in_num_launches(); k++)
                 assert_int_equal(stand_in_get_launch(k)->overlaps_previous,
-                                 sm >= 90 && rows[i] <= 64);
+                                 sm >= 90 && rows[i] <= 128);
             kv8_graph_destroy(graph);
             close_ops(&c);
         }
     }
 }
 
-/* Few rows are normed, multiplied and rotated by one kernel, more by one kernel each, and those of
- * a head too; of many the product's kernel rotates heads of 64. */
+static void check_turned(const kv8_linear_args *product, const kv8_device_norm_linear *p) {
+    assert_ptr_equal(product->x, p->normed);
+    assert_int_equal(product->half_dim, 32);
+    assert_int_equal(product->rotated_rows, 4096);
+    assert_ptr_equal(product->rotated, p->rotated);
+    assert_ptr_equal(product->cos_sin, p->cos_sin);
+}
+
+/* Few rows are normed, multiplied and rotated by one kernel, more by one kernel each; the product's
+ * kernel rotates heads of 64, of others one behind it. */
 static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     (void)state;
     case_ops c = open_ops(90);
     kv8_device_norm_linear p = normed_qkv(&c);
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 4));
     const kv8_linear_norm_args *const args = only_launch(&c, 0)->args;
-    assert_int_equal(args->half_dim, 32);
+    assert_int_equal(args->product.half_dim, 32);
     assert_false(stand_in_get_launch(0)->overlaps_previous);
-    assert_int_equal(args->rotated_rows, 4096);
+    assert_int_equal(args->product.rotated_rows, 4096);
     assert_ptr_equal(args->product.y, p.y);
-    assert_ptr_equal(args->rotated, p.rotated);
+    assert_ptr_equal(args->product.rotated, p.rotated);
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 5));
     assert_ok(kv8_stream_synchronize(c.s.stream));
-    assert_int_equal(stand_in_num_launches(), 4);
-    assert_string_equal(stand_in_get_launch(3)->name, "kv8_rope_bf16__sm80");
-    const kv8_rope_args *const turn = stand_in_get_launch(3)->args;
-    assert_true(turn->x == p.y && turn->y == p.rotated);
-    assert_int_equal(turn->x_stride_row, 5120);
-    assert_int_equal(turn->y_stride_row, 4096);
+    assert_int_equal(stand_in_num_launches(), 3);
+    check_turned(stand_in_get_launch(2)->args, &p);
+    assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 17));
+    assert_ok(kv8_stream_synchronize(c.s.stream));
+    assert_int_equal(stand_in_num_launches(), 5);
+    check_turned(&((const kv8_linear_mapped_args *)stand_in_get_launch(4)->args)->product, &p);
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 2048));
     assert_ok(kv8_stream_synchronize(c.s.stream));
-    assert_int_equal(stand_in_num_launches(), 6);
-    const kv8_linear_pairs_args *const pairs = stand_in_get_launch(5)->args;
-    assert_int_equal(pairs->rotated_rows, 4096);
-    assert_true(pairs->product.x == p.normed && pairs->cos_sin == p.cos_sin);
+    assert_int_equal(stand_in_num_launches(), 7);
+    const kv8_linear_pairs_args *const pairs = stand_in_get_launch(6)->args;
+    check_turned(&pairs->product, &p);
     const uint64_t rotated_map[] = {(uint64_t)(uintptr_t)p.rotated, 4096, 2048, 64, 2};
     assert_memory_equal(pairs->rotated_map, rotated_map, sizeof rotated_map);
     p.num_rotated = 32;
     p.head_dim = 128;
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 2048));
     assert_ok(kv8_stream_synchronize(c.s.stream));
-    assert_int_equal(stand_in_num_launches(), 9);
-    assert_string_equal(stand_in_get_launch(8)->name, "kv8_rope_bf16__sm80");
+    assert_int_equal(stand_in_num_launches(), 10);
+    assert_string_equal(stand_in_get_launch(9)->name, "kv8_rope_bf16__sm80");
+    const kv8_rope_args *const turn = stand_in_get_launch(9)->args;
+    assert_true(turn->x == p.y && turn->y == p.rotated);
+    assert_int_equal(turn->x_stride_row, 5120);
+    assert_int_equal(turn->y_stride_row, 4096);
     p.num_rotated = 0;
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 5));
     assert_ok(kv8_stream_synchronize(c.s.stream));
-    assert_int_equal(stand_in_num_launches(), 11);
+    assert_int_equal(stand_in_num_launches(), 12);
     p.w.rows = 201088;
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1));
     assert_ok(kv8_stream_synchronize(c.s.stream));
-    assert_int_equal(stand_in_num_launches(), 13);
+    assert_int_equal(stand_in_num_launches(), 14);
     p = normed_qkv(&c);
     p.head_dim = 24;
     assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_UNSUPPORTED,

@@ -8,7 +8,7 @@
 #include "gpu_testing.h"
 #include "model_runs.h"
 
-enum { WINDOW = 1024 };
+enum { WINDOW = 1024, SEQS = 128 /* of a batch at most */ };
 
 /* Rounding activations to bf16 moves a row's worst logit by 0.05 in the mean, and by more than 1
  * where a router's choice was near and falls the other way: one row in a hundred, as the host's
@@ -29,7 +29,7 @@ static kv8_model *open_on(const gpu *g, kv8_step_path path) {
     options.device = g->device;
     options.stream = g->stream;
     options.path = path;
-    options.max_step_seqs = 48;
+    options.max_step_seqs = SEQS;
     kv8_model *model = NULL;
     assert_ok(kv8_model_open(&model, tiny_model, &options));
     return model;
@@ -192,7 +192,7 @@ static void greedy_continuations_are_the_golden_ones(void **state) {
  * logits of every row. */
 static void step_batch(const scene *s, kv8_model *model, kv8_cache *cache, const kv8_seq *seqs,
                        int32_t num, const int32_t *starts, const int32_t *counts, float *logits) {
-    int32_t indptr[64] = {0}, rows[512], ids[512];
+    int32_t indptr[SEQS + 1] = {0}, rows[512], ids[512];
     for (int32_t i = 0; i < num; i++) {
         indptr[i + 1] = indptr[i] + counts[i];
         memcpy(ids + indptr[i], s->ids + starts[i], (size_t)counts[i] * sizeof *ids);
@@ -209,7 +209,10 @@ static void step_batch(const scene *s, kv8_model *model, kv8_cache *cache, const
     assert_ok(kv8_model_step(model, cache, &step));
 }
 
-enum { SEQS = 40 };
+/* Of prompt i; of many together one to three tokens, which one step takes. */
+static int32_t prompt_length(int32_t num, int32_t i) {
+    return 1 + 5 * i % (num <= 40 ? 23 : 3);
+}
 
 /* Prompts of many lengths in one step, some with a single token, then steps of decode. */
 static void run_batch(const scene *s, kv8_model *model, int32_t num, float *logits) {
@@ -218,8 +221,8 @@ static void run_batch(const scene *s, kv8_model *model, int32_t num, float *logi
     int32_t starts[SEQS], counts[SEQS], total = 0;
     for (int32_t i = 0; i < num; i++) {
         assert_ok(kv8_cache_seq_create(cache, &seqs[i]));
-        starts[i] = 17 * i;
-        counts[i] = 1 + 5 * i % 23;
+        starts[i] = 17 * i % 900;
+        counts[i] = prompt_length(num, i);
         total += counts[i];
     }
     step_batch(s, model, cache, seqs, num, starts, counts, logits);
@@ -236,7 +239,7 @@ static void run_batch(const scene *s, kv8_model *model, int32_t num, float *logi
 
 static kv8_model *open_host_batch(void) {
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
-    options.max_step_seqs = 48;
+    options.max_step_seqs = SEQS;
     kv8_model *model = NULL;
     assert_ok(kv8_model_open(&model, tiny_model, &options));
     return model;
@@ -247,11 +250,11 @@ static void batches_agree_with_the_host(void **state) {
     open_scene(&s, state);
     kv8_model *const host = open_host_batch();
     kv8_model *const eager = open_on(s.g, KV8_PATH_EAGER);
-    static const int32_t sizes[] = {1, 2, 3, 8, 9, 17, 33, SEQS};
+    static const int32_t sizes[] = {1, 2, 3, 8, 9, 17, 33, 40, 65, 96, SEQS};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const int32_t num = sizes[i];
         int32_t rows = 3 * num;
-        for (int32_t k = 0; k < num; k++) rows += 1 + 5 * k % 23;
+        for (int32_t k = 0; k < num; k++) rows += prompt_length(num, k);
         float *const want = alloc_logits(&s, rows), *const got = alloc_logits(&s, rows);
         float *const single = alloc_logits(&s, rows);
         char what[64];

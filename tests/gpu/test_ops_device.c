@@ -324,12 +324,12 @@ static void products_of_normed_rows(void **state) {
     kv8_device_ops_destroy(s.ops);
 }
 
-/* Heads of many rows, which the product's kernel rotates, have the bits of the product, rotated
- * apart. */
-static void many_rows_are_rotated_as_they_leave(void **state) {
+/* Heads that the product's kernel rotates, of a few rows or many, have the bits of the product,
+ * rotated apart. */
+static void rows_are_rotated_as_they_leave(void **state) {
     enum { ROWS = 5120, COLS = 2880, Q_WIDTH = 4096, MOST = 2048 };
     const side s = open_side(state);
-    static const int32_t counts[] = {500, 1000, 1300, MOST};
+    static const int32_t counts[] = {5, 16, 17, 64, 100, 129, 500, 1000, 1300, MOST};
     test_rng rng = {9};
     kv8_bf16 *const w = random_bf16(&rng, (size_t)ROWS * COLS, 1);
     kv8_bf16 *const small = random_bf16(&rng, ROWS, 1);
@@ -537,7 +537,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_fixed_order_knows_no_number_of_rows),
         cmocka_unit_test(products_of_the_true_shapes),
         cmocka_unit_test(products_of_normed_rows),
-        cmocka_unit_test(many_rows_are_rotated_as_they_leave),
+        cmocka_unit_test(rows_are_rotated_as_they_leave),
         cmocka_unit_test(embedding_widens_the_rows_it_is_asked_for),
         cmocka_unit_test(norms_equal_their_definition),
         cmocka_unit_test(angles_and_rotation_are_the_cpus),

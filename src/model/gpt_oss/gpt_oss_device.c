@@ -1,10 +1,11 @@
 /* gpt_oss_device.c - gpt-oss on a GPU: what lies where in its memory, and a step's layers as
  * launches.
  *
- *   norm, QKV, rope of q         one kernel for few rows; k and v f32: what is stored is rounded
- * once append, attention            model_attention_device.c, k rotated as it is stored O into the
- * residual norm, router                 one kernel for few rows experts into the residual
- * device_experts.h
+ *   norm, QKV, rope of q      one kernel for few rows; k and v f32: what is stored is rounded once
+ *   append, attention         model_attention_device.c, k rotated as it is stored
+ *   O into the residual
+ *   norm, router              one kernel for few rows
+ *   experts into the residual device_experts.h; and the next layer's norm, but for few rows
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "gpt_oss_device.h"
@@ -120,6 +121,18 @@ static void lay_out(kv8_model *model, kv8_device_memory *memory) {
 
 /* --- a step --- */
 
+static kv8_device_linear qkv_of(const kv8_gpt_oss *own, int32_t idx) {
+    const kv8_gpt_oss_device_layer *const l = &own->device->layers[idx];
+    return (kv8_device_linear){l->qkv, l->qkv_bias, qkv_width(&own->config),
+                               own->config.hidden_size};
+}
+/* Does the kernel that adds up the experts before layer idx norm its rows too? */
+static bool experts_norm(const kv8_gpt_oss *own, int32_t idx, int32_t n) {
+    if (idx == 0 || idx == own->config.num_layers) return false;
+    const kv8_device_linear qkv = qkv_of(own, idx);
+    return kv8_device_norm_is_apart(own->device->ops, &qkv, n);
+}
+
 static kv8_status run_attention(kv8_model *model, int32_t idx, const kv8_device_batch *batch) {
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
@@ -128,7 +141,8 @@ static kv8_status run_attention(kv8_model *model, int32_t idx, const kv8_device_
     kv8_stream *const stream = model->options.stream;
     const kv8_device_linear o = {l->o, l->o_bias, c->hidden_size, q_width(c)};
     const int32_t n = batch->num_rows;
-    const kv8_device_norm_linear qkv = {.w = {l->qkv, l->qkv_bias, qkv_width(c), c->hidden_size},
+    const kv8_device_norm_linear qkv = {.w = qkv_of(own, idx),
+                                        .is_normed = experts_norm(own, idx, n),
                                         .x = d->residual,
                                         .gain = l->attention_norm,
                                         .eps = c->rms_norm_eps,
@@ -168,13 +182,18 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_ba
         .y = d->router_logits,
         .y_dtype = KV8_F32};
     KV8_TRY(kv8_device_norm_linear_run(d->ops, stream, &router, batch->num_rows));
-    const kv8_experts_args args = {.gate_up = l->gate_up,
-                                   .down = l->down,
-                                   .logits = d->router_logits,
-                                   .x = d->expert_x,
-                                   .residual = d->residual,
-                                   .live_rows = batch->indptr + batch->num_seqs,
-                                   .n = batch->num_rows};
+    kv8_experts_args args = {.gate_up = l->gate_up,
+                             .down = l->down,
+                             .logits = d->router_logits,
+                             .x = d->expert_x,
+                             .residual = d->residual,
+                             .live_rows = batch->indptr + batch->num_seqs,
+                             .n = batch->num_rows};
+    if (experts_norm(own, idx + 1, batch->num_rows)) {
+        args.normed = d->normed;
+        args.next_gain = d->layers[idx + 1].attention_norm;
+        args.eps = c->rms_norm_eps;
+    }
     KV8_TRY(kv8_device_experts_run(d->experts, stream, &args));
     return kv8_model_profile_count(model->on_device->profile, stream, idx,
                                    kv8_device_experts_get_offsets(d->experts));

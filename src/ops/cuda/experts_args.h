@@ -45,10 +45,13 @@ enum {
     KV8_EXPERTS_CHUNK_TILES = 3, /* copied and multiplied at once */
     KV8_EXPERTS_STAGES = 3,      /* chunks of a warp's ring */
     KV8_EXPERTS_STAGE_BYTES = KV8_TILE_CODE_BYTES + 32 * 4, /* codes, and every lane's scales */
-    /* Shared memory of a team: rings, and for every 8 rows of an item two sets of partial sums. */
+    /* Shared memory of a team: rings, and for every 8 rows of an item the sums of its warps. */
     KV8_EXPERTS_TEAM_BYTES = KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_STAGES * KV8_EXPERTS_CHUNK_TILES *
                              KV8_EXPERTS_STAGE_BYTES,
-    KV8_EXPERTS_SUM_BYTES = 2 * KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
+    KV8_EXPERTS_BULK_TILES = 6, /* of a chunk that the copy engine brings */
+    KV8_EXPERTS_BULK_CHUNK_BYTES =
+        KV8_EXPERTS_BULK_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES),
+    KV8_EXPERTS_SUM_BYTES = KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
     /* The kernels on wgmma. */
     KV8_EXPERTS_TILES_THREADS = 384,
     KV8_EXPERTS_WORK_STRIPS = 16,
@@ -64,6 +67,15 @@ enum {
                               1024, /* aligned to that */
     KV8_EXPERTS_STATIC_BYTES = 4096 /* at most, of the kernels' own */
 };
+
+/* The rings of the streaming kernels that the copy engine fills: a quarter of a strip's tiles in
+ * chunks, and a barrier for each. */
+#define KV8_EXPERTS_BULK_CHUNKS(num_tiles)                                  \
+    ((((num_tiles) + KV8_EXPERTS_TEAM_WARPS - 1) / KV8_EXPERTS_TEAM_WARPS + \
+      KV8_EXPERTS_BULK_TILES - 1) /                                         \
+     KV8_EXPERTS_BULK_TILES)
+#define KV8_EXPERTS_BULK_RING_BYTES(chunks) \
+    (((chunks) * (KV8_EXPERTS_BULK_CHUNK_BYTES + 8) + 15) / 16 * 16)
 
 /* Strips of every expert of one layer, expert by expert. */
 typedef struct kv8_expert_strips {
@@ -122,12 +134,15 @@ typedef struct kv8_experts_tiles_args {
     kv8_experts_matmul_args product;
 } __attribute__((aligned(64))) kv8_experts_tiles_args;
 
-/* residual[row] += the sum of weights * y, best first. */
+/* residual[row] += the sum of weights * y, best first; and its norm, where that is wanted. */
 typedef struct kv8_experts_combine_args {
     const float *weights, *y;
     float *residual;
     const int32_t *live_rows;
-    int32_t n, top_k, hidden, padding;
+    int32_t n, top_k, hidden;
+    float eps;
+    const void *gain; /* bf16 [hidden] */
+    void *normed;     /* bf16 [n, hidden] */
 } kv8_experts_combine_args;
 
 #endif

@@ -7,17 +7,18 @@
 // sort: places of ids by expert, in order. Grid: one block of 1024 threads for every expert; each
 // reads all ids, 16 a load, counting those of smaller experts and its own. Fixed order, no atomics.
 // combine: residual += weights * y, best expert first. Grid: 4 values a thread.
+// combine_norm: the same, and the norm of what comes out. Grid: a block a row.
 // Bound by: latency; combine by memory, n * (top_k + 2) * hidden * 4 bytes.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "experts_args.h"
+#include "rowwise.cuh"
 #include "take_turn.cuh"
 
 namespace kv8 {
 
 constexpr uint32_t ALL = 0xffffffffu;
 constexpr int NONE = 255;
-constexpr int PER_LANE = (KV8_EXPERTS_MAX + 31) / 32;
 
 __device__ __forceinline__ int live_rows(const int32_t *live, int n) {
     return live == nullptr ? n : min(n, *live);
@@ -37,6 +38,7 @@ struct Best {
     uint32_t order;
     int id;
 };
+template <int PER_LANE>
 __device__ __forceinline__ Best best_of(const float *logits, int num_experts, int top_k) {
     const int lane = threadIdx.x % 32;
     uint32_t mine[PER_LANE];
@@ -64,6 +66,12 @@ __device__ __forceinline__ Best best_of(const float *logits, int num_experts, in
             if (i * 32 + lane == static_cast<int>(id)) mine[i] = 0;
     }
     return kept;
+}
+
+__device__ __forceinline__ Best best_of(const float *logits, int num_experts, int top_k) {
+    if (num_experts <= 32) return best_of<1>(logits, num_experts, top_k);
+    if (num_experts <= 128) return best_of<4>(logits, num_experts, top_k);
+    return best_of<(KV8_EXPERTS_MAX + 31) / 32>(logits, num_experts, top_k);
 }
 
 // The weight of lane i's, i < top_k. Where the best is infinite those equal to it share all.
@@ -228,4 +236,43 @@ extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_COMBINE_THREADS)
         sum.w += w * y.w;
     }
     *to = sum;
+}
+
+namespace kv8 {
+
+// What kernels write, so not by way of the read-only path.
+__device__ __forceinline__ void read8(const float *from, float (&x)[8]) {
+    const auto *const words = reinterpret_cast<const float4 *>(from);
+    const float4 low = words[0], high = words[1];
+    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+}
+
+}  // namespace kv8
+
+extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS, 2)
+    kv8_experts_combine_norm__sm80(const __grid_constant__ kv8_experts_combine_args a) {
+    using namespace kv8;
+    RowNorm norm(a.gain, a.hidden);
+    take_turn();
+    const int64_t row = blockIdx.x;
+    const bool is_live = row < live_rows(a.live_rows, a.n);
+    const float *const weights = a.weights + row * a.top_k;
+    const float *const y = a.y + row * a.top_k * a.hidden;
+    float *const residual = a.residual + row * a.hidden;
+    const auto read = [&](int32_t at, float(&x)[8]) { read8(residual + at, x); };
+    const auto add = [&](int32_t at, float(&x)[8]) {
+        read(at, x);
+        if (!is_live) return;
+        for (int k = 0; k < a.top_k; k++) {
+            float more[8];
+            read8(y + int64_t{k} * a.hidden + at, more);
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] += weights[k] * more[i];
+        }
+        auto *const to = reinterpret_cast<float4 *>(residual + at);
+        to[0] = {x[0], x[1], x[2], x[3]};
+        to[1] = {x[4], x[5], x[6], x[7]};
+    };
+    norm.run(a.eps, a.normed, nullptr, add, read);
 }

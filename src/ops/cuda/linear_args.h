@@ -14,7 +14,13 @@ typedef struct kv8_linear_args {
     void *y;                    /* bf16 or f32 [n, rows] */
     int32_t rows, cols, n;      /* cols a multiple of 8 */
     int32_t is_f32, accumulate; /* of y; only f32 accumulates */
+    /* The first rotated_rows of y are heads to rotate, and go rounded to bf16 into rotated [n,
+     * rotated_rows] instead. Not in linear_tiles.cu. */
+    int32_t half_dim; /* a multiple of 8; 32 but in linear_stream.cu */
+    int32_t rotated_rows;
     int32_t padding;
+    void *rotated;
+    const float *cos_sin; /* [n, 2 * half_dim] */
 } kv8_linear_args;
 
 /* The same of RMSNorm(x): x_i is row row_ids[i] of x, f32 [.., cols], times gain and over the root
@@ -24,12 +30,7 @@ typedef struct kv8_linear_norm_args {
     const void *gain;       /* bf16 [cols] */
     const int32_t *row_ids; /* NULL = i */
     void *f16_out;          /* the normed rows [n, cols], NULL = not wanted */
-    /* The first rotated_rows of y are heads to rotate, and go rounded to bf16 into rotated [n,
-     * rotated_rows] instead. */
-    void *rotated;
-    const float *cos_sin; /* [n, head_dim] */
     float eps;
-    int32_t half_dim, rotated_rows; /* half_dim a multiple of 8 */
     int32_t padding;
 } kv8_linear_norm_args;
 
@@ -41,14 +42,10 @@ typedef struct kv8_linear_mapped_args {
     int32_t padding[15];
 } __attribute__((aligned(64))) kv8_linear_mapped_args;
 
-/* The same by pairs of blocks (linear_pairs.cu). The first rotated_rows of y are heads of
- * KV8_LINEAR_PAIRS_HEAD to rotate, and go rounded to bf16 into rotated [n, rotated_rows] instead.
- */
+/* The same by pairs of blocks (linear_pairs.cu). */
 typedef struct kv8_linear_pairs_args {
     uint64_t w_map[16], x_map[16], y_map[16], rotated_map[16];
     kv8_linear_args product;
-    const float *cos_sin; /* [n, KV8_LINEAR_PAIRS_HEAD] */
-    int32_t rotated_rows;
     int32_t num_tiles; /* of the kernel's rows by two blocks' tokens, */
     int32_t num_whole; /* the first of them each by one pair, the others' tokens by a pair each */
     int32_t padding[11];
@@ -63,10 +60,10 @@ enum {
     KV8_LINEAR_WGMMA_BOX = 32,     /* tokens copied at once: rows past the last cost time */
     KV8_LINEAR_PAIRS_TOKENS = 128, /* a block's tile */
     KV8_LINEAR_PAIRS_STAGES = 4,
-    KV8_LINEAR_PAIRS_HEAD = 64,
     KV8_LINEAR_PAIRS_BOX = 64,      /* tokens copied at once, in or out */
     KV8_LINEAR_PAIRS_THREADS = 384, /* two warpgroups, and one that copies */
     KV8_LINEAR_MAX_SPLITS = 8,      /* of the columns: a cluster's blocks */
+    KV8_LINEAR_HEAD = 64,           /* that linear_wgmma.cu and linear_pairs.cu rotate */
     KV8_LINEAR_GROUP = 8            /* tiles of rows that take turns over the tokens */
 };
 

@@ -234,17 +234,17 @@ static __device__ __forceinline__ void add_bias(float *sums, const uint32_t *two
     }
 }
 
-// As kv8_rope_f32: row r of the head with row r + 32.
+// Row r of the head with row r + 32.
 static __device__ __forceinline__ void rotate(const kv8_linear_pairs_args &a, float *sums,
                                               int32_t first_token) {
-    constexpr int PAIRS = KV8_LINEAR_PAIRS_HEAD / 2;
+    constexpr int PAIRS = KV8_LINEAR_HEAD / 2;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int32_t token =
             min(first_token + 16 * warp + lane / 4 + 8 * half, a.product.n - 1);  // past it: unseen
         const auto *const turns = reinterpret_cast<const float2 *>(
-            a.cos_sin + int64_t{token} * KV8_LINEAR_PAIRS_HEAD + lane % 4 * 2);
+            a.product.cos_sin + int64_t{token} * KV8_LINEAR_HEAD + lane % 4 * 2);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const float2 cosines = __ldg(turns + 4 * j), sines = __ldg(turns + PAIRS / 2 + 4 * j);
@@ -252,10 +252,7 @@ static __device__ __forceinline__ void rotate(const kv8_linear_pairs_args &a, fl
             for (int k = 0; k < 2; k++) {
                 const float cosine = k == 0 ? cosines.x : cosines.y;
                 const float sine = k == 0 ? sines.x : sines.y;
-                float &low = sums[4 * j + 2 * half + k], &high = sums[4 * (j + 4) + 2 * half + k];
-                const float first = low, second = high;
-                low = __fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine));
-                high = __fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine));
+                turn(sums[4 * j + 2 * half + k], sums[4 * (j + 4) + 2 * half + k], cosine, sine);
             }
         }
     }
@@ -268,7 +265,7 @@ static __device__ __forceinline__ void send_rows(const kv8_linear_pairs_args &a,
                                                  const uint32_t *bias) {
     if (row >= a.product.rows) return;
     add_bias<WIDTH / 8>(sums, bias);
-    if (WIDTH == 64 && row < a.rotated_rows) {
+    if (WIDTH == 64 && row < a.product.rotated_rows) {
         rotate(a, sums, token);
         outlet.send(a.rotated_map, row, token, false, [&](uint32_t box) { write_bf16(box, sums); });
     } else if (WIDTH < 64 || a.product.is_f32) {

@@ -66,4 +66,11 @@ static __device__ __forceinline__ void store_four(const kv8_linear_args &a, int3
     if (row + 3 < a.rows) store_one(a, token, row + 3, sum.w);
 }
 
+// A pair of a head by its angle, as kv8_rope_f32 rounds it.
+static __device__ __forceinline__ void turn(float &low, float &high, float cosine, float sine) {
+    const float first = low, second = high;
+    low = __fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine));
+    high = __fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine));
+}
+
 }  // namespace kv8

@@ -42,6 +42,28 @@ static __device__ __forceinline__ uint4 load_weights(const uint16_t *from) {
     return r;
 }
 
+static __device__ __forceinline__ bool rotates(const kv8_linear_args &a, int32_t row) {
+    return row < a.rotated_rows;
+}
+// Of the rows from `first` on, of a head those that it turns together.
+static __device__ __forceinline__ Eights rows_of(const kv8_linear_args &a, int32_t first) {
+    if (!rotates(a, first)) return {first, first + 8};
+    const int32_t within = first % (2 * a.half_dim), low = first - within + within / 2;
+    return {low, low + a.half_dim};
+}
+// Row `row`, which is `idx` of the block's 16, is y, the other of its pair is `other`.
+static __device__ __forceinline__ void store_row(const kv8_linear_args &a, int32_t token,
+                                                 const Eights &rows, int idx, int32_t row, float y,
+                                                 float other) {
+    if (!rotates(a, rows.low)) return store_value(a, token, row, y);
+    const int32_t pair = rows.low % (2 * a.half_dim) + idx % 8;
+    const float *const cosines = a.cos_sin + int64_t{token} * 2 * a.half_dim;
+    float low = idx < 8 ? y : other, high = idx < 8 ? other : y;
+    turn(low, high, cosines[pair], cosines[a.half_dim + pair]);
+    static_cast<__nv_bfloat16 *>(a.rotated)[int64_t{token} * a.rotated_rows + row] =
+        __float2bfloat16_rn(idx < 8 ? low : high);
+}
+
 // Token g of a tile of 8, bf16.
 struct PlainTokens {
     using Args = kv8_linear_args;
@@ -59,13 +81,6 @@ struct PlainTokens {
     static __device__ __forceinline__ void fetch_constants(const Args &) {}
     static __device__ __forceinline__ void stage(const Args &, float *) {}
     static __device__ __forceinline__ float scale(const Args &, float) { return 1; }
-    static __device__ __forceinline__ Eights rows_of(const Args &, int32_t first) {
-        return {first, first + 8};
-    }
-    static __device__ __forceinline__ void store(const Args &a, int32_t token, const Eights &, int,
-                                                 int32_t row, float y, float) {
-        store_value(a, token, row, y);
-    }
     static __device__ __forceinline__ void store_rows(const Args &, const float *) {}
 };
 
@@ -127,26 +142,6 @@ struct NormedTokens {
     }
     static __device__ __forceinline__ float scale(const Args &a, float square) {
         return 1.0f / sqrtf(square / static_cast<float>(a.product.cols) + a.eps);
-    }
-    static __device__ __forceinline__ bool rotates(const Args &a, int32_t row) {
-        return row < a.rotated_rows;
-    }
-    static __device__ __forceinline__ Eights rows_of(const Args &a, int32_t first) {
-        if (!rotates(a, first)) return {first, first + 8};
-        const int32_t within = first % (2 * a.half_dim), low = first - within + within / 2;
-        return {low, low + a.half_dim};
-    }
-    // Row `row`, which is `idx` of the block's 16, is y, the other of its pair is `other`.
-    static __device__ __forceinline__ void store(const Args &a, int32_t token, const Eights &rows,
-                                                 int idx, int32_t row, float y, float other) {
-        if (!rotates(a, rows.low)) return store_value(a.product, token, row, y);
-        const int32_t pair = rows.low % (2 * a.half_dim) + idx % 8;
-        const float *const cosines = a.cos_sin + int64_t{token} * 2 * a.half_dim;
-        const float cosine = cosines[pair], sine = cosines[a.half_dim + pair];
-        const float turned = idx < 8 ? __fsub_rn(__fmul_rn(y, cosine), __fmul_rn(other, sine))
-                                     : __fadd_rn(__fmul_rn(y, cosine), __fmul_rn(other, sine));
-        static_cast<__nv_bfloat16 *>(a.rotated)[int64_t{token} * a.rotated_rows + row] =
-            __float2bfloat16_rn(turned);
     }
     // This block's share of the normed rows; squares[token].
     static __device__ __forceinline__ void store_rows(const Args &a, const float *squares) {
@@ -231,10 +226,10 @@ static __device__ __forceinline__ void store_block(const typename TOKENS::Args &
         const float scale = TOKENS::scale(args, squares[token]);
         const float *const sums = part + token * STREAM_PITCH;
         const float y = sum_warps(sums + idx, STEP) * scale + bias_of(a, row);
-        const float paired = TOKENS::IS_NORMED && other_row < a.rows
+        const float paired = rotates(a, rows.low)
                                  ? sum_warps(sums + other, STEP) * scale + bias_of(a, other_row)
                                  : 0;
-        TOKENS::store(args, token, rows, idx, row, y, paired);
+        store_row(a, token, rows, idx, row, y, paired);
     }
 }
 
@@ -245,7 +240,7 @@ static __device__ __forceinline__ void stream(const typename TOKENS::Args &args)
     __shared__ float warp_squares[STREAM_WARPS][TILES * 8], squares[TILES * 8];
     const kv8_linear_args &a = TOKENS::product(args);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    const Eights rows = TOKENS::rows_of(args, blockIdx.x * KV8_LINEAR_STREAM_ROWS);
+    const Eights rows = rows_of(a, blockIdx.x * KV8_LINEAR_STREAM_ROWS);
     const int32_t column = STREAM_UNIT * warp + 8 * c;
     const auto *const w = static_cast<const uint16_t *>(a.w) + column;
     const uint16_t *low = w + int64_t{min(rows.low + g, a.rows - 1)} * a.cols;

@@ -111,22 +111,59 @@ static __device__ __forceinline__ void gather(float *part, const float (&sums)[S
     }
 }
 
-// This block's part of the tile, over all blocks of the cluster.
+// Rows `row` to row + 3 of a head, and those half a head further.
+static __device__ __forceinline__ void store_turned(const kv8_linear_args &a, int32_t token,
+                                                    int32_t row, float4 low, float4 high) {
+    constexpr int HALF = KV8_LINEAR_HEAD / 2;
+    const float *const cosines =
+        a.cos_sin + int64_t{token} * KV8_LINEAR_HEAD + row % KV8_LINEAR_HEAD;
+    const float4 cosine = *reinterpret_cast<const float4 *>(cosines);
+    const float4 sine = *reinterpret_cast<const float4 *>(cosines + HALF);
+    const auto turn_one = [&](float &x, float &y, int i, float c, float s) {
+        x += bias_of(a, row + i);
+        y += bias_of(a, row + HALF + i);
+        turn(x, y, c, s);
+    };
+    turn_one(low.x, high.x, 0, cosine.x, sine.x);
+    turn_one(low.y, high.y, 1, cosine.y, sine.y);
+    turn_one(low.z, high.z, 2, cosine.z, sine.z);
+    turn_one(low.w, high.w, 3, cosine.w, sine.w);
+    auto *const to = static_cast<uint16_t *>(a.rotated) + int64_t{token} * a.rotated_rows + row;
+    *reinterpret_cast<uint2 *>(to) = {pack_bf16(low.x, low.y), pack_bf16(low.z, low.w)};
+    *reinterpret_cast<uint2 *>(to + HALF) = {pack_bf16(high.x, high.y), pack_bf16(high.z, high.w)};
+}
+
+// Four rows' sums over all blocks of the cluster, in their order.
+static __device__ __forceinline__ float4 sum_blocks(uint32_t at, uint32_t num_blocks) {
+    float4 y = {0, 0, 0, 0};
+    for (uint32_t rank = 0; rank < num_blocks; rank++) {
+        const float4 more = load_cluster(cluster_address(at, rank));
+        y = {y.x + more.x, y.y + more.y, y.z + more.z, y.w + more.w};
+    }
+    return y;
+}
+
+// This block's part of the tile, over all blocks of the cluster: four rows, and the four half a
+// head further.
 template <class SHAPE>
 static __device__ __forceinline__ void store_part(const kv8_linear_args &a, const Tile &tile,
                                                   uint32_t part) {
+    constexpr int HALF = KV8_LINEAR_HEAD / 2, EIGHTS = SHAPE::ROWS / 8;
     const uint32_t num_blocks = cluster_size();
-    for (int idx = cluster_rank() * SHAPE::CONSUMERS + threadIdx.x;
-         idx < SHAPE::TOKENS * SHAPE::ROWS / 4; idx += num_blocks * SHAPE::CONSUMERS) {
-        const int token = idx / (SHAPE::ROWS / 4), row = idx % (SHAPE::ROWS / 4) * 4;
-        const uint32_t at = part + (token * SHAPE::PITCH + row) * 4;
-        if (tile.first_token + token >= a.n) break;
-        float4 y = {0, 0, 0, 0};
-        for (uint32_t rank = 0; rank < num_blocks; rank++) {
-            const float4 more = load_cluster(cluster_address(at, rank));
-            y = {y.x + more.x, y.y + more.y, y.z + more.z, y.w + more.w};
+    for (int idx = cluster_rank() * SHAPE::CONSUMERS + threadIdx.x; idx < SHAPE::TOKENS * EIGHTS;
+         idx += num_blocks * SHAPE::CONSUMERS) {
+        const int within = idx / EIGHTS, eight = idx % EIGHTS;
+        const int idx_row = eight / (HALF / 4) * KV8_LINEAR_HEAD + eight % (HALF / 4) * 4;
+        const int32_t token = tile.first_token + within, row = tile.first_row + idx_row;
+        if (token >= a.n) break;
+        const uint32_t at = part + (within * SHAPE::PITCH + idx_row) * 4;
+        const float4 low = sum_blocks(at, num_blocks), high = sum_blocks(at + HALF * 4, num_blocks);
+        if (row < a.rotated_rows) {
+            store_turned(a, token, row, low, high);
+        } else {
+            store_four(a, token, row, low);
+            store_four(a, token, row + HALF, high);
         }
-        store_four(a, tile.first_token + token, tile.first_row + row, y);
     }
 }
 

@@ -6,33 +6,10 @@
 // for many.
 //
 // SPDX-License-Identifier: Apache-2.0
-#include "codec.cuh"
-#include "ptx_sm80.cuh"
-#include "rowwise_args.h"
+#include "rowwise.cuh"
 #include "take_turn.cuh"
 
 namespace kv8 {
-
-constexpr int NUM_WARPS = KV8_ROWWISE_THREADS / 32;
-
-// The sum over the block, the same bits in every thread and every run.
-static __device__ __forceinline__ float block_sum(float x) {
-    __shared__ float part[NUM_WARPS];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
-    __syncthreads();
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < NUM_WARPS; i++) sum += part[i];
-    return sum;
-}
-
-template <uint32_t PACK(float, float)>
-static __device__ __forceinline__ void store8(void *row, int32_t at, const float x[8]) {
-    const uint4 word = {PACK(x[0], x[1]), PACK(x[2], x[3]), PACK(x[4], x[5]), PACK(x[6], x[7])};
-    *reinterpret_cast<uint4 *>(static_cast<uint16_t *>(row) + at) = word;
-}
 
 // y = the pair's rotation by (cosine, sine), as kv8_rope_rotate rounds it.
 template <typename SOURCE>
@@ -72,29 +49,12 @@ extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
 
 extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
     kv8_rmsnorm_f32__sm80(const __grid_constant__ kv8_rmsnorm_args a) {
+    kv8::RowNorm norm(a.gain, a.hidden);
     kv8::take_turn();
     const int64_t row = a.row_ids == nullptr ? blockIdx.x : a.row_ids[blockIdx.x];
     const float *const from = a.x + row * a.hidden;
-    const auto *const gains = static_cast<const kv8_bf16 *>(a.gain);
-    const int64_t to = int64_t{blockIdx.x} * a.hidden;
-    float squares = 0;
-    for (int32_t at = 8 * threadIdx.x; at < a.hidden; at += 8 * KV8_ROWWISE_THREADS) {
-        float x[8];
-        kv8::widen8(kv8::load8(from + at), x);
-#pragma unroll
-        for (int i = 0; i < 8; i++) squares += x[i] * x[i];
-    }
-    const float mean = kv8::block_sum(squares) / static_cast<float>(a.hidden);
-    const float scale = 1.0f / sqrtf(mean + a.eps);
-    for (int32_t at = 8 * threadIdx.x; at < a.hidden; at += 8 * KV8_ROWWISE_THREADS) {
-        float x[8], gain[8];
-        kv8::widen8(kv8::load8(from + at), x);
-        kv8::widen8(kv8::load8(gains + at), gain);
-#pragma unroll
-        for (int i = 0; i < 8; i++) x[i] *= scale * gain[i];
-        if (a.bf16_out != nullptr) kv8::store8<kv8::pack_bf16>(a.bf16_out, to + at, x);
-        if (a.f16_out != nullptr) kv8::store8<kv8::pack_f16>(a.f16_out, to + at, x);
-    }
+    const auto read = [&](int32_t at, float(&x)[8]) { kv8::widen8(kv8::load8(from + at), x); };
+    norm.run(a.eps, a.bf16_out, a.f16_out, read, read);
 }
 
 // As kv8_rope_angles: the angle is an f32 product, its cosine and sine are exact.
