@@ -9,7 +9,7 @@
 typedef struct score_args {
     const char *model, *tokens, *kv, *device;
     int32_t threads;
-    bool json;
+    bool json, batch_invariant;
 } score_args;
 
 static int parse(score_args *args, int argc, char **argv) {
@@ -19,6 +19,8 @@ static int parse(score_args *args, int argc, char **argv) {
          &args->kv},
         {"device", "DEVICE", "what computes: cpu, cuda or cuda:N, the Nth GPU (cpu)", CLI_TEXT,
          &args->device},
+        {"batch-invariant", NULL, "no loss depends on how the text is cut into steps", CLI_FLAG,
+         &args->batch_invariant},
         {"threads", "N", "threads (all processors)", CLI_INT, &args->threads, 1, CLI_MAX_THREADS},
         {"json", NULL, "print one JSON object: nll, loss, kv, tokens_per_s", CLI_FLAG, &args->json},
     };
@@ -98,10 +100,13 @@ int cmd_score(int argc, char **argv) {
     kv8_kv_setting setting;
     if (kv8_kv_setting_parse(args.kv, &setting) != KV8_OK) return cli_fail_kv(args.kv);
     cli_catch_interrupt();
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    if (args.batch_invariant) options.batch_invariant = 1;
     cli_model model;
-    status = cli_model_open(
-        &model,
-        &(cli_opening){.directory = args.model, .device = args.device, .threads = args.threads});
+    status = cli_model_open(&model, &(cli_opening){.directory = args.model,
+                                                   .device = args.device,
+                                                   .options = &options,
+                                                   .threads = args.threads});
     if (status == CLI_OK) status = run(&args, &setting, &model);
     cli_model_close(&model);
     return status;

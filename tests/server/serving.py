@@ -14,7 +14,10 @@ import unittest
 
 PROGRAM = os.environ["KV8_PROGRAM"]
 MODEL = "models/tiny-gpt-oss"
-OPTIONS = ["--kv-memory", "400MB", "--max-model-len", "8192", "--kv", "f32", "--threads", "2"]
+# Where the server computes, and what it is compared with: KV8_DEVICE=cuda, a GPU.
+DEVICE = os.environ.get("KV8_DEVICE", "cpu")
+PLACE = [] if DEVICE == "cpu" else ["--device", DEVICE, "--batch-invariant"]
+OPTIONS = ["--kv-memory", "400MB", "--max-model-len", "8192", "--kv", "f32", "--threads", "2", *PLACE]
 
 
 class Server:

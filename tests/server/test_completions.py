@@ -3,12 +3,13 @@ against the program's own verbs where they compute the same.
 
 SPDX-License-Identifier: Apache-2.0
 """
+import concurrent.futures
 import json
 import subprocess
 import tempfile
 import unittest
 
-from serving import MODEL, PROGRAM, ServerTest
+from serving import MODEL, PLACE, PROGRAM, ServerTest
 
 PATH = "/v1/completions"
 PROMPT = "def f(x):\n    return"
@@ -27,7 +28,7 @@ class Completions(ServerTest):
     def test_greedy_equals_the_program(self):
         answer = self.server.ask(PATH, prompt=PROMPT, temperature=0, max_tokens=40)
         out = subprocess.run([PROGRAM, "generate", MODEL, "--prompt", PROMPT, "--max-tokens", "40",
-                              "--kv", "f32", "--json"], capture_output=True, check=True).stdout
+                              "--kv", "f32", *PLACE, "--json"], capture_output=True, check=True).stdout
         self.assertEqual(answer["choices"][0]["text"], json.loads(out)["text"])
         self.assertEqual(answer["object"], "text_completion")
         self.assertEqual(answer["model"], "tiny-gpt-oss")
@@ -137,6 +138,16 @@ class Completions(ServerTest):
         self.assertEqual(self.server.ask(PATH, prompt=ids[0], temperature=0)["choices"][0]["text"],
                          alone[0])
 
+    def test_many_at_once(self):
+        """64 streams at temperature 0 give, each, the tokens that it gives alone."""
+        def ask(i):
+            events = self.server.events(PATH, prompt=f"x{i} = {i}\ny = ", temperature=0,
+                                        return_token_ids=True)
+            return [id for e in events for choice in e["choices"] for id in choice["token_ids"]]
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            together = list(pool.map(ask, range(64)))
+        self.assertEqual(together, [ask(i) for i in range(64)])
+
     def test_logit_bias(self):
         body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "return_token_ids": True}
         ids = self.server.ask(PATH, **body)["choices"][0]["token_ids"]
@@ -155,7 +166,7 @@ class Completions(ServerTest):
             json.dump(ids, file)
             file.flush()
             out = subprocess.run([PROGRAM, "score", MODEL, "--tokens", file.name, "--kv", "f32",
-                                  "--json"], capture_output=True, check=True).stdout
+                                  *PLACE, "--json"], capture_output=True, check=True).stdout
         nll = json.loads(out)["nll"]
         self.assertEqual(len(logprobs["token_logprobs"]), len(ids) + 1)
         self.assertIsNone(logprobs["token_logprobs"][0])
