@@ -376,15 +376,17 @@ class Abuse(ServerTest):
         begin, seconds = time.monotonic(), float(os.environ.get("KV8_ABUSE_SECONDS", 0))
         middle = None
         num = 0
-        while num < 30 or time.monotonic() - begin < seconds:
-            answer = self.server.ask("/v1/completions", **SHORT)
-            self.assertEqual(answer["choices"][0]["text"], wanted)
-            num += 1
-            if middle is None and time.monotonic() - begin > seconds / 2:
-                middle = self.resident_bytes()
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            while num < 30 or time.monotonic() - begin < seconds:
+                answer = self.server.ask("/v1/completions", **SHORT)
+                self.assertEqual(answer["choices"][0]["text"], wanted)
+                num += 1
+                if middle is None and time.monotonic() - begin > seconds / 2:
+                    middle = self.resident_bytes()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
         wait_until(lambda: self.server.metric("vllm:kv_cache_usage_perc") == 0)
         if seconds >= 60:
             self.assertLess(self.resident_bytes(), middle + (16 << 20))
