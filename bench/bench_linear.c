@@ -1,7 +1,8 @@
 /* bench_linear.c - a model's dense products on a GPU: microseconds by number of rows, and the share
  * of what memory and tensor cores permit. The floor is the larger of two times: weights read once,
  * activations read and results written, at the read ceiling that is measured in the same run, and
- * the products at 800e12 operations a second, which a H200 reaches on bf16 of any size at best.
+ * the products at 800e12 operations a second, which a H200 reaches on words of 16 bits of any size
+ * at best.
  *
  * "layer" is QKV as a layer runs it: rows of the residual stream normed before it, heads rotated
  * behind it, K and V in f32; its floor is the product's alone.
@@ -24,15 +25,16 @@ typedef struct machine {
     void *residual, *normed, *rotated;
 } machine;
 
-/* Device memory of random bf16 in [-1, 1): repeats of a piece that is no multiple of any row. */
-static uint8_t *random_bf16(const bench_gpu *g, size_t bytes) {
+/* Device memory of random f16 in (-1, 1), of as many bits as bf16 has, which weights were: repeats
+ * of a piece that is no multiple of any row. */
+static uint8_t *random_f16(const bench_gpu *g, size_t bytes) {
     enum { PIECE = 999983 };
     uint16_t *const piece = malloc(PIECE * sizeof *piece);
     uint8_t *const at = gpu_take(g, bytes);
     uint32_t state = 1;
     for (size_t i = 0; piece != NULL && i < PIECE; i++) {
         state = state * 1664525u + 1013904223u;
-        piece[i] = (uint16_t)((state >> 16 & 0x80ffu) | 0x3e00u);
+        piece[i] = (uint16_t)((state >> 16 & 0x83f8u) | 0x3800u);
     }
     for (size_t done = 0; done < bytes; done += PIECE * sizeof *piece)
         TRY(kv8_stream_copy(
@@ -46,10 +48,10 @@ static uint8_t *random_bf16(const bench_gpu *g, size_t bytes) {
 static machine open_machine(void) {
     machine m = {.gpu = gpu_open()};
     TRY(kv8_device_ops_create(&m.ops, m.gpu.device));
-    m.w = random_bf16(&m.gpu, weight_bytes);
-    m.x = random_bf16(&m.gpu, (size_t)MAX_N * MAX_COLS * 2);
+    m.w = random_f16(&m.gpu, weight_bytes);
+    m.x = random_f16(&m.gpu, (size_t)MAX_N * MAX_COLS * 2);
     m.y = gpu_take(&m.gpu, (size_t)MAX_N * 5120 * 4 + (size_t)512 * 201088 * 4);
-    m.residual = random_bf16(&m.gpu, (size_t)MAX_N * MAX_COLS * 4);
+    m.residual = random_f16(&m.gpu, (size_t)MAX_N * MAX_COLS * 4);
     m.normed = gpu_take(&m.gpu, (size_t)MAX_N * MAX_COLS * 2);
     m.rotated = gpu_take(&m.gpu, (size_t)MAX_N * 5120 * 2);
     return m;
@@ -84,6 +86,7 @@ static kv8_status run_product(const machine *m, const product *p, const uint8_t 
                                           .head_dim = 64,
                                           .cos_sin = m->residual,
                                           .rotated = m->rotated,
+                                          .rotated_dtype = KV8_F16,
                                           .y = m->y,
                                           .y_dtype = p->to};
     return kv8_device_norm_linear_run(m->ops, m->gpu.stream, &layer, n);

@@ -53,6 +53,12 @@ static int32_t chunk_rows(const kv8_model *model) {
     return (int32_t)kv8_max_i64(model->options.max_step_tokens, least);
 }
 
+/* Products with K and V are of f16, which has three bits more, but of bf16 where a format has its
+ * range. */
+static kv8_dtype q_dtype_of(const kv8_cache_layer *stored) {
+    return stored->k_dtype == KV8_BF16 || stored->v_dtype == KV8_BF16 ? KV8_BF16 : KV8_F16;
+}
+
 /* Of one request with one row. */
 static kv8_attention_spec layer_spec(const kv8_model *model, const kv8_cache_layer *stored,
                                      int32_t window_left, const kv8_cache_shape *shape) {
@@ -61,7 +67,8 @@ static kv8_attention_spec layer_spec(const kv8_model *model, const kv8_cache_lay
     spec.num_qo_heads = c->num_qo_heads;
     spec.num_kv_heads = c->num_kv_heads;
     spec.head_dim = c->head_dim;
-    spec.q_dtype = spec.o_dtype = KV8_BF16;
+    spec.q_dtype = q_dtype_of(stored);
+    spec.o_dtype = KV8_F16;
     spec.k_dtype = stored->k_dtype;
     spec.v_dtype = stored->v_dtype;
     spec.page_size = shape->page_size;
@@ -152,6 +159,7 @@ static kv8_status find_kind(kv8_model *model, const kv8_cache *cache, int32_t la
     if (k < set->num_kinds) return KV8_OK;
     kv8_layer_kind *const kind = &set->kinds[set->num_kinds++];
     kind->stored = stored;
+    kind->q_dtype = q_dtype_of(&stored);
     kind->window_left = model->window_left[layer];
     kind->layer = layer;
     const kv8_status status = create_kind(model, kind);
@@ -318,6 +326,11 @@ static kv8_status append(const kv8_model *model, int32_t layer, const kv8_device
     return kv8_append_device_run(set->kinds[place->kind].append, model->options.stream, &args);
 }
 
+kv8_dtype kv8_device_attention_q_dtype(const kv8_model *model, int32_t layer) {
+    const kv8_device_attention *const set = model->on_device->attention;
+    return set->kinds[set->layers[layer].kind].q_dtype;
+}
+
 /* K, rotated on the way, V and the rotated Q, of the rows that are somebody's. */
 static kv8_status observe(const kv8_model *model, int32_t layer, const kv8_device_batch *batch,
                           const kv8_device_layer_rows *rows) {
@@ -335,7 +348,7 @@ static kv8_status observe(const kv8_model *model, int32_t layer, const kv8_devic
     keys.cos_sin = rows->cos_sin;
     KV8_TRY(kv8_device_observer_add(d->observer, stream, layer, &keys));
     if (!d->observes_q) return KV8_OK;
-    queries.src_dtype = KV8_BF16;
+    queries.src_dtype = kv8_device_attention_q_dtype(model, layer);
     queries.q = rows->q;
     queries.q_stride_row = (int64_t)model->info.num_qo_heads * model->info.head_dim;
     queries.q_stride_head = model->info.head_dim;

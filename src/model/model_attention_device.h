@@ -25,6 +25,7 @@ typedef struct kv8_device_plan {
 /* What layers have in common that store and see alike. */
 typedef struct kv8_layer_kind {
     kv8_cache_layer stored; /* dtypes and window; scales unset */
+    kv8_dtype q_dtype;      /* as attention takes it */
     int32_t window_left;    /* that the model sees */
     int32_t layer;          /* the first of the kind */
     kv8_append_device_plan *append;
@@ -75,13 +76,15 @@ kv8_status kv8_device_attention_load(kv8_model *model, kv8_cache *cache, const k
 
 /* Rows of one layer, [num_rows, heads, head_dim], heads side by side. */
 typedef struct kv8_device_layer_rows {
-    const void *q; /* bf16, rotated, as attended */
+    const void *q; /* rotated, of kv8_device_attention_q_dtype */
     const float *k, *v;
     int64_t kv_stride_row;   /* elements */
     const float *cos_sin;    /* for k */
     const float *sink_logit; /* NULL = none */
-    void *attended;          /* bf16 */
+    void *attended;          /* f16 */
 } kv8_device_layer_rows;
+/* KV8_F16, or KV8_BF16 where K or V is that and no kernel multiplies them as f16. */
+kv8_dtype kv8_device_attention_q_dtype(const kv8_model *model, int32_t layer);
 /* Stores k, rotated on the way, and v, and attends; the first layer of a kind has the step's work
  * cut for all. Can be captured. */
 kv8_status kv8_device_attention_run(kv8_model *model, int32_t layer, const kv8_device_batch *batch,

@@ -41,6 +41,7 @@ static const struct {
     {"kv8_observe_", KV8_WORK_ATTENTION},    {"kv8_embed_", KV8_WORK_ROWS},
     {"kv8_rmsnorm_", KV8_WORK_ROWS},         {"kv8_rope_", KV8_WORK_ROWS},
     {"kv8_draw_", KV8_WORK_SAMPLING},        {"kv8_gpt_oss_token_", KV8_WORK_WHOLE},
+    {"kv8_to_f16_", KV8_WORK_MOVEMENT},
 };
 
 kv8_work kv8_work_of_kernel(const char *name) {

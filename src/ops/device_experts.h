@@ -65,7 +65,7 @@ typedef struct kv8_experts_args {
     const int32_t *live_rows;   /* in device memory: rows from there on are padding; NULL: none */
     int32_t n;                  /* 1 to max_rows; 0: nothing is done */
     /* The norm of what comes out, of padding too, as kv8_device_rmsnorm's. */
-    void *normed;          /* bf16 [n, hidden]; NULL: not wanted */
+    void *normed;          /* f16 [n, hidden], may be x; NULL: not wanted */
     const void *next_gain; /* bf16 [hidden] */
     float eps;
 } kv8_experts_args;

@@ -58,8 +58,8 @@ static kv8_status get_pairs(kv8_linear_kernels *kernels_out, kv8_device *device)
 
 kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *device) {
     const size_t bytes = sizeof(kv8_linear_args);
-    KV8_TRY(kv8_kernel_get(&kernels_out->n8, device, "kv8_linear_bf16_n8__sm80", bytes, 0));
-    KV8_TRY(kv8_kernel_get(&kernels_out->n16, device, "kv8_linear_bf16_n16__sm80", bytes, 0));
+    KV8_TRY(kv8_kernel_get(&kernels_out->n8, device, "kv8_linear_f16_n8__sm80", bytes, 0));
+    KV8_TRY(kv8_kernel_get(&kernels_out->n16, device, "kv8_linear_f16_n16__sm80", bytes, 0));
     KV8_TRY(kv8_kernel_get(&kernels_out->norm_n8, device, "kv8_linear_norm_n8__sm80",
                            sizeof(kv8_linear_norm_args), KV8_LINEAR_NORM_BYTES));
     for (int i = 0; i < KV8_NUM_LINEAR_TILES; i++)
@@ -80,12 +80,12 @@ static int64_t num_tiles(const kv8_linear_args *args, int32_t rows, int32_t toke
  * among the same warps: in one order. */
 static int choose_tile(const kv8_device_ops *ops, const kv8_linear_args *args) {
     const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
-    if (args->n <= 32) return LINEAR_kv8_linear_bf16_n32__sm80;
-    if (args->n <= 64 || ops->has_fixed_order) return LINEAR_kv8_linear_bf16_n64__sm80;
-    const int large = LINEAR_kv8_linear_bf16_t128__sm80;
+    if (args->n <= 32) return LINEAR_kv8_linear_f16_n32__sm80;
+    if (args->n <= 64 || ops->has_fixed_order) return LINEAR_kv8_linear_f16_n64__sm80;
+    const int large = LINEAR_kv8_linear_f16_t128__sm80;
     return num_tiles(args, shapes[large].rows, shapes[large].tokens) >= num_sms
                ? large
-               : LINEAR_kv8_linear_bf16_t64__sm80;
+               : LINEAR_kv8_linear_f16_t64__sm80;
 }
 
 static kv8_status check(const kv8_device_linear *w, const void *x, int32_t n, kv8_dtype y_dtype,
@@ -162,7 +162,7 @@ static int64_t num_wgmma_tiles(const kv8_linear_args *args, int idx) {
 
 /* One tile of tokens while there are few. */
 static int choose_wgmma(const kv8_linear_args *args) {
-    const int usual = LINEAR_kv8_linear_bf16_wgmma_t128__sm90a;
+    const int usual = LINEAR_kv8_linear_f16_wgmma_t128__sm90a;
     for (int idx = 0; idx < usual; idx++) {
         if (args->n <= wgmma_shapes[idx].tokens) return idx;
     }
@@ -238,7 +238,7 @@ static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args,
         const pairs_plan plan = share_out(args, idx, num_pairs, may_halve_heads);
         if (plan.queue < plan_out->queue) *plan_out = plan;
     }
-    const int usual = LINEAR_kv8_linear_bf16_wgmma_t128__sm90a;
+    const int usual = LINEAR_kv8_linear_f16_wgmma_t128__sm90a;
     const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
     const int64_t tiles = num_wgmma_tiles(args, usual);
     const int32_t splits =
@@ -294,6 +294,10 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
 static kv8_status check_rotation(const kv8_device_norm_linear *args) {
     if (args->num_rotated == 0) return KV8_OK;
     KV8_REQUIRE(args->cos_sin, args->rotated);
+    if (args->rotated_dtype != KV8_BF16 && args->rotated_dtype != KV8_F16)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "product: rotated heads of %s, on a GPU they are bf16 or f16",
+                        kv8_dtype_name(args->rotated_dtype));
     if (args->head_dim < 16 || args->head_dim % 16 != 0)
         return kv8_fail(KV8_ERR_UNSUPPORTED,
                         "product: heads of %d to rotate, on a GPU it must be a multiple of 16",
@@ -304,17 +308,16 @@ static kv8_status check_rotation(const kv8_device_norm_linear *args) {
     return KV8_OK;
 }
 
-/* In one kernel every block norms all rows for itself: nothing beside its weights, and too much for
- * a head's many blocks. */
+/* In one kernel every block norms all rows for itself: too much for many blocks. */
 bool kv8_device_norm_is_apart(const kv8_device_ops *ops, const kv8_device_linear *w, int32_t n) {
-    enum { MAX_N = 4, MAX_ROWS = 16384 };
-    const size_t bytes = (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)w->cols);
-    return ops->has_fixed_order || n > MAX_N || w->rows > MAX_ROWS || bytes > KV8_LINEAR_NORM_BYTES;
+    return ops->has_fixed_order || n > KV8_LINEAR_NORM_MAX_N ||
+           w->rows > KV8_LINEAR_NORM_MAX_ROWS || w->cols > KV8_LINEAR_NORM_MAX_COLS;
 }
 
 static void rotate_heads(kv8_linear_args *product, const kv8_device_norm_linear *args) {
     product->half_dim = args->head_dim / 2;
     product->rotated_rows = args->num_rotated * args->head_dim;
+    product->rotated_is_f16 = args->rotated_dtype == KV8_F16;
     product->rotated = args->rotated;
     product->cos_sin = args->cos_sin;
 }
@@ -332,7 +335,7 @@ static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
     kv8_linear_norm_args a = {.product = product_of(&args->w, args->x, n, args->y, args->y_dtype),
                               .gain = args->gain,
                               .row_ids = args->row_ids,
-                              .f16_out = args->f16_out,
+                              .normed_out = args->keeps_normed ? args->normed : NULL,
                               .eps = args->eps};
     rotate_heads(&a.product, args);
     return run_stream(&ops->linear.norm_n8, stream, args->w.rows, n,
@@ -349,13 +352,13 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
     if (!kv8_device_norm_is_apart(ops, &args->w, n)) return run_in_one(ops, stream, args, n);
     if (!args->is_normed)
         KV8_TRY(kv8_device_rmsnorm(ops, stream, args->x, args->gain, args->eps, n, args->w.cols,
-                                   args->row_ids, args->normed, args->f16_out));
+                                   args->row_ids, args->normed));
     kv8_linear_args product = product_of(&args->w, args->normed, n, args->y, args->y_dtype);
     const bool rotates = args->num_rotated > 0 && product_rotates(ops, args, n);
     if (rotates) rotate_heads(&product, args);
     KV8_TRY(run_product(ops, stream, &product));
     if (args->num_rotated == 0 || rotates) return KV8_OK;
     return kv8_device_rope(ops, stream, args->cos_sin, n, args->num_rotated, args->head_dim,
-                           args->y, args->y_dtype, args->w.rows, args->rotated,
+                           args->y, args->y_dtype, args->w.rows, args->rotated, args->rotated_dtype,
                            (int64_t)args->num_rotated * args->head_dim);
 }

@@ -20,6 +20,7 @@ static kv8_status get_kernels(kv8_device_ops *ops, kv8_device *device) {
         {&ops->rope_angles, "kv8_rope_angles__sm80", sizeof(kv8_rope_angles_args)},
         {&ops->rope_bf16, "kv8_rope_bf16__sm80", sizeof(kv8_rope_args)},
         {&ops->rope_f32, "kv8_rope_f32__sm80", sizeof(kv8_rope_args)},
+        {&ops->to_f16, "kv8_to_f16_bf16__sm80", sizeof(kv8_to_f16_args)},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         KV8_TRY(kv8_kernel_get(wanted[i].kernel, device, wanted[i].name, wanted[i].args_bytes, 0));

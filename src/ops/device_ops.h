@@ -1,7 +1,7 @@
 /* device_ops.h - what ops shows the rooms above for the GPU: the dense products of a step and what
- * happens to each token's row between them. Weights bf16, activations bf16 or f16, the residual
- * stream f32; every sum is f32, in an order that depends on the shapes alone, so that a result does
- * not change from run to run. The experts are device_experts.h.
+ * happens to each token's row between them. Weights and activations f16, biases and gains bf16, the
+ * residual stream f32; every sum is f32, in an order that depends on the shapes alone, so that a
+ * result does not change from run to run. The experts are device_experts.h.
  *
  * Pointers are device memory but for those that the host reads, aligned to 16 bytes; rows follow
  * one another without a gap where no stride is given. Nothing here allocates after create, waits or
@@ -35,18 +35,19 @@ void kv8_device_ops_fix_order(kv8_device_ops *ops);
 /* --- dense products --- */
 
 typedef struct kv8_device_linear {
-    const void *w;      /* bf16 [rows, cols] */
+    const void *w;      /* f16 [rows, cols] */
     const void *bias;   /* bf16 [rows], NULL = none */
     int32_t rows, cols; /* cols a multiple of KV8_DEVICE_COLS_MULTIPLE */
 } kv8_device_linear;
 
-/* y[n, rows] = x[n, cols] w^T + bias, y_dtype KV8_BF16 or KV8_F32; accumulate: y, f32, += that. */
+/* y[n, rows] = x[n, cols] w^T + bias, x f16, y_dtype KV8_BF16 or KV8_F32; accumulate: y, f32, +=
+ * that. */
 kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                  const kv8_device_linear *w, const void *x, int32_t n, void *y,
                                  kv8_dtype y_dtype, bool accumulate);
 
 /* A product of normed rows, and what stands around it in a layer: one kernel does all of it for up
- * to 4 rows and a layer's weights, for more and for a head the norm is one of its own. The
+ * to 4 rows and weights of few, a router's; for others the norm is one of its own. The
  * product's rotates heads of 64, and of up to 16 rows any; others are rotated by one more. */
 typedef struct kv8_device_norm_linear {
     kv8_device_linear w;
@@ -54,15 +55,16 @@ typedef struct kv8_device_norm_linear {
     const void *gain; /* bf16 [cols] */
     float eps;
     const int32_t *row_ids; /* [n], as kv8_device_rmsnorm's; NULL = i */
-    void *normed;           /* bf16 [n, cols] to work in */
-    bool is_normed; /* normed has them already, where kv8_device_norm_is_apart; not f16_out */
-    void *f16_out;  /* the normed rows [n, cols]; NULL = not wanted */
-    /* The product's first num_rotated heads come rotated as by kv8_device_rope, bf16 [n,
-     * num_rotated, head_dim]; what y has in their place is undefined. 0 = none. */
+    void *normed;           /* f16 [n, cols] to work in */
+    bool is_normed;         /* it has them already, where kv8_device_norm_is_apart */
+    bool keeps_normed;      /* it has the normed rows in the end */
+    /* The product's first num_rotated heads come rotated as by kv8_device_rope, [n, num_rotated,
+     * head_dim] of rotated_dtype; what y has in their place is undefined. 0 = none. */
     int32_t num_rotated, head_dim; /* head_dim a multiple of 16 */
     const float *cos_sin;          /* [n, head_dim] */
     void *rotated;
-    void *y; /* [n, rows] of y_dtype */
+    kv8_dtype rotated_dtype; /* KV8_BF16 or KV8_F16 */
+    void *y;                 /* [n, rows] of y_dtype */
     kv8_dtype y_dtype;
 } kv8_device_norm_linear;
 /* Is the norm of so many rows a kernel of its own? */
@@ -76,11 +78,11 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
 kv8_status kv8_device_embed(const kv8_device_ops *ops, kv8_stream *stream, const void *table,
                             const int32_t *ids, int32_t n, int32_t hidden, float *residual);
 
-/* Row i of the results [n, hidden]: x_i * rsqrt(mean(x_i^2) + eps) * gain, x_i being row row_ids[i]
- * of x (row_ids NULL: row i), gain bf16; rounded to bf16, f16 or both (NULL: not wanted). */
+/* Row i of out [n, hidden], f16: x_i * rsqrt(mean(x_i^2) + eps) * gain, x_i being row row_ids[i] of
+ * x (row_ids NULL: row i), gain bf16. */
 kv8_status kv8_device_rmsnorm(const kv8_device_ops *ops, kv8_stream *stream, const float *x,
                               const void *gain, float eps, int32_t n, int32_t hidden,
-                              const int32_t *row_ids, void *bf16_out, void *f16_out);
+                              const int32_t *row_ids, void *out);
 
 /* cos_sin[n, head_dim] of positions[n], as kv8_rope_angles: inv_freq [head_dim/2] (device memory)
  * and factor are kv8_rope_inv_freq's. */
@@ -89,10 +91,24 @@ kv8_status kv8_device_rope_angles(const kv8_device_ops *ops, kv8_stream *stream,
                                   float factor, int32_t head_dim, float *cos_sin);
 
 /* Heads of half-split pairs: x [n, num_heads, head_dim] of x_dtype (KV8_BF16 or KV8_F32), rows
- * x_stride_row elements apart, rotated and rounded to bf16 into y, rows y_stride_row apart. y may
- * be x where both are bf16. */
+ * x_stride_row elements apart, rotated and rounded to y_dtype (KV8_BF16 or KV8_F16) into y, rows
+ * y_stride_row apart. y may be x where both are bf16. */
 kv8_status kv8_device_rope(const kv8_device_ops *ops, kv8_stream *stream, const float *cos_sin,
                            int32_t n, int32_t num_heads, int32_t head_dim, const void *x,
-                           kv8_dtype x_dtype, int64_t x_stride_row, void *y, int64_t y_stride_row);
+                           kv8_dtype x_dtype, int64_t x_stride_row, void *y, kv8_dtype y_dtype,
+                           int64_t y_stride_row);
+
+/* --- weights --- */
+
+/* codes[n], n a multiple of KV8_DEVICE_COLS_MULTIPLE: bf16 becomes f16 in place, exactly but for
+ * values under 2^-14, which keep multiples of 2^-24. A value that f16 does not hold is counted:
+ * first_bad, device memory of ~0 before, becomes the least kv8_device_bad_weight() of all calls. */
+kv8_status kv8_device_to_f16(const kv8_device_ops *ops, kv8_stream *stream, void *codes, int64_t n,
+                             int32_t tensor, uint64_t *first_bad);
+typedef struct kv8_bad_weight {
+    int32_t tensor; /* -1 = none */
+    int64_t element;
+} kv8_bad_weight;
+kv8_bad_weight kv8_device_bad_weight(uint64_t first_bad);
 
 #endif

@@ -40,16 +40,11 @@ kv8_status kv8_device_embed(const kv8_device_ops *ops, kv8_stream *stream, const
 
 kv8_status kv8_device_rmsnorm(const kv8_device_ops *ops, kv8_stream *stream, const float *x,
                               const void *gain, float eps, int32_t n, int32_t hidden,
-                              const int32_t *row_ids, void *bf16_out, void *f16_out) {
-    KV8_REQUIRE(ops, stream, x, gain);
+                              const int32_t *row_ids, void *out) {
+    KV8_REQUIRE(ops, stream, x, gain, out);
     KV8_TRY(kv8_device_check_rows("norm", n, "hidden", hidden, KV8_DEVICE_COLS_MULTIPLE));
-    const kv8_rmsnorm_args args = {.x = x,
-                                   .gain = gain,
-                                   .row_ids = row_ids,
-                                   .bf16_out = bf16_out,
-                                   .f16_out = f16_out,
-                                   .hidden = hidden,
-                                   .eps = eps};
+    const kv8_rmsnorm_args args = {
+        .x = x, .gain = gain, .row_ids = row_ids, .out = out, .hidden = hidden, .eps = eps};
     return launch_rows(&ops->rmsnorm, stream, n, &args);
 }
 
@@ -71,18 +66,46 @@ kv8_status kv8_device_rope_angles(const kv8_device_ops *ops, kv8_stream *stream,
 
 kv8_status kv8_device_rope(const kv8_device_ops *ops, kv8_stream *stream, const float *cos_sin,
                            int32_t n, int32_t num_heads, int32_t head_dim, const void *x,
-                           kv8_dtype x_dtype, int64_t x_stride_row, void *y, int64_t y_stride_row) {
+                           kv8_dtype x_dtype, int64_t x_stride_row, void *y, kv8_dtype y_dtype,
+                           int64_t y_stride_row) {
     KV8_REQUIRE(ops, stream, cos_sin, x, y);
     KV8_TRY(kv8_device_check_rows("rope", n, "head_dim", head_dim, 2));
     if (x_dtype != KV8_BF16 && x_dtype != KV8_F32)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "rope: heads of %s, on a GPU they are bf16 or f32",
                         kv8_dtype_name(x_dtype));
+    if (y_dtype != KV8_BF16 && y_dtype != KV8_F16)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "rope: rotated heads of %s, on a GPU they are bf16 or f16",
+                        kv8_dtype_name(y_dtype));
     const kv8_rope_args args = {.cos_sin = cos_sin,
                                 .x = x,
                                 .y = y,
                                 .x_stride_row = x_stride_row,
                                 .y_stride_row = y_stride_row,
                                 .num_heads = num_heads,
-                                .half_dim = head_dim / 2};
+                                .half_dim = head_dim / 2,
+                                .y_is_f16 = y_dtype == KV8_F16};
     return launch_rows(x_dtype == KV8_F32 ? &ops->rope_f32 : &ops->rope_bf16, stream, n, &args);
+}
+
+kv8_status kv8_device_to_f16(const kv8_device_ops *ops, kv8_stream *stream, void *codes, int64_t n,
+                             int32_t tensor, uint64_t *first_bad) {
+    enum { MOST_BLOCKS = 4096 };
+    KV8_REQUIRE(ops, stream, codes, first_bad);
+    if (n % KV8_DEVICE_COLS_MULTIPLE != 0)
+        return kv8_fail(KV8_ERR_UNSUPPORTED,
+                        "%lld weights to narrow, on a GPU it must be a multiple of %d",
+                        (long long)n, (int)KV8_DEVICE_COLS_MULTIPLE);
+    const kv8_to_f16_args args = {.codes = codes, .n = n, .tensor = tensor, .first_bad = first_bad};
+    const int64_t blocks = kv8_ceil_div(n, KV8_DEVICE_COLS_MULTIPLE * KV8_ROWWISE_THREADS);
+    const kv8_launch launch = {.grid = {(uint32_t)kv8_min_i64(blocks, MOST_BLOCKS)},
+                               .block = {KV8_ROWWISE_THREADS}};
+    return n == 0 ? KV8_OK : kv8_kernel_launch(&ops->to_f16, stream, &launch, &args);
+}
+
+kv8_bad_weight kv8_device_bad_weight(uint64_t first_bad) {
+    if (first_bad == UINT64_MAX) return (kv8_bad_weight){.tensor = -1};
+    return (kv8_bad_weight){
+        .tensor = (int32_t)(first_bad >> KV8_TO_F16_ELEMENT_BITS),
+        .element = (int64_t)(first_bad & ((UINT64_C(1) << KV8_TO_F16_ELEMENT_BITS) - 1))};
 }

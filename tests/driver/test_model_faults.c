@@ -5,6 +5,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model_fixture.h"
 #include "model_profile.h"
+#include "rowwise_args.h"
 
 /* What opening and stepping call, beside what asks, ends, or makes a context current. */
 static const char *const calls[] = {"cuMemAlloc_v2",
@@ -26,6 +27,23 @@ static const char *const calls[] = {"cuMemAlloc_v2",
                                     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
                                     "cuLaunchKernelEx"};
 enum { NUM_CALLS = sizeof calls / sizeof calls[0] };
+
+/* As if the fourth matrix, a layer's O, had a value that f16 does not hold. */
+static void find_bad_weight(const stand_in_launch *launch) {
+    if (strcmp(launch->name, "kv8_to_f16_bf16__sm80") != 0) return;
+    const kv8_to_f16_args *const args = launch->args;
+    if (args->tensor == 3) *args->first_bad = UINT64_C(3) << KV8_TO_F16_ELEMENT_BITS | 5;
+}
+
+static void a_weight_that_f16_does_not_hold_is_refused_by_name(void **state) {
+    (void)state;
+    fixture f;
+    open_device(&f);
+    stand_in_on_launch(find_bad_weight);
+    assert_refused(try_model(&f, KV8_PATH_AUTO), KV8_ERR_UNSUPPORTED,
+                   "model.layers.0.self_attn.o_proj.weight\"[5] is ");
+    close_fixture(&f);
+}
 
 /* Every use of the call while a model is opened is refused once, every third in a short run;
  * returns how many there are. */
@@ -347,6 +365,7 @@ int main(void) {
         cmocka_unit_test(open_leaves_nothing_behind),
         cmocka_unit_test(what_does_not_fit_is_told_by_part),
         cmocka_unit_test(what_is_counted_is_what_open_takes),
+        cmocka_unit_test(a_weight_that_f16_does_not_hold_is_refused_by_name),
         cmocka_unit_test(a_step_that_fails_changes_nothing),
         cmocka_unit_test(a_graph_launches_what_a_step_does),
         cmocka_unit_test(observers_come_and_go_with_their_graphs),

@@ -217,13 +217,18 @@ static void what_no_kernel_takes_is_refused_by_name(void **state) {
     assert_refused(kv8_device_embed(c.ops, c.s.stream, f32, ids, 1, 12, f32), KV8_ERR_UNSUPPORTED,
                    "hidden is 12");
     assert_refused(kv8_device_rmsnorm(c.ops, c.s.stream, f32, f32, 1e-5f, KV8_DEVICE_MAX_ROWS + 1,
-                                      64, NULL, f32, NULL),
+                                      64, NULL, f32),
                    KV8_ERR_INVALID, "1048577 rows");
     assert_refused(kv8_device_rope_angles(c.ops, c.s.stream, ids, 1, f32, 1, 63, f32),
                    KV8_ERR_UNSUPPORTED, "head_dim is 63");
     assert_refused(
-        kv8_device_rope(c.ops, c.s.stream, f32, 1, 64, 64, f32, KV8_F16, 4096, f32, 4096),
+        kv8_device_rope(c.ops, c.s.stream, f32, 1, 64, 64, f32, KV8_F16, 4096, f32, KV8_BF16, 4096),
         KV8_ERR_UNSUPPORTED, "heads of f16");
+    assert_refused(
+        kv8_device_rope(c.ops, c.s.stream, f32, 1, 64, 64, f32, KV8_F32, 4096, f32, KV8_E4M3, 4096),
+        KV8_ERR_UNSUPPORTED, "rotated heads of e4m3");
+    assert_refused(kv8_device_to_f16(c.ops, c.s.stream, f32, 12, 0, (uint64_t *)(void *)f32),
+                   KV8_ERR_UNSUPPORTED, "12 weights");
     assert_ok(multiply(&c, &c.qkv, 0, KV8_BF16, false));
     assert_ok(kv8_stream_synchronize(c.s.stream));
     assert_int_equal(stand_in_num_launches(), 0);
@@ -240,6 +245,7 @@ static kv8_device_norm_linear normed_qkv(const case_ops *c) {
                                     .head_dim = 64,
                                     .cos_sin = (void *)(c->s.memory + 5120),
                                     .rotated = c->s.memory + 7168,
+                                    .rotated_dtype = KV8_F16,
                                     .y = c->s.memory + 6144,
                                     .y_dtype = KV8_BF16};
 }
@@ -273,24 +279,29 @@ static void check_turned(const kv8_linear_args *product, const kv8_device_norm_l
     assert_ptr_equal(product->x, p->normed);
     assert_int_equal(product->half_dim, 32);
     assert_int_equal(product->rotated_rows, 4096);
+    assert_true(product->rotated_is_f16);
     assert_ptr_equal(product->rotated, p->rotated);
     assert_ptr_equal(product->cos_sin, p->cos_sin);
 }
 
-/* Few rows are normed, multiplied and rotated by one kernel, more by one kernel each; the product's
- * kernel rotates heads of 64, of others one behind it. */
+/* Few rows by few of w are normed, multiplied and rotated by one kernel, others are normed by one
+ * of their own; the product's kernel rotates heads of 64, of others one behind it. */
 static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     (void)state;
     case_ops c = open_ops(90);
     kv8_device_norm_linear p = normed_qkv(&c);
+    p.w.rows = 1024;
+    p.num_rotated = 16;
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 4));
     const kv8_linear_norm_args *const args = only_launch(&c, 0)->args;
     assert_int_equal(args->product.half_dim, 32);
+    assert_true(args->product.rotated_is_f16 && args->normed_out == NULL);
     assert_false(stand_in_get_launch(0)->overlaps_previous);
-    assert_int_equal(args->product.rotated_rows, 4096);
+    assert_int_equal(args->product.rotated_rows, 1024);
     assert_ptr_equal(args->product.y, p.y);
     assert_ptr_equal(args->product.rotated, p.rotated);
-    assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 5));
+    p = normed_qkv(&c);
+    assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1));
     assert_ok(kv8_stream_synchronize(c.s.stream));
     assert_int_equal(stand_in_num_launches(), 3);
     check_turned(stand_in_get_launch(2)->args, &p);
@@ -312,7 +323,7 @@ static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     assert_int_equal(stand_in_num_launches(), 10);
     assert_string_equal(stand_in_get_launch(9)->name, "kv8_rope_bf16__sm80");
     const kv8_rope_args *const turn = stand_in_get_launch(9)->args;
-    assert_true(turn->x == p.y && turn->y == p.rotated);
+    assert_true(turn->x == p.y && turn->y == p.rotated && turn->y_is_f16);
     assert_int_equal(turn->x_stride_row, 5120);
     assert_int_equal(turn->y_stride_row, 4096);
     p.num_rotated = 0;
@@ -331,6 +342,10 @@ static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     p.num_rotated = 81;
     assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_INVALID,
                    "81 heads of 64 to rotate in 5120 rows");
+    p = normed_qkv(&c);
+    p.rotated_dtype = KV8_E5M2;
+    assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_UNSUPPORTED,
+                   "rotated heads of e5m2");
     p = normed_qkv(&c);
     p.rotated = NULL;
     assert_refused(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1), KV8_ERR_INVALID,
@@ -371,7 +386,7 @@ static void a_launch_that_fails_says_so(void **state) {
     for (int i = 0; i < 4; i++) {
         stand_in_fail("cuLaunchKernelEx", 1, UNKNOWN);
         assert_refused(multiply(&c, &c.qkv, counts[i], KV8_BF16, false), KV8_ERR_DEVICE,
-                       "kv8_linear_bf16_");
+                       "kv8_linear_f16_");
         assert_ok(multiply(&c, &c.qkv, counts[i], KV8_BF16, false));
     }
     close_ops(&c);

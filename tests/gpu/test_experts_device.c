@@ -310,7 +310,7 @@ static void check_rows(const experts_case *c, const inputs *in, const float *out
 
 /* The rows that come out, normed by the definition: padding too. */
 static void check_normed(const experts_case *c, const float *out, const kv8_bf16 *gain,
-                         const kv8_bf16 *normed, double eps) {
+                         const kv8_f16 *normed, double eps) {
     const size_t hidden = (size_t)c->shape.hidden;
     for (size_t row = 0; row < (size_t)c->n; row++) {
         double squares = 0;
@@ -320,8 +320,9 @@ static void check_normed(const experts_case *c, const float *out, const kv8_bf16
             const double wanted = (double)out[row * hidden + h] /
                                   sqrt(squares / (double)hidden + eps) *
                                   (double)kv8_bf16_to_f32(gain[h]);
-            const double got = (double)kv8_bf16_to_f32(normed[row * hidden + h]);
-            if (!(fabs(got - wanted) <= fabs(wanted) * 0x1.01p-8) && !(isnan(got) && isnan(wanted)))
+            const double got = (double)kv8_f16_to_f32(normed[row * hidden + h]);
+            if (!(fabs(got - wanted) <= fabs(wanted) * 0x1.01p-11 + 0x1p-25) &&
+                !(isnan(got) && isnan(wanted)))
                 fail_msg("%d rows of %d: normed row %zu, value %zu is %g, wanted %g", c->n,
                          c->shape.hidden, row, h, got, wanted);
         }
@@ -334,7 +335,7 @@ static void check_norm(const on_gpu *on, const experts_case *c, const inputs *in
     const size_t hidden = (size_t)c->shape.hidden, values = (size_t)c->n * hidden;
     test_rng rng = {77};
     kv8_bf16 *const gain = malloc(hidden * sizeof *gain);
-    kv8_bf16 *const normed = malloc(values * sizeof *normed);
+    kv8_f16 *const normed = malloc(values * sizeof *normed);
     float *const again = malloc(values * sizeof *again);
     for (size_t h = 0; h < hidden; h++) gain[h] = kv8_bf16_from_f32(rng_normal(&rng));
     void *const gain_on_gpu = gpu_upload(on->g, gain, hidden * sizeof *gain);

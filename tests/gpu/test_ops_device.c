@@ -43,6 +43,12 @@ static kv8_bf16 *random_bf16(test_rng *rng, size_t n, float scale) {
     for (size_t i = 0; i < n; i++) x[i] = kv8_bf16_from_f32(draw(rng, scale));
     return x;
 }
+static kv8_f16 *random_f16(test_rng *rng, size_t n, float scale) {
+    kv8_f16 *const x = malloc(n * sizeof *x + 16);
+    assert_non_null(x);
+    for (size_t i = 0; i < n; i++) x[i] = kv8_f16_from_f32(draw(rng, scale));
+    return x;
+}
 static float *random_f32(test_rng *rng, size_t n, float scale) {
     float *const x = malloc(n * sizeof *x);
     assert_non_null(x);
@@ -60,15 +66,15 @@ typedef struct product {
 } product;
 
 /* |y - ref| <= what f32 sums of exact products lose, and rounding to bf16. */
-static void check_product(const product *p, const kv8_bf16 *w, const kv8_bf16 *bias,
-                          const kv8_bf16 *x, const float *before, const void *y, int32_t step) {
+static void check_product(const product *p, const kv8_f16 *w, const kv8_bf16 *bias,
+                          const kv8_f16 *x, const float *before, const void *y, int32_t step) {
     for (int32_t i = 0; i < p->n; i++) {
         for (int32_t r = i % step; r < p->rows; r += step) {
             const size_t at = (size_t)i * (size_t)p->rows + (size_t)r;
             double sum = bias == NULL ? 0 : (double)kv8_bf16_to_f32(bias[r]), size = fabs(sum);
             for (int32_t c = 0; c < p->cols; c++) {
-                const double term = (double)kv8_bf16_to_f32(w[(size_t)r * (size_t)p->cols + c]) *
-                                    (double)kv8_bf16_to_f32(x[(size_t)i * (size_t)p->cols + c]);
+                const double term = (double)kv8_f16_to_f32(w[(size_t)r * (size_t)p->cols + c]) *
+                                    (double)kv8_f16_to_f32(x[(size_t)i * (size_t)p->cols + c]);
                 sum += term;
                 size += fabs(term);
             }
@@ -104,7 +110,7 @@ static void check_case(const side *s, const product *p, int32_t step) {
     test_rng rng = {(uint64_t)(p->rows * 31 + p->cols * 7 + p->n)};
     const size_t weights = (size_t)p->rows * (size_t)p->cols,
                  inputs = (size_t)p->n * (size_t)p->cols;
-    kv8_bf16 *const w = random_bf16(&rng, weights, 1), *const x = random_bf16(&rng, inputs, 1);
+    kv8_f16 *const w = random_f16(&rng, weights, 1), *const x = random_f16(&rng, inputs, 1);
     kv8_bf16 *const bias = random_bf16(&rng, (size_t)p->rows, 4);
     float *const before = random_f32(&rng, (size_t)p->n * (size_t)p->rows, 4);
     const size_t padding = 130 * (size_t)p->cols * 2; /* rows that a tile could read */
@@ -137,8 +143,8 @@ static void a_fixed_order_knows_no_number_of_rows(void **state) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const int32_t rows = sizes[i][0], cols = sizes[i][1];
         test_rng rng = {(uint64_t)rows};
-        kv8_bf16 *const w = random_bf16(&rng, (size_t)rows * (size_t)cols, 1);
-        kv8_bf16 *const x = random_bf16(&rng, (size_t)MOST * (size_t)cols, 1);
+        kv8_f16 *const w = random_f16(&rng, (size_t)rows * (size_t)cols, 1);
+        kv8_f16 *const x = random_f16(&rng, (size_t)MOST * (size_t)cols, 1);
         void *const w_on_gpu = gpu_upload(s.g, w, (size_t)rows * (size_t)cols * 2);
         void *const x_on_gpu = gpu_upload(s.g, x, (size_t)MOST * (size_t)cols * 2);
         const kv8_device_linear linear = {w_on_gpu, NULL, rows, cols};
@@ -147,7 +153,7 @@ static void a_fixed_order_knows_no_number_of_rows(void **state) {
         for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
             const product p = {rows, cols, counts[k], TO_F32, false};
             const int32_t first = (MOST - p.n) / 2;
-            const kv8_bf16 *const from = (const kv8_bf16 *)x_on_gpu + (size_t)first * (size_t)cols;
+            const kv8_f16 *const from = (const kv8_f16 *)x_on_gpu + (size_t)first * (size_t)cols;
             float *const got = run_product(&s, &linear, &p, from, NULL);
             if (memcmp(got, want + (size_t)first * (size_t)rows,
                        (size_t)p.n * (size_t)rows * sizeof *got) != 0)
@@ -203,17 +209,17 @@ static void products_of_the_true_shapes(void **state) {
 
 enum { NORM_ROWS = 12 };
 
-/* The error of a sum of terms that are rounded to bf16, each its own way: random signs stay far
+/* The error of a sum of terms that are rounded to f16, each its own way: random signs stay far
  * below this many times the root of their squares. */
-static const double of_terms = 6 * 0x1p-9;
+static const double of_terms = 6 * 0x1p-12;
 
 /* Row r of norm(x) w^T: its value, and the root of its terms' squares. */
-static double normed_product(const float *x, double scale, const kv8_bf16 *gain, const kv8_bf16 *w,
+static double normed_product(const float *x, double scale, const kv8_bf16 *gain, const kv8_f16 *w,
                              int32_t cols, double *size_out) {
     double sum = 0, squared = 0;
     for (int32_t c = 0; c < cols; c++) {
         const double term =
-            (double)x[c] * scale * (double)kv8_bf16_to_f32(gain[c]) * (double)kv8_bf16_to_f32(w[c]);
+            (double)x[c] * scale * (double)kv8_bf16_to_f32(gain[c]) * (double)kv8_f16_to_f32(w[c]);
         sum += term;
         squared += term * term;
     }
@@ -224,7 +230,7 @@ static double normed_product(const float *x, double scale, const kv8_bf16 *gain,
 /* One token's results; cos_sin: of the rotated heads, NULL = none. `step`: rows of w that are left
  * out between two that are looked at. */
 static void check_normed(const kv8_device_norm_linear *p, const float *x, const kv8_bf16 *gain,
-                         const kv8_bf16 *w, const float *cos_sin, const kv8_bf16 *rotated,
+                         const kv8_f16 *w, const float *cos_sin, const uint16_t *rotated,
                          const kv8_bf16 *y, int32_t step) {
     double squares = 0;
     const int32_t cols = p->w.cols, half = p->head_dim / 2;
@@ -241,9 +247,13 @@ static void check_normed(const kv8_device_norm_linear *p, const float *x, const 
             const double sine = (double)cos_sin[half + pair] * (is_second ? 1 : -1);
             wanted = wanted * (double)cos_sin[pair] + other * sine;
         }
-        const double got =
-            (double)kv8_bf16_to_f32(r < p->num_rotated * p->head_dim ? rotated[r] : y[r]);
-        if (!(fabs(got - wanted) <= of_terms * (size + other_size) + 0x1p-7 * fabs(wanted)))
+        const bool is_rotated = r < p->num_rotated * p->head_dim;
+        const bool is_f16 = is_rotated && p->rotated_dtype == KV8_F16;
+        const double got = (double)(is_f16       ? kv8_f16_to_f32((kv8_f16){rotated[r]})
+                                    : is_rotated ? kv8_bf16_to_f32((kv8_bf16){rotated[r]})
+                                                 : kv8_bf16_to_f32(y[r]));
+        const double rounding = is_f16 ? 0x1p-10 : 0x1p-7;
+        if (!(fabs(got - wanted) <= of_terms * (size + other_size) + rounding * fabs(wanted)))
             fail_msg("%d x %d: y[%d] is %g, not %g", p->w.rows, cols, r, got, wanted);
     }
 }
@@ -263,8 +273,8 @@ static void products_of_normed_rows(void **state) {
     const side s = open_side(state);
     static const struct {
         int32_t rows, cols, num_rotated, head_dim;
-    } sizes[] = {
-        {1, 8, 0, 0}, {33, 72, 2, 16}, {130, 2880, 0, 0}, {5120, 2880, 64, 64}, {96, 4096, 1, 64}};
+    } sizes[] = {{1, 8, 0, 0},         {33, 72, 2, 16},   {130, 2880, 0, 0},
+                 {5120, 2880, 64, 64}, {96, 4096, 1, 64}, {24, 4104, 1, 16}};
     static const int32_t ids[NORM_ROWS] = {11, 0, 5, 5, 1, 2, 3, 4, 6, 7, 8, 9};
     test_rng rng = {5};
     int32_t *const ids_on_gpu = gpu_upload(s.g, ids, sizeof ids);
@@ -275,11 +285,10 @@ static void products_of_normed_rows(void **state) {
         const size_t inputs = (size_t)(NORM_ROWS * cols), weights = (size_t)rows * (size_t)cols;
         float *const x = random_f32(&rng, inputs, 20);
         kv8_bf16 *const gain = random_bf16(&rng, (size_t)cols, 2);
-        kv8_bf16 *const w = random_bf16(&rng, weights, 1);
+        kv8_f16 *const w = random_f16(&rng, weights, 1);
         float *const x_on_gpu = gpu_upload(s.g, x, inputs * 4);
         void *const gain_on_gpu = gpu_upload(s.g, gain, (size_t)cols * 2);
         void *const w_on_gpu = gpu_upload(s.g, w, weights * 2);
-        void *const normed = gpu_alloc(s.g, inputs * 2);
         for (int32_t n = 1; n <= NORM_ROWS; n++) {
             const size_t y_bytes = (size_t)(n * rows) * 2, x_bytes = (size_t)(n * cols) * 2;
             const int32_t q_width = sizes[i].num_rotated * sizes[i].head_dim;
@@ -289,31 +298,32 @@ static void products_of_normed_rows(void **state) {
                                         .gain = gain_on_gpu,
                                         .eps = 1e-5f,
                                         .row_ids = n % 3 == 0 ? NULL : ids_on_gpu,
-                                        .normed = normed,
-                                        .f16_out = n % 2 == 0 ? NULL : make_output(&s, x_bytes),
+                                        .normed = make_output(&s, x_bytes),
+                                        .keeps_normed = n % 2 == 1,
                                         .num_rotated = sizes[i].num_rotated,
                                         .head_dim = sizes[i].head_dim,
                                         .cos_sin = cos_sin_on_gpu,
                                         .rotated = q_bytes == 0 ? NULL : make_output(&s, q_bytes),
+                                        .rotated_dtype = n % 4 < 2 ? KV8_F16 : KV8_BF16,
                                         .y = make_output(&s, y_bytes),
                                         .y_dtype = KV8_BF16};
             assert_ok(kv8_device_norm_linear_run(s.ops, s.g->stream, &p, n));
             kv8_bf16 *const y = take_output(&s, p.y, y_bytes);
-            kv8_bf16 *const q = q_bytes == 0 ? NULL : take_output(&s, p.rotated, q_bytes);
-            kv8_f16 *const as_f16 = p.f16_out == NULL ? NULL : take_output(&s, p.f16_out, x_bytes);
+            uint16_t *const q = q_bytes == 0 ? NULL : take_output(&s, p.rotated, q_bytes);
+            kv8_f16 *const normed = take_output(&s, p.normed, x_bytes);
             for (int32_t row = 0; row < n; row++) {
                 const float *const from = x + (p.row_ids == NULL ? row : ids[row]) * cols;
                 check_normed(&p, from, gain, w, cos_sin + row * p.head_dim,
                              q_bytes == 0 ? NULL : q + row * q_width, y + row * rows,
                              rows > 1000 ? 97 : 1);
-                if (as_f16 != NULL) check_f16_rows(from, gain, cols, as_f16 + row * cols);
+                if (p.keeps_normed) check_f16_rows(from, gain, cols, normed + row * cols);
             }
             free(y);
             free(q);
-            free(as_f16);
+            free(normed);
         }
-        void *const on_gpu[] = {x_on_gpu, gain_on_gpu, normed, w_on_gpu};
-        for (int j = 0; j < 4; j++) kv8_device_free(s.g->device, on_gpu[j]);
+        void *const on_gpu[] = {x_on_gpu, gain_on_gpu, w_on_gpu};
+        for (int j = 0; j < 3; j++) kv8_device_free(s.g->device, on_gpu[j]);
         free(x);
         free(gain);
         free(w);
@@ -331,7 +341,7 @@ static void rows_are_rotated_as_they_leave(void **state) {
     const side s = open_side(state);
     static const int32_t counts[] = {5, 16, 17, 64, 100, 129, 500, 1000, 1300, MOST};
     test_rng rng = {9};
-    kv8_bf16 *const w = random_bf16(&rng, (size_t)ROWS * COLS, 1);
+    kv8_f16 *const w = random_f16(&rng, (size_t)ROWS * COLS, 1);
     kv8_bf16 *const small = random_bf16(&rng, ROWS, 1);
     float *const x = random_f32(&rng, (size_t)MOST * COLS, 4);
     float *const cos_sin = random_f32(&rng, MOST * 64, 1);
@@ -349,11 +359,12 @@ static void rows_are_rotated_as_they_leave(void **state) {
                                     .gain = small_on_gpu,
                                     .eps = 1e-5f,
                                     .normed = normed,
+                                    .rotated_dtype = i % 2 == 0 ? KV8_F16 : KV8_BF16,
                                     .y = plain,
                                     .y_dtype = KV8_F32};
         assert_ok(kv8_device_norm_linear_run(s.ops, s.g->stream, &p, n));
         assert_ok(kv8_device_rope(s.ops, s.g->stream, cos_sin_on_gpu, n, 64, 64, plain, KV8_F32,
-                                  ROWS, apart, Q_WIDTH));
+                                  ROWS, apart, p.rotated_dtype, Q_WIDTH));
         p.num_rotated = 64;
         p.head_dim = 64;
         p.cos_sin = cos_sin_on_gpu;
@@ -362,8 +373,8 @@ static void rows_are_rotated_as_they_leave(void **state) {
         assert_ok(kv8_device_norm_linear_run(s.ops, s.g->stream, &p, n));
         float *const want = take_output(&s, plain, y_bytes);
         float *const y = take_output(&s, p.y, y_bytes);
-        kv8_bf16 *const want_q = take_output(&s, apart, q_bytes);
-        kv8_bf16 *const q = take_output(&s, p.rotated, q_bytes);
+        uint16_t *const want_q = take_output(&s, apart, q_bytes);
+        uint16_t *const q = take_output(&s, p.rotated, q_bytes);
         assert_memory_equal(q, want_q, q_bytes);
         for (size_t row = 0; row < (size_t)n; row++)
             assert_memory_equal(y + row * ROWS + Q_WIDTH, want + row * ROWS + Q_WIDTH,
@@ -407,14 +418,13 @@ static void embedding_widens_the_rows_it_is_asked_for(void **state) {
 }
 
 static void check_norm(const float *x, const kv8_bf16 *gain, int32_t hidden, double eps,
-                       const kv8_bf16 *as_bf16, const kv8_f16 *as_f16) {
+                       const kv8_f16 *got) {
     double squares = 0;
     for (int32_t i = 0; i < hidden; i++) squares += (double)x[i] * (double)x[i];
     const double scale = 1 / sqrt(squares / hidden + eps);
     for (int32_t i = 0; i < hidden; i++) {
         const double wanted = (double)x[i] * scale * (double)kv8_bf16_to_f32(gain[i]);
-        assert_true(fabs((double)kv8_bf16_to_f32(as_bf16[i]) - wanted) <= 0x1.01p-8 * fabs(wanted));
-        assert_true(fabs((double)kv8_f16_to_f32(as_f16[i]) - wanted) <=
+        assert_true(fabs((double)kv8_f16_to_f32(got[i]) - wanted) <=
                     0x1.01p-11 * fabs(wanted) + 0x1p-25);
     }
 }
@@ -433,20 +443,15 @@ static void norms_equal_their_definition(void **state) {
         void *const gain_on_gpu = gpu_upload(s.g, gain, hidden * 2);
         int32_t *const ids_on_gpu = gpu_upload(s.g, ids, sizeof ids);
         for (int picked = 0; picked < 2; picked++) {
-            void *const to_bf16 = make_output(&s, N * hidden * 2);
-            void *const to_f16 = make_output(&s, N * hidden * 2);
+            void *const to = make_output(&s, N * hidden * 2);
             const int32_t *const row_ids = picked ? ids_on_gpu : NULL;
             assert_ok(kv8_device_rmsnorm(s.ops, s.g->stream, x_on_gpu, gain_on_gpu, 1e-5f, N,
-                                         hiddens[h], row_ids, to_bf16, NULL));
-            assert_ok(kv8_device_rmsnorm(s.ops, s.g->stream, x_on_gpu, gain_on_gpu, 1e-5f, N,
-                                         hiddens[h], row_ids, NULL, to_f16));
-            kv8_bf16 *const as_bf16 = take_output(&s, to_bf16, N * hidden * 2);
-            kv8_f16 *const as_f16 = take_output(&s, to_f16, N * hidden * 2);
+                                         hiddens[h], row_ids, to));
+            kv8_f16 *const got = take_output(&s, to, N * hidden * 2);
             for (size_t i = 0; i < N; i++)
                 check_norm(x + (picked ? (size_t)ids[i] : i) * hidden, gain, hiddens[h], 1e-5,
-                           as_bf16 + i * hidden, as_f16 + i * hidden);
-            free(as_bf16);
-            free(as_f16);
+                           got + i * hidden);
+            free(got);
         }
         kv8_device_free(s.g->device, x_on_gpu);
         kv8_device_free(s.g->device, gain_on_gpu);
@@ -461,7 +466,7 @@ enum { ROPE_N = 6, ROPE_HEADS = 5, MAX_ROPE_DIM = 64 };
 
 /* Queries of x_dtype among other elements, rotated into a place of their own. */
 static void check_rotation(const side *s, const kv8_rope *rope, int32_t dim, const float *cos_sin,
-                           const float *cos_sin_on_gpu, kv8_dtype x_dtype) {
+                           const float *cos_sin_on_gpu, kv8_dtype x_dtype, kv8_dtype y_dtype) {
     enum { STRIDE = ROPE_HEADS * MAX_ROPE_DIM + 24, Y_STRIDE = ROPE_HEADS * MAX_ROPE_DIM + 8 };
     test_rng rng = {3};
     static float wanted[ROPE_N * STRIDE];
@@ -475,16 +480,15 @@ static void check_rotation(const side *s, const kv8_rope *rope, int32_t dim, con
                                is_f32 ? sizeof wanted : sizeof codes);
     void *const y = make_output(s, ROPE_N * Y_STRIDE * 2);
     assert_ok(kv8_device_rope(s->ops, s->g->stream, cos_sin_on_gpu, ROPE_N, ROPE_HEADS, dim, x,
-                              x_dtype, STRIDE, y, Y_STRIDE));
+                              x_dtype, STRIDE, y, y_dtype, Y_STRIDE));
     kv8_rope_apply(rope, cos_sin, ROPE_N, wanted, ROPE_HEADS, STRIDE, dim);
-    kv8_bf16 *const got = take_output(s, y, ROPE_N * Y_STRIDE * 2);
+    uint16_t *const got = take_output(s, y, ROPE_N * Y_STRIDE * 2);
     for (int row = 0; row < ROPE_N; row++) {
         for (int i = 0; i < Y_STRIDE; i++) {
-            const uint16_t bits = got[row * Y_STRIDE + i].bits;
-            if (i >= ROPE_HEADS * dim)
-                assert_int_equal(bits, 0xffff);
-            else
-                assert_int_equal(bits, kv8_bf16_from_f32(wanted[row * STRIDE + i]).bits);
+            const float rotated = i < ROPE_HEADS * dim ? wanted[row * STRIDE + i] : 0;
+            const uint16_t bits = y_dtype == KV8_F16 ? kv8_f16_from_f32(rotated).bits
+                                                     : kv8_bf16_from_f32(rotated).bits;
+            assert_int_equal(got[row * Y_STRIDE + i], i < ROPE_HEADS * dim ? bits : 0xffff);
         }
     }
     free(got);
@@ -519,14 +523,65 @@ static void angles_and_rotation_are_the_cpus(void **state) {
             assert_true(fabs((double)got[i] - (double)cos_sin[i]) <=
                         0x1p-23 * fabs((double)factor));
         float *const cos_sin_on_gpu = gpu_upload(s.g, cos_sin, angles * 4);
-        check_rotation(&s, rope, dims[d], cos_sin, cos_sin_on_gpu, KV8_BF16);
-        check_rotation(&s, rope, dims[d], cos_sin, cos_sin_on_gpu, KV8_F32);
+        for (int is_f16 = 0; is_f16 < 2; is_f16++) {
+            const kv8_dtype to_dtype = is_f16 ? KV8_F16 : KV8_BF16;
+            check_rotation(&s, rope, dims[d], cos_sin, cos_sin_on_gpu, KV8_BF16, to_dtype);
+            check_rotation(&s, rope, dims[d], cos_sin, cos_sin_on_gpu, KV8_F32, to_dtype);
+        }
         kv8_device_free(s.g->device, positions_on_gpu);
         kv8_device_free(s.g->device, inv_freq_on_gpu);
         kv8_device_free(s.g->device, cos_sin_on_gpu);
         free(got);
         kv8_rope_destroy(rope);
     }
+    kv8_device_ops_destroy(s.ops);
+}
+
+/* --- weights --- */
+
+/* codes in place to f16, and the first that it does not hold. */
+static kv8_bad_weight narrow(const side *s, const kv8_bf16 *codes, int32_t n, int32_t tensor,
+                             uint64_t *first_bad) {
+    uint64_t word = 0;
+    void *const at = make_output(s, (size_t)n * 2);
+    assert_ok(kv8_stream_copy(s->g->stream, at, codes, (size_t)n * 2));
+    assert_ok(kv8_device_to_f16(s->ops, s->g->stream, at, n, tensor, first_bad));
+    kv8_f16 *const got = take_output(s, at, (size_t)n * 2);
+    for (int32_t i = 0; i < n; i++) {
+        const float value = kv8_bf16_to_f32(codes[i]);
+        if (fabsf(value) <= 65504)
+            assert_int_equal(got[i].bits, kv8_f16_from_f32(value).bits);
+        else
+            assert_false(fabsf(kv8_f16_to_f32(got[i])) < 65504);
+    }
+    free(got);
+    gpu_download(s->g, &word, first_bad, sizeof word);
+    return kv8_device_bad_weight(word);
+}
+
+static void weights_that_f16_does_not_hold_are_found(void **state) {
+    enum { NUM = 1 << 16 };
+    const side s = open_side(state);
+    static kv8_bf16 codes[NUM];
+    uint64_t *const first_bad = gpu_alloc(s.g, sizeof *first_bad);
+    assert_ok(kv8_stream_fill(s.g->stream, first_bad, 0xff, sizeof *first_bad));
+    for (int i = 0; i < NUM; i++) { /* every code but those */
+        codes[i].bits = (uint16_t)i;
+        if (!(fabsf(kv8_bf16_to_f32(codes[i])) <= 65504)) codes[i].bits = 0x3f80;
+    }
+    assert_int_equal(narrow(&s, codes, NUM, 0, first_bad).tensor, -1);
+    assert_int_equal(narrow(&s, codes, 8, 1, first_bad).tensor, -1);
+    codes[60000].bits = 0x4780; /* 65536 */
+    codes[50001].bits = 0x7fc0; /* NaN */
+    kv8_bad_weight bad = narrow(&s, codes, NUM, 7, first_bad);
+    assert_int_equal(bad.tensor, 7);
+    assert_int_equal(bad.element, 50001);
+    bad = narrow(&s, codes + 50008, 10000, 3, first_bad);
+    assert_int_equal(bad.tensor, 3);
+    assert_int_equal(bad.element, 60000 - 50008);
+    assert_refused(kv8_device_to_f16(s.ops, s.g->stream, first_bad, 12, 0, first_bad),
+                   KV8_ERR_UNSUPPORTED, "multiple of 8");
+    kv8_device_free(s.g->device, first_bad);
     kv8_device_ops_destroy(s.ops);
 }
 
@@ -541,6 +596,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(embedding_widens_the_rows_it_is_asked_for),
         cmocka_unit_test(norms_equal_their_definition),
         cmocka_unit_test(angles_and_rotation_are_the_cpus),
+        cmocka_unit_test(weights_that_f16_does_not_hold_are_found),
     };
     return cmocka_run_group_tests(tests, gpu_open, gpu_close);
 }

@@ -74,18 +74,18 @@ __device__ __forceinline__ void bulk_wait_read() {
 __device__ __forceinline__ void store_pair(uint32_t at, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
-// wgmma_shared() of bf16 for N = 96 and 192.
-__device__ __forceinline__ void wgmma_bf16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
-    KV8_WGMMA("n96k16.f32.bf16.bf16", KV8_NAMES_48, KV8_D48, "%48, %49", "%50", "1, 1, 0, 0",
+// wgmma_shared() of f16 for N = 96 and 192.
+__device__ __forceinline__ void wgmma_f16(float (&d)[48], uint64_t a, uint64_t b, int accumulate) {
+    KV8_WGMMA("n96k16.f32.f16.f16", KV8_NAMES_48, KV8_D48, "%48, %49", "%50", "1, 1, 0, 0",
               KV8_A_SHARED);
 }
-__device__ __forceinline__ void wgmma_bf16(float (&d)[96], uint64_t a, uint64_t b, int accumulate) {
-    KV8_WGMMA("n192k16.f32.bf16.bf16", KV8_NAMES_96, KV8_D96, "%96, %97", "%98", "1, 1, 0, 0",
+__device__ __forceinline__ void wgmma_f16(float (&d)[96], uint64_t a, uint64_t b, int accumulate) {
+    KV8_WGMMA("n192k16.f32.f16.f16", KV8_NAMES_96, KV8_D96, "%96, %97", "%98", "1, 1, 0, 0",
               KV8_A_SHARED);
 }
 template <int N>
-__device__ __forceinline__ void wgmma_bf16(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
-    wgmma_shared<true>(d, a, b, accumulate);
+__device__ __forceinline__ void wgmma_f16(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
+    wgmma_shared<false>(d, a, b, accumulate);
 }
 
 }  // namespace kv8

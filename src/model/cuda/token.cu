@@ -290,7 +290,8 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
     for (int i = 0; i < HALF; i++) {
         const float2 pair =
             reinterpret_cast<const float2 *>(shared.router.x)[min(2 * i + half, 15)];
-        part = fmaf(high_bf16(router[i]), pair.y, fmaf(low_bf16(router[i]), pair.x, part));
+        const float2 weights = widen_f16(router[i]);
+        part = fmaf(weights.y, pair.y, fmaf(weights.x, pair.x, part));
     }
     shared.router.sums[half][expert] = part;
     meet_warps();

@@ -32,7 +32,8 @@ enum {
  * its K and V. */
 typedef struct kv8_token_layer {
     const uint16_t *attention_norm, *mlp_norm; /* bf16 */
-    const uint16_t *qkv, *qkv_bias, *o, *o_bias, *router, *router_bias;
+    const uint16_t *qkv, *o, *router;          /* f16 */
+    const uint16_t *qkv_bias, *o_bias, *router_bias;
     const uint8_t *gate_up, *down;
     const float *sinks;                        /* [qo heads]; NULL = none */
     uint8_t *k, *v;                            /* [page, slot, kv head, dim] */
@@ -49,10 +50,11 @@ enum { KV8_TOKEN_MEETINGS = 8, KV8_TOKEN_MEETING_WORDS = 32 };
 
 typedef struct kv8_token_args {
     kv8_token_layer *layers;
-    const uint16_t *embedding, *final_norm, *head; /* bf16 */
-    const int32_t *token_ids, *positions;          /* one of each */
-    const float *cos_sin;                          /* [head_dim] of the position */
-    float *logits;                                 /* [vocab_size] */
+    const uint16_t *embedding, *final_norm; /* bf16 */
+    const uint16_t *head;                   /* f16 */
+    const int32_t *token_ids, *positions;   /* one of each */
+    const float *cos_sin;                   /* [head_dim] of the position */
+    float *logits;                          /* [vocab_size] */
     /* Workspace, all 0 before the first token. */
     uint32_t *meetings;  /* [KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS] */
     float *residual;     /* [3, hidden]: after attention; after the experts, two parts */

@@ -186,19 +186,19 @@ __device__ __forceinline__ void load_queries(const float *qkv, const float *cos_
             x[s][i] = rotated(handed[2 * s].value(i), handed[2 * s + 1].value(i), cos_sin[pair + i],
                               cos_sin[HEAD_DIM / 2 + pair + i], d < HEAD_DIM / 2);
     }
-    float top = 0;
+    if constexpr (F == BF16) {
 #pragma unroll
-    for (int s = 0; s < HEAD_DIM / 16; s++)
+        for (int s = 0; s < HEAD_DIM / 16; s++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            q[0][0][s][i] = pack_bf16(x[s][2 * i], x[s][2 * i + 1]);
-            const float low = fabsf(low_bf16(q[0][0][s][i])),
-                        high = fabsf(high_bf16(q[0][0][s][i]));
-            if (low < INFINITY) top = fmaxf(top, low);
-            if (high < INFINITY) top = fmaxf(top, high);
-        }
-    if constexpr (F != BF16) {
-        // A row of bf16 is scaled by a power of two into f16's range.
+            for (int i = 0; i < 2; i++) q[0][0][s][i] = pack_bf16(x[s][2 * i], x[s][2 * i + 1]);
+    } else {
+        // A row is scaled by a power of two into f16's range.
+        float top = 0;
+#pragma unroll
+        for (int s = 0; s < HEAD_DIM / 16; s++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (fabsf(x[s][i]) < INFINITY) top = fmaxf(top, fabsf(x[s][i]));
         top = quad_max(top);
         const int shift =
             min(max(14 - (static_cast<int>(__float_as_uint(top) >> 23) - 127), -126), 126);
@@ -207,8 +207,7 @@ __device__ __forceinline__ void load_queries(const float *qkv, const float *cos_
         for (int s = 0; s < HEAD_DIM / 16; s++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                q[0][0][s][i] =
-                    pack_f16(low_bf16(q[0][0][s][i]) * up, high_bf16(q[0][0][s][i]) * up);
+                q[0][0][s][i] = pack_f16(x[s][2 * i] * up, x[s][2 * i + 1] * up);
         scale *= __int_as_float((127 - shift) << 23);
     }
 #pragma unroll

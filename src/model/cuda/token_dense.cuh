@@ -1,9 +1,9 @@
-// token_dense.cuh - rows of bf16 weights in the ring by one row of f32 activations.
+// token_dense.cuh - rows of f16 weights in the ring by one row of f32 activations.
 //
 // A lane has 16 bytes of a row of weights: eight of a block of 32 columns. They are its four words
 // of an MMA's A operand as they lie in memory: four rows of weights by two blocks by two halves of
 // them, words 0 and 2 and words 1 and 3, are the sixteen rows. The eight columns are the
-// activations of those blocks and halves, each as two bf16 whose sum keeps 16 bits. What a row and
+// activations of those blocks and halves, each as two f16 whose sum keeps 22 bits. What a row and
 // a column of different ones give is left alone. Block b of a row belongs to warp b / 4 % 8. Sums
 // of a row are kept by warp, and added up when all rows of the block are done.
 //
@@ -21,6 +21,9 @@ __device__ __forceinline__ float high_bf16(uint32_t pair) {
 }
 __device__ __forceinline__ float widen_bf16(uint16_t code) {
     return __uint_as_float(static_cast<uint32_t>(code) << 16);
+}
+__device__ __forceinline__ float2 widen_f16(uint32_t pair) {
+    return __half22float2(*reinterpret_cast<const __half2 *>(&pair));
 }
 
 template <int COLS>
@@ -40,7 +43,7 @@ struct Dense {
     __device__ static int first(int j) { return 4 * (threadIdx.x / 32 + KV8_TOKEN_WARPS * j); }
 };
 
-// A row of activations for all warps: each as two bf16, whose sum keeps 16 bits. Of every eight
+// A row of activations for all warps: each as two f16, whose sum keeps 22 bits. Of every eight
 // columns the pairs stand as lanes need them: 0 and 4, 2 and 6.
 template <int COLS>
 struct SplitRow {
@@ -51,9 +54,10 @@ struct SplitRow {
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int at = n / 2 * 4 + n % 2 + 2 * k;
-            const uint32_t pair = pack_bf16(x[2 * k], x[2 * k + 1]);
+            const uint32_t pair = pack_f16(x[2 * k], x[2 * k + 1]);
+            const float2 taken = widen_f16(pair);
             upper[at] = pair;
-            lower[at] = pack_bf16(x[2 * k] - low_bf16(pair), x[2 * k + 1] - high_bf16(pair));
+            lower[at] = pack_f16(x[2 * k] - taken.x, x[2 * k + 1] - taken.y);
         }
     }
 };
@@ -105,7 +109,7 @@ struct DenseStage {
         for (int j = 0; j < Dense<COLS>::STEPS; j++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                mma<true>(d[i], w[j][i].w, {x.pairs[j][i].x, x.pairs[j][i].y});
+                mma<false>(d[i], w[j][i].w, {x.pairs[j][i].x, x.pairs[j][i].y});
         // Lane (g, c) has columns 2c and 2c + 1, half c % 2 of block c / 2; its rows g and g + 8
         // are the halves of block g % 2.
         const float low = (d[0][0] + d[1][0]) + (d[0][1] + d[1][1]);

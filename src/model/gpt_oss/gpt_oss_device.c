@@ -5,14 +5,14 @@
  *   append, attention         model_attention_device.c, k rotated as it is stored
  *   O into the residual
  *   norm, router              one kernel for few rows
- *   experts into the residual device_experts.h; and the next layer's norm, but for few rows
+ *   experts into the residual device_experts.h; and the next layer's norm
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "gpt_oss_device.h"
 
 #include "gpt_oss.h"
 
-enum { BF16_BYTES = 2 };
+enum { WORD_BYTES = 2 }; /* of bf16 and f16 */
 
 static int32_t q_width(const kv8_gpt_oss_config *c) {
     return c->num_qo_heads * c->head_dim;
@@ -60,21 +60,21 @@ void kv8_gpt_oss_device_close(kv8_model *model) {
 
 /* --- memory --- */
 
-static void *take_bf16(kv8_device_memory *memory, int64_t rows, int64_t cols) {
-    return kv8_device_memory_take(memory, KV8_PART_DENSE, (size_t)(rows * cols) * BF16_BYTES);
+static void *take_words(kv8_device_memory *memory, int64_t rows, int64_t cols) {
+    return kv8_device_memory_take(memory, KV8_PART_DENSE, (size_t)(rows * cols) * WORD_BYTES);
 }
 
 static void lay_out_layer(const kv8_gpt_oss_config *c, const kv8_experts_shape *shape,
                           kv8_device_memory *memory, kv8_gpt_oss_device_layer *layer) {
     const size_t experts = (size_t)c->num_experts;
-    layer->attention_norm = take_bf16(memory, 1, c->hidden_size);
-    layer->qkv = take_bf16(memory, qkv_width(c), c->hidden_size);
-    layer->qkv_bias = take_bf16(memory, 1, qkv_width(c));
-    layer->o = take_bf16(memory, c->hidden_size, q_width(c));
-    layer->o_bias = take_bf16(memory, 1, c->hidden_size);
-    layer->mlp_norm = take_bf16(memory, 1, c->hidden_size);
-    layer->router = take_bf16(memory, c->num_experts, c->hidden_size);
-    layer->router_bias = take_bf16(memory, 1, c->num_experts);
+    layer->attention_norm = take_words(memory, 1, c->hidden_size);
+    layer->qkv = take_words(memory, qkv_width(c), c->hidden_size);
+    layer->qkv_bias = take_words(memory, 1, qkv_width(c));
+    layer->o = take_words(memory, c->hidden_size, q_width(c));
+    layer->o_bias = take_words(memory, 1, c->hidden_size);
+    layer->mlp_norm = take_words(memory, 1, c->hidden_size);
+    layer->router = take_words(memory, c->num_experts, c->hidden_size);
+    layer->router_bias = take_words(memory, 1, c->num_experts);
     layer->gate_up = kv8_device_memory_take(
         memory, KV8_PART_EXPERTS, experts * kv8_experts_part_bytes(shape, KV8_EXPERTS_GATE_UP));
     layer->down = kv8_device_memory_take(memory, KV8_PART_EXPERTS,
@@ -91,7 +91,6 @@ static void lay_out_activations(const kv8_model *model, const kv8_gpt_oss_config
     const int64_t normed = kv8_max_i64(n, model->on_device->logit_rows);
     d->residual = take_rows(memory, n, c->hidden_size, sizeof *d->residual);
     d->normed = take_rows(memory, normed, c->hidden_size, sizeof *d->normed);
-    d->expert_x = take_rows(memory, n, c->hidden_size, sizeof *d->expert_x);
     d->qkv = take_rows(memory, n, qkv_width(c), sizeof *d->qkv);
     d->q = take_rows(memory, n, q_width(c), sizeof *d->q);
     d->attended = take_rows(memory, n, q_width(c), sizeof *d->attended);
@@ -103,9 +102,9 @@ static void lay_out(kv8_model *model, kv8_device_memory *memory) {
     kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
     kv8_gpt_oss_device *const d = own->device;
-    d->embedding = take_bf16(memory, c->vocab_size, c->hidden_size);
-    d->head = take_bf16(memory, c->vocab_size, c->hidden_size);
-    d->final_norm = take_bf16(memory, 1, c->hidden_size);
+    d->embedding = take_words(memory, c->vocab_size, c->hidden_size);
+    d->head = take_words(memory, c->vocab_size, c->hidden_size);
+    d->final_norm = take_words(memory, 1, c->hidden_size);
     d->sinks = kv8_device_memory_take(
         memory, KV8_PART_DENSE, (size_t)c->num_layers * (size_t)c->num_qo_heads * sizeof *d->sinks);
     d->inv_freq = kv8_device_memory_take(memory, KV8_PART_DENSE,
@@ -151,6 +150,7 @@ static kv8_status run_attention(kv8_model *model, int32_t idx, const kv8_device_
                                         .head_dim = c->head_dim,
                                         .cos_sin = d->cos_sin,
                                         .rotated = d->q,
+                                        .rotated_dtype = kv8_device_attention_q_dtype(model, idx),
                                         .y = d->qkv,
                                         .y_dtype = KV8_F32};
     KV8_TRY(kv8_device_norm_linear_run(d->ops, stream, &qkv, n));
@@ -178,14 +178,14 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_ba
         .gain = l->mlp_norm,
         .eps = c->rms_norm_eps,
         .normed = d->normed,
-        .f16_out = d->expert_x,
+        .keeps_normed = true,
         .y = d->router_logits,
         .y_dtype = KV8_F32};
     KV8_TRY(kv8_device_norm_linear_run(d->ops, stream, &router, batch->num_rows));
     kv8_experts_args args = {.gate_up = l->gate_up,
                              .down = l->down,
                              .logits = d->router_logits,
-                             .x = d->expert_x,
+                             .x = d->normed,
                              .residual = d->residual,
                              .live_rows = batch->indptr + batch->num_seqs,
                              .n = batch->num_rows};
@@ -223,7 +223,7 @@ kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const int32_t *logit_rows
     kv8_stream *const stream = model->options.stream;
     const kv8_device_linear head = {d->head, NULL, c->vocab_size, c->hidden_size};
     KV8_TRY(kv8_device_rmsnorm(d->ops, stream, d->residual, d->final_norm, c->rms_norm_eps, num,
-                               c->hidden_size, logit_rows, d->normed, NULL));
+                               c->hidden_size, logit_rows, d->normed));
     return kv8_device_linear_run(d->ops, stream, &head, d->normed, num, model->on_device->logits,
                                  KV8_F32, false);
 }

@@ -12,9 +12,10 @@
 enum { KV8_TOKEN_BF16, KV8_TOKEN_F16, KV8_TOKEN_E4M3, KV8_TOKEN_E5M2, KV8_TOKEN_FORMATS };
 
 typedef struct kv8_gpt_oss_device_layer {
-    uint8_t *attention_norm, *mlp_norm;                          /* bf16 [hidden] */
-    uint8_t *qkv, *qkv_bias, *o, *o_bias, *router, *router_bias; /* bf16; q, k and v in one */
-    uint8_t *gate_up, *down; /* as kv8_device_experts_load writes */
+    uint8_t *attention_norm, *mlp_norm;       /* bf16 [hidden] */
+    uint8_t *qkv, *o, *router;                /* f16; q, k and v in one */
+    uint8_t *qkv_bias, *o_bias, *router_bias; /* bf16 */
+    uint8_t *gate_up, *down;                  /* as kv8_device_experts_load writes */
 } kv8_gpt_oss_device_layer;
 
 /* The kernel of a whole token, and its workspace. */
@@ -33,18 +34,17 @@ typedef struct kv8_gpt_oss_device {
     kv8_device_experts *experts;
     kv8_experts_shape shape; /* of a layer's experts */
     float rope_factor;
-    kv8_gpt_oss_device_layer *layers; /* [num_layers] */
-    uint8_t *embedding, *head, *final_norm;
-    float *sinks;    /* [num_layers, num_qo_heads] */
-    float *inv_freq; /* [head_dim / 2] */
+    kv8_gpt_oss_device_layer *layers;       /* [num_layers] */
+    uint8_t *embedding, *head, *final_norm; /* head f16, the others bf16 */
+    float *sinks;                           /* [num_layers, num_qo_heads] */
+    float *inv_freq;                        /* [head_dim / 2] */
 
     /* Of n rows: as many as a step or a graph has. */
     float *residual;      /* f32 [n, hidden] */
-    uint16_t *normed;     /* bf16 [n, hidden], of dense products */
-    uint16_t *expert_x;   /* f16 [n, hidden], of experts */
+    uint16_t *normed;     /* f16 [n, hidden] */
     float *qkv;           /* f32 [n, qkv rows] */
-    uint16_t *q;          /* bf16 [n, num_qo_heads * head_dim], rotated */
-    uint16_t *attended;   /* bf16 [n, num_qo_heads * head_dim] */
+    uint16_t *q;          /* [n, num_qo_heads * head_dim], rotated */
+    uint16_t *attended;   /* f16 [n, num_qo_heads * head_dim] */
     float *cos_sin;       /* [n, head_dim] */
     float *router_logits; /* [n, num_experts] */
     kv8_gpt_oss_token token;

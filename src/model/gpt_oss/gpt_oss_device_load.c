@@ -1,5 +1,5 @@
 /* gpt_oss_device_load.c - the weights of gpt-oss from mapped files into a GPU's memory: dense ones
- * as they are, Q, K and V one under the other; experts by way of a staging area, from which a
+ * become f16 there, Q, K and V one under the other; experts by way of a staging area, from which a
  * kernel writes them in the order that the products read.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -12,11 +12,58 @@ enum { BF16_BYTES = 2, ALIGNMENT = 256, STAGED_BYTES = 64 << 20 };
 
 /* --- dense --- */
 
-static kv8_status send_rows(kv8_device_loader *loader, const kv8_linear *linear, uint8_t *weight,
-                            uint8_t *bias) {
-    const size_t rows = (size_t)linear->weight.rows, cols = (size_t)linear->weight.cols;
-    KV8_TRY(kv8_device_loader_send(loader, weight, linear->weight.data, rows * cols * BF16_BYTES));
-    return kv8_device_loader_send(loader, bias, linear->bias, rows * BF16_BYTES);
+/* Matrices are numbered: those of a layer, then the head. */
+enum { MATRIX_Q, MATRIX_K, MATRIX_V, MATRIX_O, MATRIX_ROUTER, LAYER_MATRICES };
+
+typedef struct loading {
+    const kv8_model *model;
+    kv8_device_loader *loader;
+    uint8_t *staging;
+    uint64_t *first_bad; /* in the GPU's memory, of kv8_device_to_f16 */
+} loading;
+
+static const kv8_weight *matrix_of(const kv8_gpt_oss_weights *weights, int32_t idx) {
+    if (idx == LAYER_MATRICES * weights->num_layers) return &weights->head;
+    const kv8_gpt_oss_layer *const l = &weights->layers[idx / LAYER_MATRICES];
+    const kv8_linear *const parts[] = {&l->q, &l->k, &l->v, &l->o, &l->router};
+    return &parts[idx % LAYER_MATRICES]->weight;
+}
+
+static kv8_status send_matrix(const loading *l, int32_t idx, uint8_t *to) {
+    const kv8_gpt_oss *const own = l->model->own;
+    const kv8_weight *const from = matrix_of(&own->weights, idx);
+    const int64_t n = from->rows * from->cols;
+    KV8_TRY(kv8_device_loader_send(l->loader, to, from->data, (size_t)n * BF16_BYTES));
+    return kv8_device_to_f16(own->device->ops, l->loader->stream, to, n, idx, l->first_bad);
+}
+static kv8_status send_bias(const loading *l, const kv8_linear *from, uint8_t *to) {
+    return kv8_device_loader_send(l->loader, to, from->bias,
+                                  (size_t)from->weight.rows * BF16_BYTES);
+}
+
+/* Refuses a matrix with a value that f16 does not hold; waits for all that was sent. */
+static kv8_status check_matrices(const loading *l) {
+    const kv8_gpt_oss *const own = l->model->own;
+    const kv8_checkpoint *const checkpoint = &l->model->checkpoint;
+    uint64_t first_bad = 0;
+    KV8_TRY(kv8_stream_copy(l->loader->stream, &first_bad, l->first_bad, sizeof first_bad));
+    KV8_TRY(kv8_device_loader_finish(l->loader));
+    const kv8_bad_weight bad = kv8_device_bad_weight(first_bad);
+    if (bad.tensor < 0) return KV8_OK;
+    const uint8_t *const at = (const uint8_t *)matrix_of(&own->weights, bad.tensor)->data +
+                              (size_t)bad.element * BF16_BYTES;
+    kv8_bf16 code;
+    memcpy(&code, at, sizeof code);
+    size_t i = 0;
+    while (i + 1 < checkpoint->num_tensors &&
+           !(at >= checkpoint->by_name[i]->data &&
+             at < checkpoint->by_name[i]->data + checkpoint->by_name[i]->bytes))
+        i++;
+    const kv8_tensor *const tensor = checkpoint->by_name[i];
+    return kv8_fail(KV8_ERR_UNSUPPORTED,
+                    "%s: tensor \"%s\"[%zu] is %g; on a GPU weights are f16, at most 65504",
+                    tensor->file, tensor->name, (size_t)(at - tensor->data) / BF16_BYTES,
+                    (double)kv8_bf16_to_f32(code));
 }
 
 /* A gain in f32 goes over as bf16 where that holds every value. */
@@ -108,56 +155,63 @@ static kv8_status load_part(const kv8_gpt_oss_device *d, kv8_device_loader *load
 
 /* --- all of it --- */
 
-static kv8_status load_layer(const kv8_model *model, kv8_device_loader *loader, int32_t idx,
-                             uint8_t *staging) {
-    const kv8_gpt_oss *const own = model->own;
+static kv8_status load_layer(const loading *l, int32_t idx) {
+    const kv8_gpt_oss *const own = l->model->own;
     const kv8_gpt_oss_layer *const from = &own->weights.layers[idx];
     const kv8_gpt_oss_device_layer *const to = &own->device->layers[idx];
     const kv8_linear *const parts[] = {&from->q, &from->k, &from->v};
+    const int32_t first = idx * LAYER_MATRICES;
     uint8_t *weight = to->qkv, *bias = to->qkv_bias;
-    KV8_TRY(send_gain(model, loader, &from->attention_norm, "attention norm", to->attention_norm));
+    KV8_TRY(send_gain(l->model, l->loader, &from->attention_norm, "attention norm",
+                      to->attention_norm));
     for (int i = 0; i < 3; i++) {
         const size_t rows = (size_t)parts[i]->weight.rows;
-        KV8_TRY(send_rows(loader, parts[i], weight, bias));
+        KV8_TRY(send_matrix(l, first + MATRIX_Q + i, weight));
+        KV8_TRY(send_bias(l, parts[i], bias));
         weight += rows * (size_t)parts[i]->weight.cols * BF16_BYTES;
         bias += rows * BF16_BYTES;
     }
-    KV8_TRY(send_rows(loader, &from->o, to->o, to->o_bias));
-    KV8_TRY(send_gain(model, loader, &from->mlp_norm, "expert norm", to->mlp_norm));
-    KV8_TRY(send_rows(loader, &from->router, to->router, to->router_bias));
-    KV8_TRY(
-        load_part(own->device, loader, &from->gate_up, KV8_EXPERTS_GATE_UP, staging, to->gate_up));
-    return load_part(own->device, loader, &from->down, KV8_EXPERTS_DOWN, staging, to->down);
+    KV8_TRY(send_matrix(l, first + MATRIX_O, to->o));
+    KV8_TRY(send_bias(l, &from->o, to->o_bias));
+    KV8_TRY(send_gain(l->model, l->loader, &from->mlp_norm, "expert norm", to->mlp_norm));
+    KV8_TRY(send_matrix(l, first + MATRIX_ROUTER, to->router));
+    KV8_TRY(send_bias(l, &from->router, to->router_bias));
+    KV8_TRY(load_part(own->device, l->loader, &from->gate_up, KV8_EXPERTS_GATE_UP, l->staging,
+                      to->gate_up));
+    return load_part(own->device, l->loader, &from->down, KV8_EXPERTS_DOWN, l->staging, to->down);
 }
 
-static kv8_status load_all(const kv8_model *model, kv8_device_loader *loader, uint8_t *staging) {
-    const kv8_gpt_oss *const own = model->own;
+static kv8_status load_all(const loading *l) {
+    const kv8_gpt_oss *const own = l->model->own;
     const kv8_gpt_oss_weights *const w = &own->weights;
+    kv8_device_loader *const loader = l->loader;
     kv8_gpt_oss_device *const d = own->device;
     const size_t table = (size_t)(w->embedding.rows * w->embedding.cols) * BF16_BYTES;
     const float *const inv_freq = kv8_rope_inv_freq(own->rope, &d->rope_factor);
+    KV8_TRY(kv8_stream_fill(loader->stream, l->first_bad, 0xff, sizeof *l->first_bad));
     KV8_TRY(kv8_device_loader_send(loader, d->embedding, w->embedding.data, table));
-    KV8_TRY(kv8_device_loader_send(loader, d->head, w->head.data, table));
-    KV8_TRY(send_gain(model, loader, &w->final_norm, "final norm", d->final_norm));
+    KV8_TRY(send_matrix(l, LAYER_MATRICES * w->num_layers, d->head));
+    KV8_TRY(send_gain(l->model, loader, &w->final_norm, "final norm", d->final_norm));
     KV8_TRY(kv8_device_loader_send(loader, d->sinks, w->sinks, w->num_sinks * sizeof *w->sinks));
     KV8_TRY(kv8_device_loader_send(loader, d->inv_freq, inv_freq,
                                    (size_t)own->config.head_dim / 2 * sizeof *inv_freq));
-    for (int32_t i = 0; i < own->config.num_layers; i++)
-        KV8_TRY(load_layer(model, loader, i, staging));
-    return KV8_OK;
+    for (int32_t i = 0; i < own->config.num_layers; i++) KV8_TRY(load_layer(l, i));
+    return check_matrices(l);
 }
 
 kv8_status kv8_gpt_oss_device_load(kv8_model *model, kv8_device_loader *loader) {
     const kv8_gpt_oss *const own = model->own;
     kv8_gpt_oss_device *const d = own->device;
-    const size_t bytes = model->on_device->memory.passing;
-    void *staging = NULL;
-    KV8_TRY(kv8_device_experts_create(&d->experts, model->options.device, &d->shape,
-                                      kv8_gpt_oss_device_rows(model)));
+    kv8_device *const device = model->options.device;
+    void *staging = NULL, *first_bad = NULL;
+    KV8_TRY(
+        kv8_device_experts_create(&d->experts, device, &d->shape, kv8_gpt_oss_device_rows(model)));
     if (model->options.batch_invariant == 1) kv8_device_experts_fix_order(d->experts);
-    KV8_TRY(kv8_device_alloc(model->options.device, bytes, &staging));
-    kv8_status status = load_all(model, loader, staging);
-    if (status == KV8_OK) status = kv8_device_loader_finish(loader);
-    kv8_device_free(model->options.device, staging);
+    kv8_status status = kv8_device_alloc(device, model->on_device->memory.passing, &staging);
+    if (status == KV8_OK) status = kv8_device_alloc(device, sizeof(uint64_t), &first_bad);
+    const loading l = {model, loader, staging, first_bad};
+    if (status == KV8_OK) status = load_all(&l);
+    kv8_device_free(device, first_bad);
+    kv8_device_free(device, staging);
     return status;
 }

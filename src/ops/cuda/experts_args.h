@@ -142,7 +142,7 @@ typedef struct kv8_experts_combine_args {
     int32_t n, top_k, hidden;
     float eps;
     const void *gain; /* bf16 [hidden] */
-    void *normed;     /* bf16 [n, hidden] */
+    void *normed;     /* f16 [n, hidden] */
 } kv8_experts_combine_args;
 
 #endif

@@ -274,5 +274,5 @@ extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS, 2)
         to[0] = {x[0], x[1], x[2], x[3]};
         to[1] = {x[4], x[5], x[6], x[7]};
     };
-    norm.run(a.eps, a.normed, nullptr, add, read);
+    norm.run(a.eps, a.normed, add, read);
 }

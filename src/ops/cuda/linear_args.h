@@ -8,17 +8,17 @@
 
 /* y[i, r] = or += sum_c w[r, c] * x[i, c] + bias[r]. */
 typedef struct kv8_linear_args {
-    const void *w;              /* bf16 [rows, cols], aligned to 16 */
+    const void *w;              /* f16 [rows, cols], aligned to 16 */
     const void *bias;           /* bf16 [rows], NULL = none */
-    const void *x;              /* bf16 [n, cols], aligned to 16 */
+    const void *x;              /* f16 [n, cols], aligned to 16 */
     void *y;                    /* bf16 or f32 [n, rows] */
     int32_t rows, cols, n;      /* cols a multiple of 8 */
     int32_t is_f32, accumulate; /* of y; only f32 accumulates */
-    /* The first rotated_rows of y are heads to rotate, and go rounded to bf16 into rotated [n,
-     * rotated_rows] instead. Not in linear_tiles.cu. */
+    /* The first rotated_rows of y are heads to rotate, and go into rotated [n, rotated_rows]
+     * instead, rounded. Not in linear_tiles.cu. */
     int32_t half_dim; /* a multiple of 8; 32 but in linear_stream.cu */
     int32_t rotated_rows;
-    int32_t padding;
+    int32_t rotated_is_f16; /* 0: bf16 */
     void *rotated;
     const float *cos_sin; /* [n, 2 * half_dim] */
 } kv8_linear_args;
@@ -29,7 +29,7 @@ typedef struct kv8_linear_norm_args {
     kv8_linear_args product;
     const void *gain;       /* bf16 [cols] */
     const int32_t *row_ids; /* NULL = i */
-    void *f16_out;          /* the normed rows [n, cols], NULL = not wanted */
+    void *normed_out;       /* the normed rows, f16 [n, cols], NULL = not wanted */
     float eps;
     int32_t padding;
 } kv8_linear_norm_args;
@@ -48,13 +48,18 @@ typedef struct kv8_linear_pairs_args {
     kv8_linear_args product;
     int32_t num_tiles; /* of the kernel's rows by two blocks' tokens, */
     int32_t num_whole; /* the first of them each by one pair, the others' tokens by a pair each */
-    int32_t padding[11];
+    int32_t padding[14];
 } __attribute__((aligned(64))) kv8_linear_pairs_args;
 
 enum {
     KV8_LINEAR_STREAM_THREADS = 256,
     KV8_LINEAR_STREAM_ROWS = 16, /* of w, a block */
     KV8_LINEAR_STREAM_MAX_N = 16,
+    /* What every block norms for itself: so many rows of so many columns, and for so few rows of w.
+     */
+    KV8_LINEAR_NORM_MAX_N = 4,
+    KV8_LINEAR_NORM_MAX_COLS = 4096,
+    KV8_LINEAR_NORM_MAX_ROWS = 1024,
     KV8_LINEAR_TILE_THREADS = 256,
     KV8_LINEAR_WGMMA_ROWS = 64,    /* of w, a warpgroup */
     KV8_LINEAR_WGMMA_BOX = 32,     /* tokens copied at once: rows past the last cost time */
@@ -67,10 +72,11 @@ enum {
     KV8_LINEAR_GROUP = 8            /* tiles of rows that take turns over the tokens */
 };
 
-/* Normed rows in shared memory, bf16: bytes from row to row, which neighbours' banks differ by; and
- * the most of them that a block holds, more are normed apart. */
+/* Normed rows in shared memory, f16: bytes from row to row, which neighbours' banks differ by. */
 #define KV8_LINEAR_NORM_PITCH(cols) (((cols)*2 + 127) / 128 * 128 + 64)
-enum { KV8_LINEAR_NORM_BYTES = 80 * 1024 };
+enum {
+    KV8_LINEAR_NORM_BYTES = KV8_LINEAR_NORM_MAX_N * KV8_LINEAR_NORM_PITCH(KV8_LINEAR_NORM_MAX_COLS)
+};
 
 /* Shared memory of a shape of linear_kernels.inc: the ring, or the warps' sums in its place. */
 #define KV8_LINEAR_RING_BYTES(rows, tokens, depth, stages) \

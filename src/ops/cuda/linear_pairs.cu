@@ -133,7 +133,7 @@ static __device__ __forceinline__ void multiply(float (&sums)[NUM], const RING &
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma_bf16(sums, descriptor_at(x, 32 * k), descriptor_at(w, 32 * k), !IS_FIRST || k > 0);
+        wgmma_f16(sums, descriptor_at(x, 32 * k), descriptor_at(w, 32 * k), !IS_FIRST || k > 0);
     wgmma_commit();
     registers_pin(sums);
 }
@@ -184,16 +184,17 @@ struct Outlet {
 };
 
 // A head's 64 rows, of a thread: sums[0] to sums[31].
-static __device__ __forceinline__ void write_bf16(uint32_t box, const float *sums) {
+template <uint32_t PACK(float, float)>
+static __device__ __forceinline__ void write_words(uint32_t box, const float *sums) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     const uint32_t row = box + (16 * warp + lane % 16) * 128;
     const uint32_t chunk = (lane % 8 ^ lane / 16) * 16;
 #pragma unroll
     for (int j = 0; j < 8; j += 2)
-        store_matrices(row + (chunk ^ 16 * j), pack_bf16(sums[4 * j], sums[4 * j + 1]),
-                       pack_bf16(sums[4 * j + 2], sums[4 * j + 3]),
-                       pack_bf16(sums[4 * j + 4], sums[4 * j + 5]),
-                       pack_bf16(sums[4 * j + 6], sums[4 * j + 7]));
+        store_matrices(row + (chunk ^ 16 * j), PACK(sums[4 * j], sums[4 * j + 1]),
+                       PACK(sums[4 * j + 2], sums[4 * j + 3]),
+                       PACK(sums[4 * j + 4], sums[4 * j + 5]),
+                       PACK(sums[4 * j + 6], sums[4 * j + 7]));
 }
 // Half a head's: sums[0] to sums[15]. Every second token's lanes are two eights ahead, or they
 // would meet the others' banks.
@@ -267,14 +268,20 @@ static __device__ __forceinline__ void send_rows(const kv8_linear_pairs_args &a,
     add_bias<WIDTH / 8>(sums, bias);
     if (WIDTH == 64 && row < a.product.rotated_rows) {
         rotate(a, sums, token);
-        outlet.send(a.rotated_map, row, token, false, [&](uint32_t box) { write_bf16(box, sums); });
+        outlet.send(a.rotated_map, row, token, false, [&](uint32_t box) {
+            if (a.product.rotated_is_f16)
+                write_words<pack_f16>(box, sums);
+            else
+                write_words<pack_bf16>(box, sums);
+        });
     } else if (WIDTH < 64 || a.product.is_f32) {
 #pragma unroll
         for (int part = 0; part < WIDTH / 32; part++)
             outlet.send(a.y_map, row + 32 * part, token, a.product.accumulate,
                         [&](uint32_t box) { write_f32(box, sums + 16 * part); });
     } else {
-        outlet.send(a.y_map, row, token, false, [&](uint32_t box) { write_bf16(box, sums); });
+        outlet.send(a.y_map, row, token, false,
+                    [&](uint32_t box) { write_words<pack_bf16>(box, sums); });
     }
 }
 template <int ROWS>

@@ -72,5 +72,9 @@ static __device__ __forceinline__ void turn(float &low, float &high, float cosin
     low = __fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine));
     high = __fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine));
 }
+static __device__ __forceinline__ uint32_t pack_rotated(const kv8_linear_args &a, float x,
+                                                        float y) {
+    return a.rotated_is_f16 ? pack_f16(x, y) : pack_bf16(x, y);
+}
 
 }  // namespace kv8

@@ -6,10 +6,9 @@
 // indices 2c, 2c + 1, 2c + 8, 2c + 9 of two products. Which column bears which index does not
 // matter, as long as both operands agree; so no byte is shuffled.
 //
-// Tokens are bf16, or rows of the residual stream: then x * gain is rounded to bf16, the squares of
-// x are summed on the way, and the sum is divided by their root at the end, which a linear product
-// permits. A block of rotated heads has eight pairs of rows, which its last threads turn; and the
-// blocks share out the normed rows, where somebody wants them too.
+// Tokens are f16, or rows of the residual stream, which every block norms for itself. A block of
+// rotated heads has eight pairs of rows, which its last threads turn; and the blocks share out the
+// normed rows, where somebody wants them too.
 //
 // Grid: 16 rows of w a block. Block: 8 warps, which take the columns in turns of 64; their sums
 // meet in shared memory, in the order of the warps. From sm_90 on the first weights are on their
@@ -42,6 +41,14 @@ static __device__ __forceinline__ uint4 load_weights(const uint16_t *from) {
     return r;
 }
 
+// The sum of a value over the warps, in their order; `step` floats apart.
+static __device__ __forceinline__ float sum_warps(const float *from, int step) {
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < STREAM_WARPS; warp++) sum += from[warp * step];
+    return sum;
+}
+
 static __device__ __forceinline__ bool rotates(const kv8_linear_args &a, int32_t row) {
     return row < a.rotated_rows;
 }
@@ -60,11 +67,11 @@ static __device__ __forceinline__ void store_row(const kv8_linear_args &a, int32
     const float *const cosines = a.cos_sin + int64_t{token} * 2 * a.half_dim;
     float low = idx < 8 ? y : other, high = idx < 8 ? other : y;
     turn(low, high, cosines[pair], cosines[a.half_dim + pair]);
-    static_cast<__nv_bfloat16 *>(a.rotated)[int64_t{token} * a.rotated_rows + row] =
-        __float2bfloat16_rn(idx < 8 ? low : high);
+    static_cast<uint16_t *>(a.rotated)[int64_t{token} * a.rotated_rows + row] =
+        static_cast<uint16_t>(pack_rotated(a, idx < 8 ? low : high, 0));
 }
 
-// Token g of a tile of 8, bf16.
+// Token g of a tile of 8, f16.
 struct PlainTokens {
     using Args = kv8_linear_args;
     static constexpr bool IS_NORMED = false;
@@ -79,9 +86,8 @@ struct PlainTokens {
         return inside ? *reinterpret_cast<const uint4 *>(x + at) : uint4{};
     }
     static __device__ __forceinline__ void fetch_constants(const Args &) {}
-    static __device__ __forceinline__ void stage(const Args &, float *) {}
-    static __device__ __forceinline__ float scale(const Args &, float) { return 1; }
-    static __device__ __forceinline__ void store_rows(const Args &, const float *) {}
+    static __device__ __forceinline__ void stage(const Args &) {}
+    static __device__ __forceinline__ void store_rows(const Args &) {}
 };
 
 extern __shared__ __align__(16) uint8_t normed_rows[];
@@ -106,6 +112,16 @@ struct NormedTokens {
     __device__ __forceinline__ uint4 load8(int32_t at) const {
         return inside ? *reinterpret_cast<const uint4 *>(x + 2 * at) : uint4{};
     }
+    // A thread's eights of a row.
+    static constexpr int HELD = KV8_LINEAR_NORM_MAX_COLS / (8 * KV8_LINEAR_STREAM_THREADS);
+    template <class USE>
+    static __device__ __forceinline__ void for_held(const Args &a, USE &&use) {
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            const int32_t at = 8 * (threadIdx.x + i * KV8_LINEAR_STREAM_THREADS);
+            if (at < a.product.cols) use(i, at);
+        }
+    }
     // What the kernel ahead does not write, towards L2.
     static __device__ __forceinline__ void fetch_constants(const Args &a) {
         const auto *const gains = static_cast<const kv8_bf16 *>(a.gain);
@@ -113,52 +129,57 @@ struct NormedTokens {
              at += 64 * KV8_LINEAR_STREAM_THREADS)
             fetch_line(gains + at);
     }
-    // x * gain to shared memory, a warp's part of the squares to warp_squares[token].
-    static __device__ __forceinline__ void stage(const Args &a, float *warp_squares) {
+    // The normed rows to shared memory: they stay in registers while their squares meet.
+    static __device__ __forceinline__ void stage(const Args &a) {
+        __shared__ float parts[KV8_LINEAR_NORM_MAX_N][STREAM_WARPS];
         const auto *const gains = static_cast<const kv8_bf16 *>(a.gain);
-        for (int32_t token = 0; token < a.product.n; token++) {
-            const float *const from = row_of(a, token);
-            uint8_t *const to = normed_rows + token * KV8_LINEAR_NORM_PITCH(a.product.cols);
-            float squares = 0;
-#pragma unroll 2
-            for (int32_t at = 8 * threadIdx.x; at < a.product.cols;
-                 at += 8 * KV8_LINEAR_STREAM_THREADS) {
-                float row[8], by[8];
-                widen8(kv8::load8(from + at), row);
-                widen8(kv8::load8(gains + at), by);
+        float x[KV8_LINEAR_NORM_MAX_N][HELD][8];
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    squares += row[i] * row[i];
-                    row[i] *= by[i];
-                }
-                *reinterpret_cast<uint4 *>(to + 2 * at) = {
-                    pack_bf16(row[0], row[1]), pack_bf16(row[2], row[3]), pack_bf16(row[4], row[5]),
-                    pack_bf16(row[6], row[7])};
-            }
+        for (int token = 0; token < KV8_LINEAR_NORM_MAX_N; token++) {
+            if (token == a.product.n) break;
+            for_held(a, [&](int i, int32_t at) {
+                widen8(kv8::load8(row_of(a, token) + at), x[token][i]);
+            });
+        }
+#pragma unroll
+        for (int token = 0; token < KV8_LINEAR_NORM_MAX_N; token++) {
+            if (token == a.product.n) break;
+            float squares = 0;
+            for_held(a, [&](int i, int32_t) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) squares += x[token][i][j] * x[token][i][j];
+            });
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-            if (threadIdx.x % 32 == 0) warp_squares[token] = squares;
+            if (threadIdx.x % 32 == 0) parts[token][threadIdx.x / 32] = squares;
         }
+        __syncthreads();
+#pragma unroll
+        for (int token = 0; token < KV8_LINEAR_NORM_MAX_N; token++) {
+            if (token == a.product.n) break;
+            const float mean = sum_warps(parts[token], 1) / static_cast<float>(a.product.cols);
+            const float scale = 1.0f / sqrtf(mean + a.eps);
+            uint8_t *const to = normed_rows + token * KV8_LINEAR_NORM_PITCH(a.product.cols);
+            for_held(a, [&](int i, int32_t at) {
+                float gain[8], y[8];
+                widen8(kv8::load8(gains + at), gain);
+#pragma unroll
+                for (int j = 0; j < 8; j++) y[j] = x[token][i][j] * (scale * gain[j]);
+                *reinterpret_cast<uint4 *>(to + 2 * at) = {
+                    pack_f16(y[0], y[1]), pack_f16(y[2], y[3]), pack_f16(y[4], y[5]),
+                    pack_f16(y[6], y[7])};
+            });
+        }
+        __syncthreads();
     }
-    static __device__ __forceinline__ float scale(const Args &a, float square) {
-        return 1.0f / sqrtf(square / static_cast<float>(a.product.cols) + a.eps);
-    }
-    // This block's share of the normed rows; squares[token].
-    static __device__ __forceinline__ void store_rows(const Args &a, const float *squares) {
-        if (a.f16_out == nullptr) return;
+    // This block's share of the normed rows.
+    static __device__ __forceinline__ void store_rows(const Args &a) {
+        if (a.normed_out == nullptr) return;
         const int32_t eights = a.product.cols / 8;
         for (int32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < a.product.n * eights;
-             i += gridDim.x * blockDim.x) {
-            const int32_t token = i / eights, at = 8 * (i % eights);
-            float x[8], by[8];
-            widen8(kv8::load8(row_of(a, token) + at), x);
-            widen8(kv8::load8(static_cast<const kv8_bf16 *>(a.gain) + at), by);
-            const float factor = scale(a, squares[token]);
-#pragma unroll
-            for (int j = 0; j < 8; j++) x[j] *= factor * by[j];
-            reinterpret_cast<uint4 *>(a.f16_out)[i] = {pack_f16(x[0], x[1]), pack_f16(x[2], x[3]),
-                                                       pack_f16(x[4], x[5]), pack_f16(x[6], x[7])};
-        }
+             i += gridDim.x * blockDim.x)
+            static_cast<uint4 *>(a.normed_out)[i] = *reinterpret_cast<const uint4 *>(
+                normed_rows + i / eights * KV8_LINEAR_NORM_PITCH(a.product.cols) + i % eights * 16);
     }
 };
 
@@ -178,8 +199,8 @@ struct Weights {
 // c += rows (g: low, g + 8: high) * token, over 32 columns.
 static __device__ __forceinline__ void multiply32(float (&c)[4], const uint4 &low,
                                                   const uint4 &high, const uint4 &token) {
-    mma<true>(c, {low.x, high.x, low.y, high.y}, {token.x, token.y});
-    mma<true>(c, {low.z, high.z, low.w, high.w}, {token.z, token.w});
+    mma<false>(c, {low.x, high.x, low.y, high.y}, {token.x, token.y});
+    mma<false>(c, {low.z, high.z, low.w, high.w}, {token.z, token.w});
 }
 template <int TILES, int COUNT, class TOKENS>
 static __device__ __forceinline__ void multiply(float (&sums)[TILES][4], const Weights<COUNT> &w,
@@ -203,19 +224,10 @@ static __device__ __forceinline__ void multiply(float (&sums)[TILES][4], const W
     }
 }
 
-// The sum of a value over the warps, in their order; `step` floats apart.
-static __device__ __forceinline__ float sum_warps(const float *from, int step) {
-    float sum = 0;
-#pragma unroll
-    for (int warp = 0; warp < STREAM_WARPS; warp++) sum += from[warp * step];
-    return sum;
-}
-
 // What the block's threads do once the warps' sums lie in shared memory: 16 rows for each token.
 template <int TILES, class TOKENS>
 static __device__ __forceinline__ void store_block(const typename TOKENS::Args &args,
-                                                   const Eights &rows, const float *part,
-                                                   const float *squares) {
+                                                   const Eights &rows, const float *part) {
     constexpr int ROWS = KV8_LINEAR_STREAM_ROWS, STEP = TILES * 8 * STREAM_PITCH;
     const kv8_linear_args &a = TOKENS::product(args);
     for (int i = threadIdx.x; i < a.n * ROWS; i += KV8_LINEAR_STREAM_THREADS) {
@@ -223,12 +235,10 @@ static __device__ __forceinline__ void store_block(const typename TOKENS::Args &
         const int32_t row = idx < 8 ? rows.low + idx : rows.high + idx - 8;
         const int32_t other_row = idx < 8 ? rows.high + idx : rows.low + idx - 8;
         if (row >= a.rows) continue;
-        const float scale = TOKENS::scale(args, squares[token]);
         const float *const sums = part + token * STREAM_PITCH;
-        const float y = sum_warps(sums + idx, STEP) * scale + bias_of(a, row);
-        const float paired = rotates(a, rows.low)
-                                 ? sum_warps(sums + other, STEP) * scale + bias_of(a, other_row)
-                                 : 0;
+        const float y = sum_warps(sums + idx, STEP) + bias_of(a, row);
+        const float paired =
+            rotates(a, rows.low) ? sum_warps(sums + other, STEP) + bias_of(a, other_row) : 0;
         store_row(a, token, rows, idx, row, y, paired);
     }
 }
@@ -237,7 +247,6 @@ static __device__ __forceinline__ void store_block(const typename TOKENS::Args &
 template <int TILES, int COUNT, class TOKENS>
 static __device__ __forceinline__ void stream(const typename TOKENS::Args &args) {
     __shared__ float part[STREAM_WARPS][TILES * 8 * STREAM_PITCH];
-    __shared__ float warp_squares[STREAM_WARPS][TILES * 8], squares[TILES * 8];
     const kv8_linear_args &a = TOKENS::product(args);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const Eights rows = rows_of(a, blockIdx.x * KV8_LINEAR_STREAM_ROWS);
@@ -257,12 +266,7 @@ static __device__ __forceinline__ void stream(const typename TOKENS::Args &args)
         fetch_line(static_cast<const uint16_t *>(a.bias) +
                    min(threadIdx.x == 0 ? rows.low : rows.high, a.rows - 1));
     await_turn();
-    if (TOKENS::IS_NORMED) {
-        TOKENS::stage(args, warp_squares[warp]);
-        __syncthreads();
-        if (threadIdx.x < TILES * 8)
-            squares[threadIdx.x] = sum_warps(&warp_squares[0][threadIdx.x], TILES * 8);
-    }
+    TOKENS::stage(args);
     float sums[TILES][4] = {};
     TOKENS tokens[TILES];
 #pragma unroll
@@ -298,21 +302,21 @@ static __device__ __forceinline__ void stream(const typename TOKENS::Args &args)
             part[warp][(8 * tile + 2 * c + i % 2) * STREAM_PITCH + g + i / 2 * 8] = sums[tile][i];
     }
     __syncthreads();
-    store_block<TILES, TOKENS>(args, rows, part[0], squares);
-    TOKENS::store_rows(args, squares);
+    store_block<TILES, TOKENS>(args, rows, part[0]);
+    TOKENS::store_rows(args);
 }
 
 }  // namespace kv8
 
 extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 3)
-    kv8_linear_bf16_n8__sm80(const __grid_constant__ kv8_linear_args a) {
+    kv8_linear_f16_n8__sm80(const __grid_constant__ kv8_linear_args a) {
     kv8::stream<1, 2, kv8::PlainTokens>(a);
 }
 extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 3)
-    kv8_linear_bf16_n16__sm80(const __grid_constant__ kv8_linear_args a) {
+    kv8_linear_f16_n16__sm80(const __grid_constant__ kv8_linear_args a) {
     kv8::stream<2, 1, kv8::PlainTokens>(a);
 }
-extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 3)
+extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 2)
     kv8_linear_norm_n8__sm80(const __grid_constant__ kv8_linear_norm_args a) {
     kv8::stream<1, 2, kv8::NormedTokens>(a);
 }

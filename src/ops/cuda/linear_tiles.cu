@@ -93,7 +93,7 @@ static __device__ __forceinline__ void multiply16(Sums<SHAPE> &sums, uint32_t st
         uint32_t row[4];
         load_matrices(row, w + line * 128 + ((chunk + lane / 16) ^ (line % 8)) * 16);
 #pragma unroll
-        for (int j = 0; j < SHAPE::MMA_TOKENS; j++) mma<true>(sums.at[i][j], row, token[j]);
+        for (int j = 0; j < SHAPE::MMA_TOKENS; j++) mma<false>(sums.at[i][j], row, token[j]);
     }
 }
 

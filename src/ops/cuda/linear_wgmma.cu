@@ -88,7 +88,7 @@ static __device__ __forceinline__ void consume(float (&sums)[SHAPE::TOKENS / 2],
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            wgmma_shared<true>(sums, descriptor_at(w, 32 * k), descriptor_at(x, 32 * k), 1);
+            wgmma_shared<false>(sums, descriptor_at(w, 32 * k), descriptor_at(x, 32 * k), 1);
         wgmma_commit();
         registers_pin(sums);
         wgmma_wait<1>();
@@ -129,8 +129,9 @@ static __device__ __forceinline__ void store_turned(const kv8_linear_args &a, in
     turn_one(low.z, high.z, 2, cosine.z, sine.z);
     turn_one(low.w, high.w, 3, cosine.w, sine.w);
     auto *const to = static_cast<uint16_t *>(a.rotated) + int64_t{token} * a.rotated_rows + row;
-    *reinterpret_cast<uint2 *>(to) = {pack_bf16(low.x, low.y), pack_bf16(low.z, low.w)};
-    *reinterpret_cast<uint2 *>(to + HALF) = {pack_bf16(high.x, high.y), pack_bf16(high.z, high.w)};
+    *reinterpret_cast<uint2 *>(to) = {pack_rotated(a, low.x, low.y), pack_rotated(a, low.z, low.w)};
+    *reinterpret_cast<uint2 *>(to + HALF) = {pack_rotated(a, high.x, high.y),
+                                             pack_rotated(a, high.z, high.w)};
 }
 
 // Four rows' sums over all blocks of the cluster, in their order.

@@ -1,9 +1,9 @@
 // rowwise.cu - what a step does to each token's row between the products: embedding, RMSNorm, the
-// angles of rotary positions and the rotation of queries.
+// angles of rotary positions and the rotation of queries; and dense weights made f16 as they load.
 //
-// Grid: one block a row, but the angles, which are one thread each. Block: 256 threads. Shared
-// memory: 32 bytes. Bytes: each input and output once. Bound by: the launch for few rows, memory
-// for many.
+// Grid: one block a row, but the angles, which are one thread each, and weights, eight a thread.
+// Block: 256 threads. Shared memory: 32 bytes. Bytes: each input and output once. Bound by: the
+// launch for few rows, memory for many.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "rowwise.cuh"
@@ -23,9 +23,9 @@ static __device__ __forceinline__ void rotate_heads(const kv8_rope_args &a) {
         const int32_t at = head * 2 * a.half_dim + pair;
         const float cosine = cosines[pair], sine = cosines[a.half_dim + pair];
         const float first = widen(x[at]), second = widen(x[at + a.half_dim]);
-        const uint32_t both =
-            pack_bf16(__fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine)),
-                      __fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine)));
+        const float low = __fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine));
+        const float high = __fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine));
+        const uint32_t both = a.y_is_f16 ? pack_f16(low, high) : pack_bf16(low, high);
         y[at] = static_cast<uint16_t>(both);
         y[at + a.half_dim] = static_cast<uint16_t>(both >> 16);
     }
@@ -54,7 +54,26 @@ extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
     const int64_t row = a.row_ids == nullptr ? blockIdx.x : a.row_ids[blockIdx.x];
     const float *const from = a.x + row * a.hidden;
     const auto read = [&](int32_t at, float(&x)[8]) { kv8::widen8(kv8::load8(from + at), x); };
-    norm.run(a.eps, a.bf16_out, a.f16_out, read, read);
+    norm.run(a.eps, a.out, read, read);
+}
+
+// Weights, in place. Exact but for what is nearer to 0 than 2^-14, which keeps multiples of 2^-24.
+extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
+    kv8_to_f16_bf16__sm80(const __grid_constant__ kv8_to_f16_args a) {
+    constexpr float MOST = 65504;
+    const int64_t step = int64_t{8} * KV8_ROWWISE_THREADS * gridDim.x;
+    for (int64_t at = 8 * (int64_t{KV8_ROWWISE_THREADS} * blockIdx.x + threadIdx.x); at < a.n;
+         at += step) {
+        float x[8];
+        kv8::widen8(kv8::load8(static_cast<const kv8_bf16 *>(a.codes) + at), x);
+#pragma unroll
+        for (int i = 7; i >= 0; i--)
+            if (!(fabsf(x[i]) <= MOST))
+                atomicMin(reinterpret_cast<unsigned long long *>(a.first_bad),
+                          static_cast<unsigned long long>(a.tensor << KV8_TO_F16_ELEMENT_BITS |
+                                                          (at + i)));
+        kv8::store8(a.codes, at, x);
+    }
 }
 
 // As kv8_rope_angles: the angle is an f32 product, its cosine and sine are exact.

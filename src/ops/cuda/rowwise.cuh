@@ -24,9 +24,9 @@ static __device__ __forceinline__ float block_sum(float x) {
     return sum;
 }
 
-template <uint32_t PACK(float, float)>
 static __device__ __forceinline__ void store8(void *row, int64_t at, const float x[8]) {
-    const uint4 word = {PACK(x[0], x[1]), PACK(x[2], x[3]), PACK(x[4], x[5]), PACK(x[6], x[7])};
+    const uint4 word = {pack_f16(x[0], x[1]), pack_f16(x[2], x[3]), pack_f16(x[4], x[5]),
+                        pack_f16(x[6], x[7])};
     *reinterpret_cast<uint4 *>(static_cast<uint16_t *>(row) + at) = word;
 }
 
@@ -57,8 +57,7 @@ struct RowNorm {
     }
     // first(at, x) gives the row's values, read(at, x) gives them again.
     template <class FIRST, class READ>
-    __device__ __forceinline__ void run(float eps, void *bf16_out, void *f16_out, FIRST &&first,
-                                        READ &&read) {
+    __device__ __forceinline__ void run(float eps, void *out, FIRST &&first, READ &&read) {
         float squares = 0;
         const auto add = [&](const float(&row)[8]) {
 #pragma unroll
@@ -77,8 +76,7 @@ struct RowNorm {
             const int64_t to = int64_t{blockIdx.x} * hidden + at;
 #pragma unroll
             for (int j = 0; j < 8; j++) row[j] *= scale * by[j];
-            if (bf16_out != nullptr) store8<pack_bf16>(bf16_out, to, row);
-            if (f16_out != nullptr) store8<pack_f16>(f16_out, to, row);
+            store8(out, to, row);
         };
         for_held([&](int i, int32_t at) { store(at, x[i], gain[i]); });
         for_more([&](int32_t at) {
