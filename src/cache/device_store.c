@@ -100,6 +100,13 @@ static kv8_status stage(device_store *store, size_t bytes, staged *out) {
     return KV8_OK;
 }
 
+/* Of what was staged last, the first bytes alone. */
+static void shorten(device_store *store, staged *piece, size_t bytes) {
+    store->staging_used -= kv8_round_up(piece->bytes, STAGING_ALIGNMENT);
+    store->staging_used += kv8_round_up(bytes, STAGING_ALIGNMENT);
+    piece->bytes = bytes;
+}
+
 static kv8_status send(device_store *store, const staged *piece) {
     return kv8_stream_copy(store->stream, piece->device, piece->host, piece->bytes);
 }
@@ -269,13 +276,10 @@ static kv8_status reset_counters(kv8_store *store) {
 
 /* --- tables for attention --- */
 
-/* Every handle is good and there is room for so many; entries of their lists. */
-static kv8_status check_batch(const kv8_cache *cache, const kv8_seq *seqs, int32_t num_seqs,
-                              int64_t *num_entries_out) {
-    if (num_seqs < 0 || num_seqs > cache->shape.max_seqs)
-        return kv8_fail(KV8_ERR_INVALID, "cache: num_seqs is %d, must be 0 to max_seqs %d",
-                        num_seqs, cache->shape.max_seqs);
-    return kv8_pages_count_entries(cache->pages, seqs, num_seqs, num_entries_out);
+static kv8_status check_num_seqs(const kv8_cache *cache, int32_t num_seqs) {
+    if (num_seqs >= 0 && num_seqs <= cache->shape.max_seqs) return KV8_OK;
+    return kv8_fail(KV8_ERR_INVALID, "cache: num_seqs is %d, must be 0 to max_seqs %d", num_seqs,
+                    cache->shape.max_seqs);
 }
 
 static kv8_status page_table(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
@@ -283,19 +287,19 @@ static kv8_status page_table(kv8_store *store, int32_t layer, const kv8_seq *seq
     device_store *const own = on_device(store);
     const kv8_cache *const cache = own->cache;
     const int32_t group = cache->layers[layer].group;
-    int64_t num_entries = 0;
-    KV8_TRY(check_batch(cache, seqs, num_seqs, &num_entries));
+    KV8_TRY(check_num_seqs(cache, num_seqs));
     const size_t last_at = (size_t)cache->shape.max_seqs + 1, indices_at = 2 * last_at;
     staged piece;
-    KV8_TRY(stage(own, (indices_at + (size_t)num_entries) * sizeof(int32_t), &piece));
+    KV8_TRY(stage(own, table_bytes(cache), &piece));
     void *const host = piece.host;
     int32_t *const indptr = host, *const fixed = own->tables[group].indptr;
     KV8_TRY(kv8_pages_table(cache->pages, group, seqs, num_seqs, indptr, indptr + indices_at,
-                            num_entries, indptr + last_at));
+                            (int64_t)table_capacity(cache), indptr + last_at));
     for (int32_t b = num_seqs; b < cache->shape.max_seqs; b++) {
         indptr[b + 1] = indptr[num_seqs];
         indptr[last_at + (size_t)b] = 0;
     }
+    shorten(own, &piece, (indices_at + (size_t)indptr[num_seqs]) * sizeof(int32_t));
     KV8_TRY(kv8_stream_copy(own->stream, fixed, host, piece.bytes));
     *pages_out = (kv8_page_table)KV8_PAGE_TABLE_INIT;
     pages_out->page_indptr = fixed;
@@ -308,8 +312,7 @@ static kv8_status scales(kv8_store *store, int32_t layer, const kv8_seq *seqs, i
                          const float **k_scale_out, const float **v_scale_out) {
     device_store *const own = on_device(store);
     const kv8_cache *const cache = own->cache;
-    int64_t num_entries = 0;
-    KV8_TRY(check_batch(cache, seqs, num_seqs, &num_entries));
+    KV8_TRY(check_num_seqs(cache, num_seqs));
     const size_t each = scales_bytes(cache) / sizeof(float);
     const size_t used = (size_t)num_seqs * num_heads(cache);
     float *const fixed = own->scales + 2 * (size_t)layer * each;

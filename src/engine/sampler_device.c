@@ -127,17 +127,14 @@ uint32_t *kv8_device_sampler_mask(const kv8_device_sampler *sampler, int32_t slo
 
 /* --- a row in the kernel's terms --- */
 
-static int64_t most_changes(const kv8_draw *draw) {
-    const int64_t history = kv8_sampling_penalises(draw->sampling) ? draw->history.num_tokens : 0;
-    return history + draw->sampling->num_bias;
+int64_t kv8_device_sampler_changes(const kv8_device_sampler *sampler, const kv8_sampling *sampling,
+                                   int32_t num_tokens) {
+    const int64_t history = kv8_sampling_penalises(sampling) ? num_tokens : 0;
+    return kv8_min_i64(history + sampling->num_bias, sampler->vocab_size);
 }
 
-bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, const kv8_draw *draws,
-                              int32_t num) {
-    int64_t changes = 0;
-    for (int32_t i = 0; i < num; i++)
-        changes += kv8_min_i64(most_changes(&draws[i]), sampler->vocab_size);
-    return num <= sampler->max_rows && changes <= MAX_CHANGES;
+bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, int32_t num, int64_t num_changes) {
+    return num <= sampler->max_rows && num_changes <= MAX_CHANGES;
 }
 
 /* The row's entry for an id. */

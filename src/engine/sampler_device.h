@@ -37,9 +37,11 @@ void kv8_device_sampler_destroy(kv8_device_sampler *sampler);
 /* Words of a mask, [(vocab_size + 31) / 32], slots 0 to max_rows - 1: filled before a run, the
  * first ones first. */
 uint32_t *kv8_device_sampler_mask(const kv8_device_sampler *sampler, int32_t slot);
-/* Ids with a bias or a penalty that the draws have together are no more than a run holds. */
-bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, const kv8_draw *draws,
-                              int32_t num);
+/* The most ids with a bias or a penalty that a draw after num_tokens has. */
+int64_t kv8_device_sampler_changes(const kv8_device_sampler *sampler, const kv8_sampling *sampling,
+                                   int32_t num_tokens);
+/* A run holds so many draws, and so many such ids of them together. */
+bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, int32_t num, int64_t num_changes);
 /* Puts the draw from device logits [.., vocab_size] on the stream. Allocates nothing. */
 kv8_status kv8_device_sampler_begin(kv8_device_sampler *sampler, float *logits,
                                     const kv8_draw *draws, int32_t num);

@@ -51,37 +51,24 @@ static void gather_row(kv8_engine *e, const kv8_scheduled_row *row) {
 
 /* The GPU that computes draws too, where nobody else wants to see the logits. */
 static bool can_draw_on_device(const kv8_engine *e) {
+    int64_t num_changes = 0;
     if (e->device_sampler == NULL || e->num_rows == 0 ||
         e->num_rows > kv8_model_held_logits(e->model))
         return false;
     for (int32_t i = 0; i < e->num_shares; i++) {
-        const kv8_request *const spec = &e->shares[i].running->spec;
-        if (spec->visit != NULL || spec->prompt_logprobs > 0) return false;
+        const kv8_running *const r = e->shares[i].running;
+        if (r->spec.visit != NULL || r->spec.prompt_logprobs > 0) return false;
+        if (e->shares[i].row->samples)
+            num_changes +=
+                kv8_device_sampler_changes(e->device_sampler, &r->sampling, r->num_tokens);
     }
-    return true;
-}
-
-/* One for each row of logits; of a share that chooses nothing they are looked at alone. */
-static void list_draws(kv8_engine *e) {
-    static const kv8_sampling greedy = KV8_SAMPLING_INIT;
-    for (int32_t row = 0; row < e->num_rows; row++) {
-        const kv8_share *const s = &e->shares[e->share_of[row]];
-        const kv8_running *const r = s->running;
-        e->draws[row] = (kv8_draw){.logits_row = row,
-                                   .sampling = s->row->samples ? &r->sampling : &greedy,
-                                   .history = {r->token_ids, r->num_prompt, r->num_tokens},
-                                   .mask = -1,
-                                   .num_logprobs = s->row->samples ? r->spec.num_logprobs : 0};
-    }
+    return kv8_device_sampler_takes(e->device_sampler, e->num_rows, num_changes);
 }
 
 static void gather(kv8_engine *e, const kv8_schedule *schedule) {
     e->num_shares = e->num_rows = 0;
     for (int32_t i = 0; i < schedule->num_rows; i++) gather_row(e, &schedule->rows[i]);
     e->draws_on_device = can_draw_on_device(e);
-    if (!e->draws_on_device) return;
-    list_draws(e);
-    e->draws_on_device = kv8_device_sampler_takes(e->device_sampler, e->draws, e->num_rows);
 }
 
 static kv8_status compute(kv8_engine *e) {
@@ -307,10 +294,25 @@ static void fill_device_mask(void *cookie, size_t row, int32_t thread_idx) {
               kv8_device_sampler_mask(e->device_sampler, draw->mask));
 }
 
-/* Masks are filled while the GPU computes. */
+/* One for each row of logits; of a share that chooses nothing they are looked at alone. */
+static void list_draws(kv8_engine *e) {
+    static const kv8_sampling greedy = KV8_SAMPLING_INIT;
+    for (int32_t row = 0; row < e->num_rows; row++) {
+        const kv8_share *const s = &e->shares[e->share_of[row]];
+        const kv8_running *const r = s->running;
+        e->draws[row] = (kv8_draw){.logits_row = row,
+                                   .sampling = s->row->samples ? &r->sampling : &greedy,
+                                   .history = {r->token_ids, r->num_prompt, r->num_tokens},
+                                   .mask = -1,
+                                   .num_logprobs = s->row->samples ? r->spec.num_logprobs : 0};
+    }
+}
+
+/* Draws are listed and masks filled while the GPU computes. */
 static kv8_status draw_on_device(kv8_engine *e) {
     KV8_RANGE("draw of %d rows", e->num_rows);
     int32_t num_masks = 0;
+    list_draws(e);
     for (int32_t row = 0; row < e->num_rows; row++) {
         const kv8_share *const s = &e->shares[e->share_of[row]];
         if (s->row->samples && has_mask(s->running)) e->draws[row].mask = num_masks++;
@@ -368,10 +370,9 @@ static kv8_status run_rows(kv8_engine *e, const kv8_schedule *schedule) {
     kv8_scheduler_took(e->scheduler, (double)(kv8_time_ns() - begin));
     KV8_TRY(kv8_scheduler_commit(e->scheduler, e->chosen));
     count_read(e);
-    for (int32_t i = 0; i < e->num_shares; i++) {
-        tell(e, i);
-        e->events[i].step_ns = kv8_time_ns() - begin;
-    }
+    for (int32_t i = 0; i < e->num_shares; i++) tell(e, i);
+    const uint64_t took = kv8_time_ns() - begin;
+    for (int32_t i = 0; i < e->num_shares; i++) e->events[i].step_ns = took;
     return KV8_OK;
 }
 

@@ -21,12 +21,6 @@ static kv8_status check_batch(const kv8_pages *pages, const kv8_seq *seqs, int32
     return KV8_OK;
 }
 
-kv8_status kv8_pages_count_entries(const kv8_pages *pages, const kv8_seq *seqs, int32_t num_seqs,
-                                   int64_t *num_out) {
-    int64_t longest = 0;
-    return check_batch(pages, seqs, num_seqs, num_out, &longest);
-}
-
 kv8_status kv8_pages_table(const kv8_pages *pages, int32_t group, const kv8_seq *seqs,
                            int32_t num_seqs, int32_t *indptr_out, int32_t *indices_out,
                            int64_t capacity, int32_t *last_page_len_out) {

@@ -106,9 +106,6 @@ kv8_status kv8_pages_seq_restore(kv8_pages *pages, int32_t length, const void *t
 
 /* --- lists of a batch: as kv8_cache_page_table and kv8_cache_block_table --- */
 
-/* Entries of a table of these sequences. */
-kv8_status kv8_pages_count_entries(const kv8_pages *pages, const kv8_seq *seqs, int32_t num_seqs,
-                                   int64_t *num_out);
 kv8_status kv8_pages_table(const kv8_pages *pages, int32_t group, const kv8_seq *seqs,
                            int32_t num_seqs, int32_t *indptr_out, int32_t *indices_out,
                            int64_t capacity, int32_t *last_page_len_out);

@@ -128,6 +128,7 @@ static void run_round(scene *s, test_rng *rng, int32_t num) {
     kv8_drawn drawn[MAX_ROWS];
     kv8_logprob tops[MAX_ROWS][TOPS];
     int32_t num_masks = 0;
+    int64_t num_changes = 0;
     for (int32_t i = 0; i < num; i++) {
         row *const r = &s->rows[i];
         fill_row(rng, r, s->vocab);
@@ -140,11 +141,12 @@ static void run_round(scene *s, test_rng *rng, int32_t num) {
                                  .num_logprobs = rng_range(rng, 0, 1) * rng_range(rng, 1, most)};
         if (s->draws[i].mask >= 0)
             fill_mask(rng, kv8_device_sampler_mask(s->device, s->draws[i].mask), s->vocab);
+        num_changes += kv8_device_sampler_changes(s->device, &r->sampling, HISTORY);
     }
     const size_t bytes = (size_t)num * vocab * sizeof(float);
     float *const after = malloc(bytes);
     assert_non_null(after);
-    assert_true(kv8_device_sampler_takes(s->device, s->draws, num));
+    assert_true(kv8_device_sampler_takes(s->device, num, num_changes));
     assert_ok(kv8_stream_copy(s->g->stream, s->on_device, s->logits, bytes));
     assert_ok(kv8_device_sampler_begin(s->device, s->on_device, s->draws, num));
     assert_ok(kv8_device_sampler_end(s->device, s->draws, num, drawn, tops[0], TOPS));
