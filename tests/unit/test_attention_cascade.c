@@ -211,7 +211,7 @@ static void drawn_forks_stay_within_the_bounds(void **state) {
     static const kv8_dtype kv[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_E5M2, KV8_F16, KV8_F32};
     static const int32_t groups[] = {1, 2, 3, 8}, dims[] = {64, 45, 64, 128, 16};
     static const int32_t page_sizes[] = {1, 2, 7, 16, 64};
-    const uint64_t total = test_is_short() ? 15 : 120;
+    const uint64_t total = test_is_short() ? 20 : 120;
     uint64_t taken = 0;
     for (uint64_t n = 0; n < total; n++) {
         test_rng rng = {4242 + n};
