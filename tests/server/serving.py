@@ -14,6 +14,8 @@ import unittest
 
 PROGRAM = os.environ["KV8_PROGRAM"]
 MODEL = "models/tiny-gpt-oss"
+# Seconds for an answer: a step of 512 tokens takes tens of them under a sanitizer on a busy machine.
+PATIENCE = 300
 # Where the server computes, and what it is compared with: KV8_DEVICE=cuda, a GPU.
 DEVICE = os.environ.get("KV8_DEVICE", "cpu")
 PLACE = [] if DEVICE == "cpu" else ["--device", DEVICE, "--batch-invariant"]
@@ -41,8 +43,8 @@ class Server:
 
     def stop(self, number=signal.SIGTERM):
         self.process.send_signal(number)
-        status = self.process.wait(60)
-        self.drain.wait(60)
+        status = self.process.wait(PATIENCE)
+        self.drain.wait(PATIENCE)
         self.process.stderr.close()
         self.log.seek(0)
         self.lines += self.log.readlines()
@@ -51,7 +53,7 @@ class Server:
 
     def request(self, method, path, body=None, headers=None):
         """(status, headers, body as bytes)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             data = json.dumps(body) if isinstance(body, (dict, list)) else body
             connection.request(method, path, data, headers or {})
@@ -89,7 +91,7 @@ class Server:
         return [json.loads(part[len("data: "):]) for part in parts[:-2]]
 
     def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def metric(self, name):
         """The value of a metric without further labels."""
