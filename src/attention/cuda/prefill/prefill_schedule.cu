@@ -4,9 +4,10 @@
 // Grid: one block of 1024 threads. Traffic: the index arrays in, 64 bytes an item out. Bound by
 // latency, a few microseconds.
 //
-// Items go to whichever block of the main kernel is free. Sorted by length they would still end up
-// to one item apart, so an item that would outlast the average end is cut over its keys into
-// splits that would not. All of it depends on the lengths alone: equal inputs, equal bits.
+// Items go to whichever block of the main kernel is free, the longest first. Rounds in which every
+// block takes a whole one come first; what is left, of which blocks would end up to an item apart,
+// stands in a line that is cut at equal distances over the items' keys, a range a block. All of it
+// depends on the lengths alone: equal inputs, equal bits.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "prefill/prefill_item.cuh"
@@ -18,9 +19,11 @@ enum {
     SCHEDULE_THREADS = 1024,
     LENGTH_BINS = 4096,
     MOST_SPLITS = 64,
-    LEAST_SHARE = 32,  // splits are not shorter than this part of a block's whole work
-    LEAST_TILES = 8,   // nor than this, where blocks take more than one item
-    ITEM_TILES = 1     // what starting and finishing an item costs, in tiles
+    // Tiles of a split at least, where blocks take several items, or one.
+    LEAST_TILES = 8,
+    LEAST_EVEN_TILES = 2,
+    ITEM_TILES = 1,  // what starting and finishing an item costs, in tiles
+    LINE_ITEMS = 2   // what a block takes of the line, in items
 };
 
 // Sum over all threads' values before this one; *total is everyone's.
@@ -114,8 +117,8 @@ __device__ static int length_of(const kv8_prefill_block &block) {
     return block.tile_end - block.tile_begin;
 }
 
-__device__ static int bin_of(const kv8_prefill_block &block, int shift) {
-    return max(LENGTH_BINS - 1 - (length_of(block) >> shift), 0);
+__device__ static int bin_of(int length, int shift) {
+    return max(LENGTH_BINS - 1 - (length >> shift), 0);
 }
 
 struct SortedBlock {
@@ -123,6 +126,41 @@ struct SortedBlock {
     int32_t bin, rank, unused;
 };
 static_assert(sizeof(SortedBlock) <= sizeof(kv8_prefill_item), "lies where items will");
+
+// Ranks by bin, and in order within a bin, so that they do not depend on a race.
+template <class THING>
+__device__ static void rank_by_bins(THING *found, int count, int *bins, int *warp_sums) {
+    for (int i = threadIdx.x; i < LENGTH_BINS; i += SCHEDULE_THREADS) bins[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += SCHEDULE_THREADS) atomicAdd(&bins[found[i].bin], 1);
+    __syncthreads();
+    const int per_thread = LENGTH_BINS / SCHEDULE_THREADS;
+    int *const mine = bins + threadIdx.x * per_thread, total;
+    int sum = 0;
+    for (int i = 0; i < per_thread; i++) sum += mine[i];
+    sum = scan(sum, warp_sums, &total);
+    for (int i = 0; i < per_thread; i++) {
+        const int things = mine[i];
+        mine[i] = sum;
+        sum += things;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int bin = threadIdx.x < count ? found[threadIdx.x].bin : -1;
+        for (int first = 0; first < count; first += 32) {
+            const int i = first + threadIdx.x;
+            const int next = i + 32 < count ? found[i + 32].bin : -1;
+            const unsigned same = __match_any_sync(~0u, bin);
+            const int before = __popc(same & ((1u << threadIdx.x) - 1));
+            if (i < count) found[i].rank = bins[bin] + before;
+            __syncwarp();
+            if (i < count && before == 0) bins[bin] += __popc(same);
+            __syncwarp();
+            bin = next;
+        }
+    }
+    __syncthreads();
+}
 
 // By a warp: the first key that a mask hides from a row of the block, of bytes that may be others'
 // at either end of a row.
@@ -144,18 +182,19 @@ __device__ static int unmasked_keys(const kv8_kernel_args &a, const kv8_prefill_
     return __reduce_min_sync(~0u, first);
 }
 
+__device__ static int bin_shift(const kv8_kernel_args &a) {
+    int shift = 0;
+    while (a.prefill.max_tiles >> shift >= LENGTH_BINS) shift++;
+    return shift;
+}
 // Longest first; blocks of one length in order of requests.
 __device__ static void sort_blocks(const kv8_kernel_args &a, int num_blocks, int *bins,
                                    int *warp_sums) {
     SortedBlock *const found = (SortedBlock *)a.prefill.items;  // the list comes later
-    int shift = 0;
-    while (a.prefill.max_tiles >> shift >= LENGTH_BINS) shift++;
-    for (int i = threadIdx.x; i < LENGTH_BINS; i += SCHEDULE_THREADS) bins[i] = 0;
-    __syncthreads();
+    const int shift = bin_shift(a);
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS) {
         found[i].block = block_of(a, i);
-        found[i].bin = bin_of(found[i].block, shift);
-        atomicAdd(&bins[found[i].bin], 1);
+        found[i].bin = bin_of(length_of(found[i].block), shift);
     }
     __syncthreads();
     for (int i = threadIdx.x / 32; a.mask_bits != nullptr && i < num_blocks;
@@ -163,95 +202,170 @@ __device__ static void sort_blocks(const kv8_kernel_args &a, int num_blocks, int
         const int keys = unmasked_keys(a, found[i].block);
         if (threadIdx.x % 32 == 0) found[i].block.unmasked_to = keys;
     }
-    const int per_thread = LENGTH_BINS / SCHEDULE_THREADS;
-    int *const mine = bins + threadIdx.x * per_thread, total;
-    int sum = 0;
-    for (int i = 0; i < per_thread; i++) sum += mine[i];
-    sum = scan(sum, warp_sums, &total);
-    for (int i = 0; i < per_thread; i++) {
-        const int count = mine[i];
-        mine[i] = sum;
-        sum += count;
-    }
-    __syncthreads();
-    // One warp ranks, in order, so that ranks do not depend on a race; all move.
-    if (threadIdx.x < 32) {
-        int bin = threadIdx.x < num_blocks ? found[threadIdx.x].bin : -1;
-        for (int first = 0; first < num_blocks; first += 32) {
-            const int i = first + threadIdx.x;
-            const int next = i + 32 < num_blocks ? found[i + 32].bin : -1;
-            const unsigned same = __match_any_sync(~0u, bin);
-            const int before = __popc(same & ((1u << threadIdx.x) - 1));
-            if (i < num_blocks) found[i].rank = bins[bin] + before;
-            __syncwarp();
-            if (i < num_blocks && before == 0) bins[bin] += __popc(same);
-            __syncwarp();
-            bin = next;
-        }
-    }
-    __syncthreads();
+    rank_by_bins(found, num_blocks, bins, warp_sums);
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
         a.prefill.blocks[found[i].rank] = found[i].block;
     __syncthreads();
 }
 
-// Every block for every KV head, split where it would outlast the average end.
-__device__ static void cut_items(const kv8_kernel_args &a, int num_blocks, int *warp_sums) {
-    const int heads = a.num_kv_heads;
+// Where an item's tiles are cut: at `first`, and every `step` behind it.
+struct Cuts {
+    float first, step;
+    int least;  // tiles of a split
+};
+// Calls use(begin, end) for every split of `length` tiles; returns how many there are.
+template <class USE>
+__device__ static int each_split(const Cuts &cuts, int length, USE &&use) {
+    int begin = 0, count = 0;
+    for (int n = 0; cuts.step > 0; n++) {
+        const float at = cuts.first + n * cuts.step;
+        if (at >= length) break;
+        const int end = __float2int_rn(at);
+        if (end - begin < cuts.least || length - end < cuts.least) continue;
+        use(begin, end);
+        begin = end, count++;
+    }
+    use(begin, length);
+    return count + 1;
+}
+
+// How the blocks' work is handed out. All threads know it.
+struct Handout {
+    int num_whole;  // blocks of rows whose items are whole
+    float range;    // of the line of the others; 0: no item is split
+    bool is_even;   // one round: each item is cut into equal splits
+    float of_tile;  // then: splits for each tile
+};
+__device__ static int tiles_of(const kv8_prefill_block &block) {
+    return length_of(block) + ITEM_TILES;
+}
+__device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, int *warp_sums) {
+    __shared__ int first_cut;
+    const int heads = a.num_kv_heads, machine = a.prefill.num_blocks;
     int work = 0, total;
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
-        work += length_of(a.prefill.blocks[i]) + ITEM_TILES;
+        work += tiles_of(a.prefill.blocks[i]);
     scan(work, warp_sums, &total);
-    const float share = (float)total * heads / a.prefill.num_blocks;
-    const int64_t all_work = (int64_t)total * heads;
-    const bool is_one_round = num_blocks * heads <= a.prefill.num_blocks;
-    const int least = max(is_one_round ? 2 : LEAST_TILES, (int)(share / LEAST_SHARE));
-    int work_before = 0, items_before = 0, slots_before = 0;
-    for (int first = 0; first < num_blocks; first += SCHEDULE_THREADS) {
-        const int i = first + threadIdx.x;
-        kv8_prefill_block block = {};
-        int length = 0;
-        if (i < num_blocks) {
-            block = a.prefill.blocks[i];
-            length = length_of(block);
+    if (a.prefill.max_slots == 0 || total == 0) return {num_blocks, 0, false, 0};
+    const float per_block = (float)heads / machine, share = total * per_block;
+    const int longest = length_of(a.prefill.blocks[0]);
+    Handout h = {0, share, num_blocks * heads <= machine, machine / ((float)total * heads)};
+    if (!h.is_even) {
+        if (threadIdx.x == 0) first_cut = num_blocks;
+        int before_all = 0;
+        for (int first = 0; first < num_blocks; first += SCHEDULE_THREADS) {
+            const int i = first + threadIdx.x;
+            const int tiles = i < num_blocks ? tiles_of(a.prefill.blocks[i]) : 0;
+            const int before = before_all + scan(tiles, warp_sums, &total);
+            before_all += total;
+            if (i < num_blocks && before * per_block + LINE_ITEMS * tiles > share)
+                atomicMin(&first_cut, i);
         }
-        int before = scan(i < num_blocks ? length + ITEM_TILES : 0, warp_sums, &total);
-        const float start = (float)(work_before + before) * heads / a.prefill.num_blocks;
-        work_before += total;
-        const int longest = max(least, (int)(share - start));
-        int num_splits = (length + longest - 1) / longest;
-        if (is_one_round && all_work > 0)
-            num_splits =
-                min((int)((int64_t)(length + ITEM_TILES) * a.prefill.num_blocks / all_work),
-                    length / least);
-        num_splits = a.prefill.max_slots > 0 ? max(min(num_splits, (int)MOST_SPLITS), 1) : 1;
-        int slot = slots_before + scan(num_splits > 1 ? num_splits * heads : 0, warp_sums, &total);
+        __syncthreads();
+        h.num_whole = first_cut * heads / machine * machine / heads;
+        work = 0;
+        for (int i = threadIdx.x; i < h.num_whole; i += SCHEDULE_THREADS)
+            work += tiles_of(a.prefill.blocks[i]);
+        scan(work, warp_sums, &total);
+        h.range = share - total * per_block;
+    }
+    h.range = fmaxf(h.range, (float)longest / (MOST_SPLITS - 2));
+    return h;
+}
+// Of an item that begins at `at` of the line.
+__device__ static Cuts cuts_of(const Handout &h, int length, float at) {
+    if (h.range == 0) return {0, 0, 1};
+    if (!h.is_even) return {(floorf(at / h.range) + 1) * h.range - at, h.range, LEAST_TILES};
+    const int splits = min((int)(h.of_tile * (length + ITEM_TILES)), length / LEAST_EVEN_TILES);
+    const float step = (float)length / max(min(splits, (int)MOST_SPLITS), 1);
+    return {step, step, 1};
+}
+
+// An item of the line, and where it comes in the list.
+struct Part {
+    int32_t block, kv_head, tile_begin, tile_end, slot;
+    int8_t split, num_splits;
+    int16_t unused;
+    int32_t bin, rank;
+};
+static_assert(sizeof(Part) <= sizeof(kv8_prefill_broken), "lies where broken rows will");
+
+// The line's parts, in order; returns how many.
+__device__ static int cut_line(const kv8_kernel_args &a, const Handout &h, int num_blocks,
+                               Part *parts, int *warp_sums) {
+    const int heads = a.num_kv_heads, shift = bin_shift(a);
+    const int count = (num_blocks - h.num_whole) * heads;
+    int line = 0, parts_before = 0, slots_before = 0, total;
+    for (int first = 0; first < count; first += SCHEDULE_THREADS) {
+        const int i = first + threadIdx.x, block = h.num_whole + i / heads;
+        const bool is_item = i < count;
+        const int length = is_item ? length_of(a.prefill.blocks[block]) : 0;
+        const int at = line + scan(is_item ? length + ITEM_TILES : 0, warp_sums, &total);
+        line += total;
+        Cuts cuts = cuts_of(h, length, at);
+        int splits = is_item ? each_split(cuts, length, [](int, int) {}) : 0;
+        const int slot = slots_before + scan(splits > 1 ? splits : 0, warp_sums, &total);
         slots_before += total;
-        if (slot + num_splits * heads > a.prefill.max_slots) num_splits = 1;
-        int at = items_before + scan(i < num_blocks ? num_splits * heads : 0, warp_sums, &total);
-        items_before += total;
-        if (i >= num_blocks) continue;
-        kv8_prefill_item item = item_of(a, block.request, block.row_begin);
-        const ItemKeys keys = keys_of(a, view_item(a, item));
-        item.seen_from = keys.some.begin;
-        item.seen_to = keys.some.end;
-        item.shared_from = keys.all.begin;
-        item.shared_to = min(keys.all.end, block.unmasked_to);
-        item.has_gaps = keys.has_gaps || block.unmasked_to < keys.some.end;
-        item.num_splits = (int8_t)num_splits;
-        for (int split = 0; split < num_splits; split++) {
-            item.split = (int8_t)split;
-            item.tile_begin = block.tile_begin + (int)((int64_t)length * split / num_splits);
-            item.tile_end = block.tile_begin + (int)((int64_t)length * (split + 1) / num_splits);
-            for (int head = 0; head < heads; head++) {
-                item.kv_head = head;
-                item.slot = num_splits > 1 ? slot + head * num_splits : -1;
-                a.prefill.items[at++] = item;
-            }
-        }
+        if (splits > 1 && slot + splits > a.prefill.max_slots) cuts.step = 0, splits = 1;
+        int to = parts_before + scan(splits, warp_sums, &total);
+        parts_before += total;
+        if (!is_item) continue;
+        Part part = {block, i % heads, 0, 0, splits > 1 ? slot : -1, 0, (int8_t)splits, 0, 0, 0};
+        const int from = a.prefill.blocks[block].tile_begin;
+        each_split(cuts, length, [&](int begin, int end) {
+            part.tile_begin = from + begin;
+            part.tile_end = from + end;
+            part.bin = bin_of(end - begin, shift);
+            parts[to++] = part;
+            part.split++;
+        });
+    }
+    __syncthreads();
+    return parts_before;
+}
+
+// An item of a block of rows: all its keys, of the first KV head.
+__device__ static kv8_prefill_item whole_item(const kv8_kernel_args &a,
+                                              const kv8_prefill_block &block) {
+    kv8_prefill_item item = item_of(a, block.request, block.row_begin);
+    const ItemKeys keys = keys_of(a, view_item(a, item));
+    item.seen_from = keys.some.begin;
+    item.seen_to = keys.some.end;
+    item.shared_from = keys.all.begin;
+    item.shared_to = min(keys.all.end, block.unmasked_to);
+    item.has_gaps = keys.has_gaps || block.unmasked_to < keys.some.end;
+    item.tile_begin = block.tile_begin;
+    item.tile_end = block.tile_end;
+    item.slot = -1;
+    item.num_splits = 1;
+    return item;
+}
+// Every block for every KV head.
+__device__ static void make_items(const kv8_kernel_args &a, int num_blocks, int *bins,
+                                  int *warp_sums) {
+    Part *const parts = (Part *)a.prefill.broken;
+    const Handout h = hand_out(a, num_blocks, warp_sums);
+    const int num_parts = cut_line(a, h, num_blocks, parts, warp_sums);
+    rank_by_bins(parts, num_parts, bins, warp_sums);
+    const int heads = a.num_kv_heads;
+    for (int i = threadIdx.x; i < h.num_whole; i += SCHEDULE_THREADS) {
+        kv8_prefill_item item = whole_item(a, a.prefill.blocks[i]);
+        for (item.kv_head = 0; item.kv_head < heads; item.kv_head++)
+            a.prefill.items[i * heads + item.kv_head] = item;
+    }
+    for (int i = threadIdx.x; i < num_parts; i += SCHEDULE_THREADS) {
+        const Part part = parts[i];
+        kv8_prefill_item item = whole_item(a, a.prefill.blocks[part.block]);
+        item.kv_head = part.kv_head;
+        item.tile_begin = part.tile_begin;
+        item.tile_end = part.tile_end;
+        item.slot = part.slot;
+        item.split = part.split;
+        item.num_splits = part.num_splits;
+        a.prefill.items[h.num_whole * heads + part.rank] = item;
     }
     if (threadIdx.x == 0) {
-        a.prefill.queue->num_items = items_before;
+        a.prefill.queue->num_items = h.num_whole * heads + num_parts;
         a.prefill.queue->next = 0;
     }
 }
@@ -283,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
         a.prefill.arrivals[i] = 0;
     __syncthreads();
     sort_blocks(a, num_blocks, bins, warp_sums);
-    cut_items(a, num_blocks, warp_sums);
+    make_items(a, num_blocks, bins, warp_sums);
 }
 
 }  // namespace kv8
