@@ -64,6 +64,13 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
                 "rows, workspace %zu bytes",
                 name, gpu, blocks, c->variant->num_warps, c->variant->block_rows, bytes);
             break;
+        case KV8_WAY_WINDOW:
+            snprintf(text, size,
+                     "%s on %s: a block of %d warps for each request and %d KV heads, %d packed "
+                     "rows at once, workspace %zu bytes",
+                     name, gpu, c->variant->num_warps, c->decode.heads_per_block,
+                     c->variant->block_rows, bytes);
+            break;
         case KV8_WAY_BULK:
         case KV8_WAY_ROWS:
             if (plan->spec.batch_invariant) {

@@ -75,6 +75,15 @@ static kv8_status make_decode(const kv8_attention_device_plan *plan, kv8_device_
     return KV8_OK;
 }
 
+/* Streams are whole: blocks for every request of the bounds, whose lengths they alone look at. */
+static void make_window(const kv8_attention_device_plan *plan, kv8_device_choice *choice) {
+    const kv8_variant *const v = choice->variant;
+    choice->decode = decode_tail(v, &plan->spec);
+    choice->launch.block[0] = (uint32_t)v->num_warps * 32;
+    choice->launch.grid[0] = (uint32_t)(plan->spec.max_batch * choice->decode.head_blocks);
+    choice->launch.overlaps_previous = true;
+}
+
 /* Clusters as wide as all KV heads' tiles find room in at once, or as the GPU has at all.
  * *fits_out: it has them. */
 static kv8_status make_cluster(const kv8_attention_device_plan *plan, kv8_device_choice *choice,
@@ -131,7 +140,8 @@ static void take_larger(size_t *most, size_t bytes) {
 }
 
 static bool is_decode(const kv8_device_choice *c) {
-    return c->variant->way == KV8_WAY_ROWS || c->variant->way == KV8_WAY_BULK;
+    const kv8_way way = c->variant->way;
+    return way == KV8_WAY_WINDOW || way == KV8_WAY_ROWS || way == KV8_WAY_BULK;
 }
 
 /* Of counters and partial results, which all kernels of the plan have at one place. */
@@ -141,6 +151,7 @@ typedef struct shared_bytes {
 
 static void count_decode(const kv8_attention_spec *spec, const kv8_device_choice *c,
                          shared_bytes *most) {
+    if (c->variant->way == KV8_WAY_WINDOW) return; /* splits nothing */
     const size_t pieces = (size_t)c->decode.max_slots, own = 2 * (size_t)c->launch.grid[0];
     const size_t slots = pieces + own;
     const size_t streams = (size_t)(kv8_decode_max_row_tiles(spec) * c->decode.head_blocks);
@@ -225,6 +236,7 @@ static kv8_status make_choice(kv8_attention_device_plan *plan, const kv8_variant
                            dynamic));
     switch (variant->way) {
         case KV8_WAY_CLUSTER: KV8_TRY(make_cluster(plan, choice, &fits)); break;
+        case KV8_WAY_WINDOW: make_window(plan, choice); break;
         case KV8_WAY_BULK:
         case KV8_WAY_ROWS: KV8_TRY(make_decode(plan, choice)); break;
         case KV8_WAY_PREFILL: KV8_TRY(make_prefill(plan, choice)); break;

@@ -104,6 +104,10 @@ static const kv8_variant variants[] = {
 #define KV8_DECODE_F16(name, dim, warps, stages, whole, heads, bytes) \
     ROWS(KV8_F16, KV8_F16, name, dim, warps, whole, heads, bytes)
 #include "cuda/decode/decode_kernels.inc"
+#define KV8_DECODE_WINDOW(format, name, dim, warps, stages, min_batch, bytes)      \
+    DECODE(KV8_##format, KV8_##format, KV8_WAY_WINDOW, name, dim, KV8_DECODE_ROWS, \
+           KV8_DECODE_TOKENS, 0, min_batch, INT32_MAX, CLUSTER_TAKES, warps, 1, bytes)
+#include "cuda/decode/decode_window_kernels.inc"
 
 /* Windows so short that the keys of an item are one tile. */
 #define KV8_PREFILL_WINDOW(k_, v_, NAME, ...)                     \
@@ -213,9 +217,17 @@ static int32_t most_heads_per_block(const kv8_variant *variant, const kv8_attent
     if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
     return most;
 }
+/* Of short windows as few as leave a multiprocessor one block: the fewer heads, the more warps
+ * share the granules of each. */
+static int32_t window_heads_per_block(const kv8_attention_spec *spec) {
+    enum { BLOCKS = 128 };
+    const int64_t heads = (int64_t)spec->max_batch * spec->num_kv_heads;
+    return heads <= BLOCKS ? 1 : heads <= 2 * BLOCKS ? 2 : 4;
+}
 int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec) {
     if (variant->num_kv_heads > 0) return variant->num_kv_heads;
-    const int32_t most = most_heads_per_block(variant, spec);
+    const int32_t most = variant->way == KV8_WAY_WINDOW ? window_heads_per_block(spec)
+                                                        : most_heads_per_block(variant, spec);
     int32_t heads = 1;
     while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
            variant->num_warps * variant->warp_heads % (heads * 2) == 0)
@@ -289,11 +301,12 @@ static bool fits_whole_pages(const kv8_attention_spec *spec) {
     return spec->batch_invariant || kv8_may_mix(spec) || !has_wide_rows ||
            !has_more_rows_than(spec, KV8_DECODE_ROWS);
 }
-/* Windows of few keys, of so few requests that the heads of one are better spread over blocks. */
-static bool has_short_windows(const kv8_attention_spec *spec, const kv8_device_info *info) {
-    enum { SHORT = 512, BLOCKS = 4 }; /* multiprocessors for each request */
+/* Windows of few keys, of so few requests that each has so many multiprocessors. */
+static bool has_short_windows(const kv8_attention_spec *spec, const kv8_device_info *info,
+                              int32_t sms) {
+    enum { SHORT = 512 };
     return spec->window_left >= 0 && spec->window_left < SHORT && !spec->batch_invariant &&
-           spec->max_batch <= info->num_sms / BLOCKS;
+           spec->max_batch <= info->num_sms / sms;
 }
 /* Keys of a head, read once for each tile of rows, not so many that reading them takes longer than
  * combining what clusters leave. */
@@ -339,9 +352,15 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
         return false;
     switch (v->way) {
         case KV8_WAY_CLUSTER: return fits_rows(v, spec) && fits_cluster(v, spec);
+        case KV8_WAY_WINDOW:
+            /* Of more requests whole pages are faster, which e4m3 alone has. */
+            return has_short_windows(spec, info, spec->k_dtype == KV8_E4M3 ? 2 : 1) &&
+                   fits_decode(v, spec, info) &&
+                   (kv8_may_mix(spec) || !has_more_rows_than(spec, v->block_rows));
         case KV8_WAY_BULK:
-            return !has_short_windows(spec, info) && fits_whole_pages(spec) && fits_rows(v, spec) &&
-                   fits_decode(v, spec, info);
+            /* Of few requests heads are better spread over blocks. */
+            return !has_short_windows(spec, info, 4) && fits_whole_pages(spec) &&
+                   fits_rows(v, spec) && fits_decode(v, spec, info);
         case KV8_WAY_ROWS: return fits_rows(v, spec) && fits_decode(v, spec, info);
         case KV8_WAY_PREFILL:
             return fits_window(v, spec) && (!is_on_wgmma(v) || v->block_rows > WARPGROUP_ROWS ||
@@ -410,7 +429,7 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
             count = before;
     }
     if (!many || count == before || kv8_may_mix(spec))
-        count = add_ways(&c, 0, KV8_WAY_BULK, KV8_WAY_ROWS, out, count);
+        count = add_ways(&c, 0, KV8_WAY_WINDOW, KV8_WAY_ROWS, out, count);
     if (count == 0) count = add_prefill(&c, out, count);
     return add_ways(&c, 0, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
 }

@@ -76,9 +76,26 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(BOTH(KV8_BF16); spec.q_dtype = KV8_F16, generic);
     TAKES(spec.o_dtype = KV8_E4M3, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.o_dtype = KV8_E4M3FNUZ, generic);
-    TAKES(spec.window_left = 127, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.window_left = 127, "kv8_decode_f16_e4m3_d64_window__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_window__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_INT8);
+          spec.max_batch = spec.max_total_q = 16, "kv8_decode_f16_int8_d64_pairs__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_BF16);
+          spec.max_batch = spec.max_total_q = 128, "kv8_decode_bf16_bf16_d64_window__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_BF16);
+          spec.max_batch = spec.max_total_q = 133, "kv8_decode_bf16_bf16_d64_rows__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_E5M2), "kv8_decode_f16_e5m2_d64_bulk8__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_E5M2);
+          spec.max_batch = spec.max_total_q = 32, "kv8_decode_f16_e5m2_d64_rows__sm90");
     TAKES(spec.window_left = 127;
-          spec.max_batch = spec.max_total_q = 32, "kv8_decode_f16_e4m3_d64_rows__sm90");
+          spec.max_batch = spec.max_total_q = 67, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.window_left = 127; spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_rows16__sm90");
+    TAKES(spec.window_left = 127; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.window_left = 127;
+          spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
+    TAKES(spec.window_left = 127; spec.max_batch = spec.max_total_q = 1;
+          spec.max_kv_len = 131072, "kv8_decode_f16_e4m3_d64_window__sm90");
+    TAKES(spec.window_left = 512, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.causal = 0; spec.window_right = 5, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.v_dtype = KV8_INT8, "kv8_decode_f16_e4m3_int8_d64_pairs__sm90");
     TAKES(spec.k_dtype = KV8_INT8; spec.head_dim = 128, "kv8_decode_f16_int8_e4m3_d128_rows__sm90");
@@ -197,6 +214,9 @@ static void each_run_has_its_kernel(void **state) {
     LAUNCHES(in.v.stride_slot += 8, "kv8_attention_any_any_dany_generic__sm80");
     LAUNCHES(in.k.num_pages = 1000; in.args.lse_base2 = 1;
              in.args.qo_lens = in.args.qo_indptr, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    LAUNCHES(spec.window_left = 127, "kv8_decode_f16_e4m3_d64_window__sm90");
+    LAUNCHES(spec.window_left = 127;
+             in.args.logits_soft_cap = 30, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     /* Kernels of several rows, and what takes the rest. */
     LAUNCHES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     LAUNCHES(spec.max_total_q = 1024; spec.window_left = 127;
@@ -250,6 +270,31 @@ static void decode_goes_beside_prefill(void **state) {
     const int32_t before = stand_in_num_launches();
     assert_string_equal(launch_of(&s, &spec, &in.args, &a).name, "kv8_prefill_f16_e4m3_d64__sm90");
     assert_int_equal(stand_in_num_launches() - before, 2);
+    stand_close(&s);
+}
+
+/* Over short windows a block has a request's whole streams, of as few heads as fill the GPU. */
+static void short_windows_are_not_split(void **state) {
+    (void)state;
+    static const struct {
+        int32_t batch, heads, blocks;
+    } cases[] = {{16, 1, 128}, {17, 2, 68}, {32, 2, 128}, {64, 4, 128}, {66, 4, 132}};
+    kv8_kernel_args a;
+    inputs in;
+    stand s = open_gpu(90);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        kv8_attention_spec spec = stand_spec();
+        spec.window_left = 127;
+        spec.max_batch = spec.max_total_q = cases[i].batch;
+        fill(&in, &spec);
+        in.args.batch = cases[i].batch - 1; /* blocks are for the bounds */
+        const stand_in_launch launch = launch_of(&s, &spec, &in.args, &a);
+        assert_string_equal(launch.name, "kv8_decode_f16_e4m3_d64_window__sm90");
+        assert_int_equal(launch.grid[0], cases[i].blocks);
+        assert_int_equal(a.decode.heads_per_block, cases[i].heads);
+        assert_int_equal(a.decode.num_slices * a.decode.heads_per_block, 16);
+        assert_true(launch.overlaps_previous);
+    }
     stand_close(&s);
 }
 
@@ -353,6 +398,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_spec_has_its_kernel),
                                        cmocka_unit_test(each_run_has_its_kernel),
                                        cmocka_unit_test(decode_goes_beside_prefill),
+                                       cmocka_unit_test(short_windows_are_not_split),
                                        cmocka_unit_test(a_run_says_what_it_was_given),
                                        cmocka_unit_test(ragged_rows_are_pages),
                                        cmocka_unit_test(wrong_args_are_refused)};

@@ -241,6 +241,38 @@ static void one_request_of_every_length(void **state) {
     one_request(gpu_get_with_kernels(state), 16, 64);
 }
 
+/* Rows of decode under windows of few keys, which have kernels of their own; requests without keys,
+ * with fewer than the window, of unequal lengths. */
+static void windows_of_few_keys(void **state) {
+    static const kv8_dtype formats[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_E5M2};
+    static const int32_t windows[] = {0, 7, 127, 128, 500};
+    const gpu *const g = gpu_get_with_kernels(state);
+    test_rng rng = {31};
+    for (int i = 0; i < 40; i++) {
+        attention_case c = {.group_size = 1 + i % 8,
+                            .num_kv_heads = 1 << i % 4,
+                            .head_dim = 64,
+                            .q_dtype = KV8_BF16,
+                            .k_dtype = formats[i / 2 % 4],
+                            .v_dtype = formats[i / 2 % 4],
+                            .page_size = i % 3 == 2 ? 32 : 16,
+                            .window_left = windows[i % 5],
+                            .causal = 1,
+                            .sink = i % 2 ? SINK_FINITE : SINK_NONE,
+                            .scale = (scale_kind)rng_range(&rng, 0, SCALE_KINDS - 1),
+                            .layout = i / 4 % 2 ? LAYOUT_NHD : LAYOUT_HND,
+                            .dense_table = i % 2,
+                            .batch = formats[i / 2 % 4] == KV8_E4M3 ? rng_range(&rng, 2, 5) : 17,
+                            .seed = (uint64_t)i};
+        for (int b = 0; b < c.batch; b++) {
+            c.qo_len[b] = 1;
+            c.kv_len[b] = b == 1 ? 0 : rng_range(&rng, 1, b == 2 ? 20 : b < 5 ? 2000 : 300);
+        }
+        if (!device_case_check(g, &c))
+            fail_msg("not on tensor cores: %s", case_text(&c, KV8_ISA_BEST));
+    }
+}
+
 /* K and V choose their formats apart: every mix of three, whatever rows and masks. */
 static void k_and_v_of_two_formats(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
@@ -456,6 +488,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_graph_follows_the_lengths),
         cmocka_unit_test(a_graph_of_whole_pages_follows_them),
         cmocka_unit_test(whatever_a_run_asks),
+        cmocka_unit_test(windows_of_few_keys),
         cmocka_unit_test(k_and_v_of_two_formats),
         cmocka_unit_test(pages_that_are_not_there_are_skipped),
         cmocka_unit_test(wrong_inputs_are_refused),
