@@ -38,6 +38,17 @@ struct ClusterRank {
     }
 };
 
+// A launch's argument comes to a multiprocessor line by line, each when it is first read. Asks for
+// all lines at once, by a warp that would wait.
+__device__ inline void touch_args(const kv8_kernel_args &a) {
+    constexpr int LINE = 64, LINES = (sizeof a + LINE - 1) / LINE;
+    const int lane = threadIdx.x % 32;
+    uint32_t x = 0;
+    if (lane < LINES) x = reinterpret_cast<const uint32_t *>(&a)[lane * (LINE / 4)];
+    // Some use of it, or it would not be read.
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, %0, 0x9e3779b9; @p nanosleep.u32 0; }" ::"r"(x));
+}
+
 // Rows row_begin and on of the request, keys of this block.
 template <class C>
 __device__ Split make_split(const kv8_kernel_args &a, const Request &r, const int32_t *pages,
@@ -144,6 +155,7 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
         prefetch_pages(a,
                        make_split(a, make_request(a, 0, seen), request_pages(a, 0, seen), 0, own));
     }
+    if (warp == 1) touch_args(a);
     wait_for_previous();
     const Lengths lengths = load_lengths(a, 0);
     const Request r = make_request(a, 0, lengths);
