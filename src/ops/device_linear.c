@@ -160,13 +160,16 @@ static int64_t num_wgmma_tiles(const kv8_linear_args *args, int idx) {
     return num_tiles(args, shape->groups * KV8_LINEAR_WGMMA_ROWS, shape->tokens);
 }
 
-/* One tile of tokens while there are few. */
-static int choose_wgmma(const kv8_linear_args *args) {
+/* One tile of tokens while there are few; of up to 128 by 128 rows where those are rounds of tiles,
+ * which ask less of the L2. */
+static int choose_wgmma(const kv8_linear_args *args, int32_t num_sms) {
+    const int wide = LINEAR_kv8_linear_f16_wgmma_n128__sm90a;
     const int usual = LINEAR_kv8_linear_f16_wgmma_t128__sm90a;
-    for (int idx = 0; idx < usual; idx++) {
+    for (int idx = 0; idx < wide; idx++)
         if (args->n <= wgmma_shapes[idx].tokens) return idx;
-    }
-    return usual;
+    const bool is_long =
+        num_wgmma_tiles(args, usual) > (int64_t)num_sms * wgmma_shapes[usual].blocks;
+    return args->n <= wgmma_shapes[wide].tokens && !is_long ? wide : usual;
 }
 
 /* What a product of one row is split into, and under a fixed order of any number: the splits are
@@ -180,7 +183,7 @@ static int32_t splits_of_one_row(const kv8_linear_args *args, int32_t num_sms) {
 static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
                             const kv8_linear_args *args) {
     const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
-    const int idx = choose_wgmma(args);
+    const int idx = choose_wgmma(args, num_sms);
     const wgmma_shape *const shape = &wgmma_shapes[idx];
     const int32_t rows = shape->groups * KV8_LINEAR_WGMMA_ROWS;
     const int64_t tiles = num_wgmma_tiles(args, idx), stages = kv8_ceil_div(args->cols, 64);
@@ -192,7 +195,7 @@ static kv8_status run_wgmma(const kv8_device_ops *ops, kv8_stream *stream,
     KV8_TRY(kv8_tensor_map_make(mapped.w_map, ops->device, args->w, false, args->rows, args->cols,
                                 rows));
     KV8_TRY(kv8_tensor_map_make(mapped.x_map, ops->device, args->x, false, args->n, args->cols,
-                                KV8_LINEAR_WGMMA_BOX));
+                                KV8_LINEAR_WGMMA_BOX(args->n, shape->tokens)));
     const kv8_launch launch = {.grid = {(uint32_t)(tiles * splits)},
                                .block = {(uint32_t)KV8_LINEAR_WGMMA_THREADS(shape->groups)},
                                .cluster = {(uint32_t)splits},

@@ -62,7 +62,6 @@ enum {
     KV8_LINEAR_NORM_MAX_ROWS = 1024,
     KV8_LINEAR_TILE_THREADS = 256,
     KV8_LINEAR_WGMMA_ROWS = 64,    /* of w, a warpgroup */
-    KV8_LINEAR_WGMMA_BOX = 32,     /* tokens copied at once: rows past the last cost time */
     KV8_LINEAR_PAIRS_TOKENS = 128, /* a block's tile */
     KV8_LINEAR_PAIRS_STAGES = 4,
     KV8_LINEAR_PAIRS_BOX = 64,      /* tokens copied at once, in or out */
@@ -88,6 +87,10 @@ enum {
              KV8_LINEAR_SUM_BYTES(rows, tokens, along_rows, along_tokens)            \
          ? KV8_LINEAR_RING_BYTES(rows, tokens, depth, stages)                        \
          : KV8_LINEAR_SUM_BYTES(rows, tokens, along_rows, along_tokens))
+
+/* Tokens that linear_wgmma.cu copies at once, of n by tiles of `tokens`: few past the last, which
+ * cost more than those that are there. */
+#define KV8_LINEAR_WGMMA_BOX(n, tokens) ((n) <= (tokens) ? ((n) + 7) / 8 * 8 : 32)
 
 /* The same of linear_wgmma.cu, and 1024 bytes to align the ring; its threads. */
 #define KV8_LINEAR_WGMMA_BYTES(groups, tokens, stages) \

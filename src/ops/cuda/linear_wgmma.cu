@@ -47,8 +47,8 @@ static __device__ __forceinline__ void produce(const kv8_linear_mapped_args &a, 
     const uint64_t policy = leave_first_policy();
     const bool once = a.product.n <= SHAPE::TOKENS;  // else other tiles read these rows too
     const int32_t tokens = min(SHAPE::TOKENS, a.product.n - tile.first_token);
-    const int32_t boxes = (tokens + KV8_LINEAR_WGMMA_BOX - 1) / KV8_LINEAR_WGMMA_BOX;
-    const uint32_t bytes = SHAPE::W_BYTES + boxes * KV8_LINEAR_WGMMA_BOX * 128;
+    const int32_t in_box = KV8_LINEAR_WGMMA_BOX(a.product.n, SHAPE::TOKENS);
+    const uint32_t bytes = SHAPE::W_BYTES + (tokens + in_box - 1) / in_box * in_box * 128;
     const auto copy_weights = [&](int32_t i) {
         const int stage = i % SHAPE::STAGES;
         const uint32_t to = ring.at + stage * SHAPE::STAGE_BYTES;
@@ -68,10 +68,9 @@ static __device__ __forceinline__ void produce(const kv8_linear_mapped_args &a, 
             barrier_wait(ring.empty(stage), (i / SHAPE::STAGES - 1) & 1);
             copy_weights(i);
         }
-        for (int box = 0; box < boxes; box++)
-            copy_tile(to + SHAPE::W_BYTES + box * KV8_LINEAR_WGMMA_BOX * 128, a.x_map,
-                      64 * (begin + i), tile.first_token + box * KV8_LINEAR_WGMMA_BOX,
-                      ring.full(stage));
+        for (int32_t first = 0; first < tokens; first += in_box)
+            copy_tile(to + SHAPE::W_BYTES + first * 128, a.x_map, 64 * (begin + i),
+                      tile.first_token + first, ring.full(stage));
     }
 }
 
