@@ -37,6 +37,7 @@ typedef struct kv8_token_layer {
     const uint8_t *gate_up, *down;
     const float *sinks;                        /* [qo heads]; NULL = none */
     uint8_t *k, *v;                            /* [page, slot, kv head, dim] */
+    uint8_t *k_rows, *v_rows;                  /* of int8: f16 scales [page, slot, kv head] */
     const float *k_scale, *v_scale;            /* [kv heads]; NULL = 1 */
     uint64_t *k_counters, *v_counters;         /* [kv heads, 2]: clips, NaN; NULL = not counted */
     int64_t k_stride_page, v_stride_page;      /* bytes */

@@ -8,19 +8,11 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "codec.cuh"
 #include "common/softmax.cuh"
-#include "decode/decode_tile.cuh"
 #include "token_dense.cuh"
+#include "token_own_row.cuh"
 
 namespace kv8 {
-
-constexpr int HEAD_DIM = KV8_TOKEN_HEAD_DIM, KV_HEADS = KV8_TOKEN_KV_HEADS;
-constexpr int QO_HEADS = KV8_TOKEN_QO_HEADS, GROUP = QO_HEADS / KV_HEADS;
-constexpr int Q_WIDTH = QO_HEADS * HEAD_DIM, KV_WIDTH = KV_HEADS * HEAD_DIM;
-constexpr int QKV_WIDTH = Q_WIDTH + 2 * KV_WIDTH;
-static_assert(GROUP == 8 && KV_HEADS == KV8_TOKEN_WARPS && TOKENS == KV8_TOKEN_GRANULE,
-              "a warp has the eight heads of a KV head");
 
 // A window of 128 keys, which need not begin with a granule.
 enum { FEW_GRANULES = 9 };
@@ -46,6 +38,10 @@ struct KeySplits {
     }
 };
 
+// A granule's tiles of one head in the ring.
+struct Tiles {
+    uint32_t k, v, k_scales, v_scales;
+};
 // K and V in the ring: of 8 bits in one stage, of 16 in one each. A row has HEADS of a token.
 template <Format F, int HEADS>
 struct Keys {
@@ -58,7 +54,11 @@ struct Keys {
     // Granules at once.
     static constexpr int GRANULES = HEADS == 1 ? FEW_GRANULES : 1;
     static constexpr int VALUES = GRANULES * Row::TILE_BYTES;  // where V begins, of 8 bits
-    static_assert(2 * VALUES <= STAGES * KV8_TOKEN_STAGE_BYTES, "stages");
+    // Where scales of int8's rows begin, K's and V's: of a granule all heads'.
+    static constexpr int SCALES = 2 * VALUES;
+    static constexpr int SCALE_BYTES = F == INT8 ? TOKENS * KV_HEADS * 2 : 0;
+    static constexpr int V_SCALES = SCALES + GRANULES * SCALE_BYTES;
+    static_assert(V_SCALES + GRANULES * SCALE_BYTES <= STAGES * KV8_TOKEN_STAGE_BYTES, "stages");
 
     // Where V is, when K is in the next stage; both have come.
     __device__ static uint32_t wait(const RingReader &ring, uint32_t &keys) {
@@ -67,6 +67,12 @@ struct Keys {
         RingReader next = ring;
         next.n++;
         return next.wait();
+    }
+    // Those of granule i, a head's bytes from `at` on in its rows.
+    __device__ static Tiles tiles(uint32_t k_stage, uint32_t v_stage, int i, int at, int head) {
+        const uint32_t tile = i * Row::TILE_BYTES + at, scales = i * SCALE_BYTES + head * 2;
+        return {k_stage + tile, v_stage + tile, k_stage + SCALES + scales,
+                k_stage + V_SCALES + scales};
     }
     __device__ static void release(RingReader &ring) {
 #pragma unroll
@@ -95,9 +101,16 @@ __device__ void copy_keys(RingWriter &ring, const kv8_token_layer &layer, const 
             const uint8_t *const k = layer.k + at * layer.k_stride_page + slot;
             const uint8_t *const v = layer.v + at * layer.v_stride_page + slot;
             if constexpr (T::STAGES == 1) {
-                const uint32_t to = ring.take(2 * T::Row::TILE_BYTES);
+                const uint32_t to = ring.take(2 * (T::Row::TILE_BYTES + T::SCALE_BYTES));
                 ring.copy(to, k, T::Row::TILE_BYTES);
                 ring.copy(to + T::VALUES, v, T::Row::TILE_BYTES);
+                if constexpr (T::SCALE_BYTES > 0) {
+                    const int64_t granule = i % per_page * T::SCALE_BYTES;
+                    ring.copy(to + T::SCALES, layer.k_rows + at * layer.k_stride_page + granule,
+                              T::SCALE_BYTES);
+                    ring.copy(to + T::V_SCALES, layer.v_rows + at * layer.v_stride_page + granule,
+                              T::SCALE_BYTES);
+                }
                 ring.n++;
             } else {
                 ring.put(k, T::Row::TILE_BYTES);
@@ -121,6 +134,23 @@ __device__ __forceinline__ void copy_head(const uint8_t *page, int slot, int hea
     }
 }
 
+// Scales of all granules' rows, of all heads; lane i has the page of the i-th granule.
+template <class T>
+__device__ __forceinline__ void copy_scales(const uint8_t *scales, int64_t stride, int page,
+                                            const KeySplits &keys, int page_size, uint32_t to) {
+    constexpr int PIECES = T::SCALE_BYTES / 16;
+    static_assert(32 % PIECES == 0, "whole granules at once");
+#pragma unroll 1
+    for (int first = 0; first < keys.granules; first += 32 / PIECES) {
+        const int lane = threadIdx.x % 32, i = first + lane / PIECES;
+        const int64_t at = __shfl_sync(~0u, page, i) * stride;
+        if (i < keys.granules)
+            copy16_once<true>(to + i * T::SCALE_BYTES + lane % PIECES * 16,
+                              scales + at + (keys.first + i) * TOKENS % page_size * KV_HEADS * 2 +
+                                  lane % PIECES * 16);
+    }
+}
+
 // All granules of one head.
 template <class T>
 __device__ void copy_few(RingWriter &ring, const kv8_token_layer &l, const KeySplits &keys,
@@ -138,6 +168,11 @@ __device__ void copy_few(RingWriter &ring, const kv8_token_layer &l, const KeySp
         ring.fill([&](uint32_t stage) {
             copy(l.k, l.k_stride_page, stage);
             copy(l.v, l.v_stride_page, stage + T::VALUES);
+            if constexpr (T::SCALE_BYTES > 0) {
+                copy_scales<T>(l.k_rows, l.k_stride_page, page, keys, page_size, stage + T::SCALES);
+                copy_scales<T>(l.v_rows, l.v_stride_page, page, keys, page_size,
+                               stage + T::V_SCALES);
+            }
         });
     } else {
         ring.fill([&](uint32_t stage) { copy(l.k, l.k_stride_page, stage); });
@@ -154,18 +189,13 @@ struct HeadState {
     __device__ HeadState() : o{}, max{NO_KEY, NO_KEY}, sum{} {}
 };
 
-__device__ __forceinline__ float rotated(float x, float y, float cosine, float sine, bool first) {
-    return first ? __fsub_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine))
-                 : __fadd_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine));
-}
-
 // The rotated rows of the warp's query heads as the B fragment of the first MMA; and the factor of
-// a score of columns 2c and 2c + 1.
+// a score of columns 2c and 2c + 1, and what its sum starts with.
 template <Format F, class ASKED>
 __device__ __forceinline__ void load_queries(const float *qkv, const float *cos_sin, int head,
                                              float scale, uint32_t turn,
                                              uint32_t (&q)[1][1][HEAD_DIM / 16][2],
-                                             float (&factor)[2], ASKED &&asked) {
+                                             float (&factor)[2], float (&start)[2], ASKED &&asked) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const float *const row = qkv + (head * GROUP + g) * HEAD_DIM;
     constexpr int PER = 64 / size_of(F) / 16;
@@ -210,70 +240,31 @@ __device__ __forceinline__ void load_queries(const float *qkv, const float *cos_
                 q[0][0][s][i] = pack_f16(x[s][2 * i] * up, x[s][2 * i + 1] * up);
         scale *= __int_as_float((127 - shift) << 23);
     }
+    start[0] = start[1] = 0;
+    if constexpr (F == INT8) {
+        // K is multiplied as 2^-24 * (code + 128): -128 * 2^-24 * (the sum of a row of Q).
+        constexpr uint32_t MINUS = 0x80808080u;
+        float d[4] = {};
+#pragma unroll
+        for (int s = 0; s < HEAD_DIM / 16; s++)
+            mma<false>(d, {MINUS, MINUS, MINUS, MINUS}, q[0][0][s]);
+        start[0] = d[0], start[1] = d[1];
+        scale *= 0x1p24f;
+    }
 #pragma unroll
     for (int i = 0; i < 2; i++) factor[i] = __shfl_sync(~0u, scale, (2 * c + i) * 4);
 }
 
-// The token's own K (rotated) and V of the warp's head: quantised as append does.
-template <Format F>
-struct OwnRow {
-    using Code = typename format<static_cast<kv8_dtype>(F)>::code;
-    Code k[2], v[2];  // of dims lane and lane + 32
-
-    __device__ static float divide(float x, float scale) {
-        return isnan(x) ? __uint_as_float(__float_as_uint(x) | KV8_F32_QUIET) : __fdiv_rn(x, scale);
-    }
-    __device__ static void narrow(const float (&x)[2], float scale, Code (&codes)[2],
-                                  uint64_t *counters) {
-        using to = format<static_cast<kv8_dtype>(F)>;
-        uint32_t clips = 0, nans = 0;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float q = divide(x[i], scale);
-            codes[i] = to::encode(q);
-            clips += fabsf(q) > to::max;
-            nans += isnan(q) != 0;
-        }
-        if (counters == nullptr || !__any_sync(~0u, clips + nans > 0)) return;
-        auto *const cell = reinterpret_cast<unsigned long long *>(counters);
-        if (clips > 0) atomicAdd(cell, static_cast<unsigned long long>(clips));
-        if (nans > 0) atomicAdd(cell + 1, static_cast<unsigned long long>(nans));
-    }
-    // As QKV leaves them: K of the two dims, then V.
-    __device__ static const float *at(const float *qkv, int head, int i) {
-        return qkv + Q_WIDTH + head * HEAD_DIM + threadIdx.x % 32 + i / 2 * KV_WIDTH +
-               i % 2 * (HEAD_DIM / 2);
-    }
-    __device__ void encode(const kv8_token_layer &l, const float4 &x, const float *cos_sin,
-                           int head, float k_scale, float v_scale) {
-        const int lane = threadIdx.x % 32;
-        const float cosine = cos_sin[lane], sine = cos_sin[HEAD_DIM / 2 + lane];
-        narrow({rotated(x.x, x.y, cosine, sine, true), rotated(x.y, x.x, cosine, sine, false)},
-               k_scale, k, l.k_counters == nullptr ? nullptr : l.k_counters + 2 * head);
-        narrow({x.z, x.w}, v_scale, v, l.v_counters == nullptr ? nullptr : l.v_counters + 2 * head);
-    }
-    // Into slot `slot` of the page; and to where its rows lie in the ring.
-    __device__ void store(const kv8_token_layer &l, int64_t page, int slot, int head,
-                          uint8_t *key_row, uint8_t *value_row) const {
-        const int lane = threadIdx.x % 32;
-        const auto put = [&](uint8_t *row, const Code(&codes)[2]) {
-            reinterpret_cast<Code *>(row)[lane] = codes[0];
-            reinterpret_cast<Code *>(row)[lane + HEAD_DIM / 2] = codes[1];
-        };
-        const int64_t at = (int64_t{slot} * KV_HEADS + head) * HEAD_DIM * sizeof(Code);
-        put(l.k + page * l.k_stride_page + at, k);
-        put(l.v + page * l.v_stride_page + at, v);
-        put(key_row, k);
-        put(value_row, v);
-    }
-};
-
 constexpr float LAZY_LIMIT = 0x1p14f, LAZY_TARGET = 6.0f;  // as in decode_mainloop.cuh
 
-__device__ __forceinline__ void raise_max(const float (&s)[4], HeadState &state) {
+// Scales of V's rows g and g + 8, 1 but of int8, join the weights on their way to V.
+__device__ __forceinline__ void raise_max(const float (&s)[4], const float (&v_rows)[2],
+                                          HeadState &state) {
+    const float more[2] = {__log2f(fmaxf(v_rows[0], 0x1p-24f)),
+                           __log2f(fmaxf(v_rows[1], 0x1p-24f))};
 #pragma unroll
     for (int col = 0; col < 2; col++) {
-        float m = fmaxf(s[col], s[2 + col]);
+        float m = fmaxf(s[col] + more[0], s[2 + col] + more[1]);
 #pragma unroll
         for (int lanes = 4; lanes < 32; lanes *= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, lanes));
         m = fmaxf(state.max[col], m - LAZY_TARGET);
@@ -286,33 +277,51 @@ __device__ __forceinline__ void raise_max(const float (&s)[4], HeadState &state)
     }
 }
 
-// One granule, of keys from `key` on, those in [begin, end) seen; tiles of the head.
 template <class T>
-__device__ __forceinline__ void add_granule(int key, int begin, int end, uint32_t keys,
-                                            uint32_t values,
+__device__ __forceinline__ void load_scales(uint32_t from, int g, float (&to)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        to[i] = 1;
+        if constexpr (T::FORMAT == INT8)
+            to[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(
+                load_shared<2>(from + (g + 8 * i) * KV_HEADS * 2).w[0])));
+    }
+}
+
+// One granule, of keys from `key` on, those in [begin, end) seen.
+template <class T>
+__device__ __forceinline__ void add_granule(int key, int begin, int end, const Tiles &tiles,
                                             const uint32_t (&q)[1][1][HEAD_DIM / 16][2],
-                                            const float (&factor)[2], HeadState &state) {
+                                            const float (&factor)[2], const float (&start)[2],
+                                            HeadState &state) {
     constexpr Format F = T::FORMAT;
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    float s[1][4] = {};
-    T::K::template multiply<1, 1>(keys, 0, g, c, q, s);
-    float w[4];
+    float s[1][4] = {{start[0], start[1], start[0], start[1]}};
+    T::K::template multiply<1, 1>(tiles.k, 0, g, c, q, s);
+    float k_rows[2], v_rows[2], w[4];
+    load_scales<T>(tiles.k_scales, g, k_rows), load_scales<T>(tiles.v_scales, g, v_rows);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int at = key + i / 2 * 8 + g;
-        s[0][i] = at >= begin && at < end ? s[0][i] * factor[i % 2] : -INFINITY;
+        const bool seen = at >= begin && at < end;
+        s[0][i] = seen ? s[0][i] * (factor[i % 2] * k_rows[i / 2]) : -INFINITY;
+        if (F == INT8 && !seen) v_rows[i / 2] = 0;
     }
+    float x[4];
+    const auto weigh = [&] {
 #pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = exp2_fast(s[0][i] - state.max[i % 2]);
+        for (int i = 0; i < 4; i++)
+            x[i] = exp2_fast(s[0][i] - state.max[i % 2]), w[i] = x[i] * v_rows[i / 2];
+    };
+    weigh();
     if (__any_sync(~0u, fmaxf(fmaxf(w[0], w[1]), fmaxf(w[2], w[3])) > LAZY_LIMIT)) {
-        raise_max(s[0], state);
-#pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = exp2_fast(s[0][i] - state.max[i % 2]);
+        raise_max(s[0], v_rows, state);
+        weigh();
     }
     constexpr int PARTS = F == BF16 ? 2 : 1;  // bf16 probabilities are kept to 16 bits
     uint32_t p[PARTS][2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) state.sum[i % 2] += w[i];
+    for (int i = 0; i < 4; i++) state.sum[i % 2] += x[i];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float left = w[2 * half], right = w[2 * half + 1];
@@ -324,7 +333,7 @@ __device__ __forceinline__ void add_granule(int key, int begin, int end, uint32_
             p[0][half] = transpose8x8(pack_f16(left, right));
         }
     }
-    T::V::each(values, 0, g, c, [&](int t, const uint32_t(&v)[4]) {
+    T::V::each(tiles.v, 0, g, c, [&](int t, const uint32_t(&v)[4]) {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) mma<F == BF16>(state.o[t], v, p[part]);
     });
@@ -355,7 +364,7 @@ struct WarpHead {
     OwnRow<T::FORMAT> own;
     int64_t page = 0;  // of the own row
     uint32_t q[1][1][HEAD_DIM / 16][2];
-    float factor[2];
+    float factor[2], start[2];
     HeadState state;
 
     // What does not depend on the meeting is loaded before.
@@ -370,26 +379,36 @@ struct WarpHead {
         before.hear();
         Handed<1> row[4];
         const auto at = [&](int i) { return OwnRow<T::FORMAT>::at(a.qkv, head, i); };
-        load_queries<T::FORMAT>(a.qkv, cos_sin, head, LOG2E / 8 * k_scale, turn, q, factor, [&] {
-            if (has_own) ask(row, turn, at);
-        });
+        load_queries<T::FORMAT>(a.qkv, cos_sin, head, LOG2E / 8 * k_scale, turn, q, factor, start,
+                                [&] {
+                                    if (has_own) ask(row, turn, at);
+                                });
         if (!has_own) return;
         get(row, turn, at);
         own.encode(l, {row[0].value(0), row[1].value(0), row[2].value(0), row[3].value(0)}, cos_sin,
                    head, k_scale, v_scale);
     }
     __device__ void add(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
-                        int key, int head, uint32_t k_tile, uint32_t v_tile) {
+                        int key, int head, const Tiles &tiles) {
         if (is_edge(keys, key)) {
-            const int position = keys.end - 1, row = (position - key) * T::Row::BYTES;
-            if (key + TOKENS > position)
-                own.store(l, page, position % a.page_size, head, generic(k_tile + row),
-                          generic(v_tile + row));
-            clear_unseen<T>(keys, key, v_tile);
+            if (key + TOKENS >= keys.end) store_own(l, keys.end - 1, key, a.page_size, head, tiles);
+            clear_unseen<T>(keys, key, tiles.v);
             fence_stores_before_wgmma();  // and before the stage's next copy
             __syncwarp();
         }
-        add_granule<T>(key, keys.begin, keys.end, k_tile, v_tile, q, factor, state);
+        add_granule<T>(key, keys.begin, keys.end, tiles, q, factor, start, state);
+    }
+    __device__ void store_own(const kv8_token_layer &l, int position, int key, int page_size,
+                              int head, const Tiles &tiles) const {
+        const int row = position - key, at = position % page_size * KV_HEADS + head;
+        const auto places = [&](uint8_t *pages, uint8_t *scales, int64_t stride, uint32_t tile,
+                                uint32_t tile_scales) {
+            return RowPlaces{pages + page * stride + at * T::HEAD,
+                             generic(tile + row * T::Row::BYTES), scales + page * stride + 2 * at,
+                             generic(tile_scales + row * KV_HEADS * 2)};
+        };
+        own.store(own.k, places(l.k, l.k_rows, l.k_stride_page, tiles.k, tiles.k_scales));
+        own.store(own.v, places(l.v, l.v_rows, l.v_stride_page, tiles.v, tiles.v_scales));
     }
     // what(row, dim, o, o of dim + 1) and end(row, maximum, sum) of its eight query heads.
     template <class WHAT, class END>
@@ -421,7 +440,7 @@ __device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_toke
     for (int i = granules.begin; i < granules.end; i++) {
         uint32_t k_stage = 0;
         const uint32_t v_stage = T::wait(ring, k_stage);
-        warp.add(a, l, keys, i * TOKENS, head, k_stage + head * T::HEAD, v_stage + head * T::HEAD);
+        warp.add(a, l, keys, i * TOKENS, head, T::tiles(k_stage, v_stage, 0, head * T::HEAD, head));
         T::release(ring);
     }
     const int64_t first = int64_t{split} * QO_HEADS + head * GROUP;
@@ -529,8 +548,8 @@ __device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_
     const uint32_t v_stage = T::wait(ring, k_stage);
 #pragma unroll 1
     for (int i = idx; i < keys.granules; i += KV8_TOKEN_WARPS)
-        warp.add(a, l, keys, (keys.first + i) * TOKENS, head, k_stage + i * T::Row::TILE_BYTES,
-                 v_stage + i * T::Row::TILE_BYTES);
+        warp.add(a, l, keys, (keys.first + i) * TOKENS, head,
+                 T::tiles(k_stage, v_stage, i, 0, head));
     fence_stores_before_wgmma();  // and before the stage's next copy
     T::release(ring);
     warp.each(

@@ -9,7 +9,14 @@
 #include "model_device.h"
 #include "token_args.h"
 
-enum { KV8_TOKEN_BF16, KV8_TOKEN_F16, KV8_TOKEN_E4M3, KV8_TOKEN_E5M2, KV8_TOKEN_FORMATS };
+enum {
+    KV8_TOKEN_BF16,
+    KV8_TOKEN_F16,
+    KV8_TOKEN_E4M3,
+    KV8_TOKEN_E5M2,
+    KV8_TOKEN_INT8,
+    KV8_TOKEN_FORMATS
+};
 
 typedef struct kv8_gpt_oss_device_layer {
     uint8_t *attention_norm, *mlp_norm;       /* bf16 [hidden] */

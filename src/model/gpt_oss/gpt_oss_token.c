@@ -13,7 +13,8 @@ static const struct {
 } formats[KV8_TOKEN_FORMATS] = {[KV8_TOKEN_BF16] = {KV8_BF16, "kv8_gpt_oss_token_bf16_d64__sm90a"},
                                 [KV8_TOKEN_F16] = {KV8_F16, "kv8_gpt_oss_token_f16_d64__sm90a"},
                                 [KV8_TOKEN_E4M3] = {KV8_E4M3, "kv8_gpt_oss_token_e4m3_d64__sm90a"},
-                                [KV8_TOKEN_E5M2] = {KV8_E5M2, "kv8_gpt_oss_token_e5m2_d64__sm90a"}};
+                                [KV8_TOKEN_E5M2] = {KV8_E5M2, "kv8_gpt_oss_token_e5m2_d64__sm90a"},
+                                [KV8_TOKEN_INT8] = {KV8_INT8, "kv8_gpt_oss_token_int8_d64__sm90a"}};
 
 static const char *check_model(const kv8_gpt_oss_config *c, kv8_device *device) {
     const int32_t num_sms = kv8_device_get_info(device)->num_sms;
@@ -100,7 +101,9 @@ static int format_of(kv8_dtype k_dtype, kv8_dtype v_dtype) {
 }
 
 static bool lies_in_rows(const kv8_paged *p) {
-    return p->stride_head == KV8_TOKEN_HEAD_DIM &&
+    const bool scales_do = p->row_scale == NULL || (p->row_scale_stride_head == 1 &&
+                                                    p->row_scale_stride_slot == KV8_TOKEN_KV_HEADS);
+    return scales_do && p->stride_head == KV8_TOKEN_HEAD_DIM &&
            p->stride_slot == (int64_t)KV8_TOKEN_KV_HEADS * KV8_TOKEN_HEAD_DIM;
 }
 
@@ -116,7 +119,7 @@ static const char *check_layers(const kv8_cache *cache, int32_t num_layers) {
         const int own = format_of(layer.k_dtype, layer.v_dtype);
         if (i == 0) format = own;
         if (own < 0 || own != format)
-            return "K and V are not both bf16, f16, e4m3 or e5m2 in all layers";
+            return "K and V are not both bf16, f16, e4m3, e5m2 or int8 in all layers";
         if (!lies_in_rows(&k) || !lies_in_rows(&v))
             return "a token's heads do not lie side by side in the pages";
     }
@@ -161,6 +164,8 @@ static kv8_token_layer layer_of(const kv8_model *model, int32_t idx, int format)
                      : d->sinks + (size_t)idx * (size_t)own->config.num_qo_heads,
         .k = (uint8_t *)(uintptr_t)place->k.data,
         .v = (uint8_t *)(uintptr_t)place->v.data,
+        .k_rows = (uint8_t *)(uintptr_t)place->k.row_scale,
+        .v_rows = (uint8_t *)(uintptr_t)place->v.row_scale,
         .k_scale = place->own.k_scale,
         .v_scale = place->own.v_scale,
         .k_counters = counters,
