@@ -35,7 +35,7 @@ static_assert(TOP_K == 2 * TEAMS, "a team has two experts of down");
 
 struct Shared {
     uint64_t full[KV8_TOKEN_STAGES], empty[KV8_TOKEN_STAGES];
-    uint64_t routable;  // the router has all sums of the layer
+    uint64_t routable;  // the router has the sums of this block
     int64_t router_before[KV8_TOKEN_MAX_EXPERTS];
     float poison;  // NaN when the router's sums do not hold a part of the block's
     float expert_weights[TOP_K];
@@ -52,7 +52,7 @@ struct Shared {
         };
         StripSums strips;
         CombineScratch combine;
-        FewScratch few;
+        HeadScratch heads;
         struct {
             float x[32];
             float sums[2][KV8_TOKEN_MAX_EXPERTS];
@@ -247,14 +247,17 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
             router[i] = __ldg(reinterpret_cast<const uint32_t *>(
                 l.router + int64_t{expert} * HIDDEN + rows.begin + 2 * pair));
     }
-    float residual = 0, gain = 0;
-    if (t < rows.count()) {
-        const int at = rows.begin + t;
-        residual = (embedding != nullptr ? widen_bf16(__ldg(embedding + at))
-                                         : take(a.residual + HIDDEN + at, turn ^ 1) +
-                                               take(a.residual + 2 * HIDDEN + at, turn ^ 1)) +
-                   widen_bf16(__ldg(l.o_bias + at));
-        gain = widen_bf16(__ldg(l.mlp_norm + at));
+    const bool has_row = t < rows.count();
+    const int at = rows.begin + t;
+    Handed<1> residual[2];
+    const auto residual_at = [&](int i) {
+        return has_row && embedding == nullptr ? a.residual + (1 + i) * HIDDEN + at : nullptr;
+    };
+    ask(residual, turn ^ 1, residual_at);
+    uint16_t first = 0, bias = 0, gain = 0;
+    if (has_row) {
+        if (embedding != nullptr) first = __ldg(embedding + at);
+        bias = __ldg(l.o_bias + at), gain = __ldg(l.mlp_norm + at);
     }
     DenseRows<Q_WIDTH> weights(ring);
     constexpr int EACH = Q_WIDTH / 4 / COMPUTE_THREADS;
@@ -274,10 +277,12 @@ __device__ __forceinline__ void compute_o(const kv8_token_args &a, const kv8_tok
     float normed = 0;
     if (t < 32) {
         float sum = 0;
-        if (t < rows.count()) {
-            sum = residual + add_warps(shared.rows + t * KV8_TOKEN_WARPS);
-            hand(a.residual + rows.begin + t, sum, turn);
-            normed = sum * gain;
+        get(residual, turn ^ 1, residual_at);
+        if (has_row) {
+            sum = residual[0].value(0) + residual[1].value(0) + widen_bf16(first) +
+                  widen_bf16(bias) + add_warps(shared.rows + t * KV8_TOKEN_WARPS);
+            hand(a.residual + at, sum, turn);
+            normed = sum * widen_bf16(gain);
         }
         sum = warp_sum(sum * sum);
         if (t == 0) hand(a.squares + blockIdx.x, sum, turn);
@@ -318,12 +323,9 @@ __device__ __forceinline__ void compute_gate_up(const kv8_token_args &a, const k
                                                 const Meeting &before, uint32_t turn,
                                                 Shared &shared, RingReader &ring) {
     const int t = threadIdx.x;
+    if (t == 0) barrier_arrive(smem_address(&shared.routable));
     const Gains gains(l.mlp_norm);
-    if (t == 0) {
-        before.listen();
-        barrier_arrive(smem_address(&shared.routable));
-    }
-    meet_warps();
+    before.hear();
     Handed<4> x[FOURTHS];
     Squares squares;
     const auto row_at = [&](int i) { return fourth_of(a.residual, i); };
@@ -454,14 +456,14 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
         if (keys.are_few()) {
             if (block < KV_HEADS) {
                 attend_few<Keys<F, 1>>(ring, a, l, keys, block, meeting(QKV_DONE, all), turn,
-                                       shared.cos_sin, shared.few);
+                                       shared.cos_sin, shared.heads);
                 meeting(COMBINED, 0).call();
             }
             combined += KV_HEADS;
         } else {
             if (block < static_cast<uint32_t>(keys.splits)) {
                 attend<Keys<F, KV_HEADS>>(ring, a, l, keys, block, meeting(QKV_DONE, all), turn,
-                                          shared.cos_sin);
+                                          shared.cos_sin, shared.heads);
                 meeting(ATTENDED, 0).arrive();
             }
             attended += keys.splits;

@@ -10,175 +10,9 @@
 #pragma once
 #include "common/softmax.cuh"
 #include "token_dense.cuh"
-#include "token_own_row.cuh"
+#include "token_keys.cuh"
 
 namespace kv8 {
-
-// A window of 128 keys, which need not begin with a granule.
-enum { FEW_GRANULES = 9 };
-
-// Granules of keys that a layer sees, and how the blocks share them.
-struct KeySplits {
-    int begin, end;       // keys
-    int first, granules;  // the first granule, and how many
-    int splits;
-
-    __device__ KeySplits(int window_left, int position, int blocks) {
-        end = position + 1;
-        begin = window_left < 0 ? 0 : max(position - window_left, 0);
-        first = begin / TOKENS;
-        granules = (end + TOKENS - 1) / TOKENS - first;
-        splits = min(granules, blocks);
-    }
-    __device__ bool are_few() const { return granules <= FEW_GRANULES; }
-    __device__ Share of(int split) const {
-        Share s(granules, split, splits);
-        s.begin += first, s.end += first;
-        return s;
-    }
-};
-
-// A granule's tiles of one head in the ring.
-struct Tiles {
-    uint32_t k, v, k_scales, v_scales;
-};
-// K and V in the ring: of 8 bits in one stage, of 16 in one each. A row has HEADS of a token.
-template <Format F, int HEADS>
-struct Keys {
-    static constexpr Format FORMAT = F;
-    static constexpr int HEAD = HEAD_DIM * size_of(F);  // bytes
-    static constexpr int STAGES = size_of(F);
-    using Row = PlainRow<HEADS * HEAD>;
-    using K = KeyTile<F, HEAD_DIM, Row>;
-    using V = ValueTile<F, HEAD_DIM, Row>;
-    // Granules at once.
-    static constexpr int GRANULES = HEADS == 1 ? FEW_GRANULES : 1;
-    static constexpr int VALUES = GRANULES * Row::TILE_BYTES;  // where V begins, of 8 bits
-    // Where scales of int8's rows begin, K's and V's: of a granule all heads'.
-    static constexpr int SCALES = 2 * VALUES;
-    static constexpr int SCALE_BYTES = F == INT8 ? TOKENS * KV_HEADS * 2 : 0;
-    static constexpr int V_SCALES = SCALES + GRANULES * SCALE_BYTES;
-    static_assert(V_SCALES + GRANULES * SCALE_BYTES <= STAGES * KV8_TOKEN_STAGE_BYTES, "stages");
-
-    // Where V is, when K is in the next stage; both have come.
-    __device__ static uint32_t wait(const RingReader &ring, uint32_t &keys) {
-        keys = ring.wait();
-        if constexpr (STAGES == 1) return keys + VALUES;
-        RingReader next = ring;
-        next.n++;
-        return next.wait();
-    }
-    // Those of granule i, a head's bytes from `at` on in its rows.
-    __device__ static Tiles tiles(uint32_t k_stage, uint32_t v_stage, int i, int at, int head) {
-        const uint32_t tile = i * Row::TILE_BYTES + at, scales = i * SCALE_BYTES + head * 2;
-        return {k_stage + tile, v_stage + tile, k_stage + SCALES + scales,
-                k_stage + V_SCALES + scales};
-    }
-    __device__ static void release(RingReader &ring) {
-#pragma unroll
-        for (int i = 0; i < STAGES; i++) ring.release();
-    }
-};
-
-// --- the copying warp ---
-
-template <class T>
-__device__ void copy_keys(RingWriter &ring, const kv8_token_layer &layer, const Share &granules,
-                          int page_size) {
-    const int per_page = page_size / TOKENS;
-    const int32_t *const pages = layer.page_indices + __ldg(layer.page_indptr);
-    int page = 0;
-#pragma unroll 1
-    for (int i = granules.begin; i < granules.end; i++) {
-        const int n = (i - granules.begin) % 32;
-        if (n == 0) {
-            const int mine = min(i + static_cast<int>(threadIdx.x) % 32, granules.end - 1);
-            page = __ldg(pages + mine / per_page);
-        }
-        const int64_t at = __shfl_sync(~0u, page, n);
-        const int64_t slot = static_cast<int64_t>(i % per_page) * T::Row::TILE_BYTES;
-        if (threadIdx.x % 32 == 0) {
-            const uint8_t *const k = layer.k + at * layer.k_stride_page + slot;
-            const uint8_t *const v = layer.v + at * layer.v_stride_page + slot;
-            if constexpr (T::STAGES == 1) {
-                const uint32_t to = ring.take(2 * (T::Row::TILE_BYTES + T::SCALE_BYTES));
-                ring.copy(to, k, T::Row::TILE_BYTES);
-                ring.copy(to + T::VALUES, v, T::Row::TILE_BYTES);
-                if constexpr (T::SCALE_BYTES > 0) {
-                    const int64_t granule = i % per_page * T::SCALE_BYTES;
-                    ring.copy(to + T::SCALES, layer.k_rows + at * layer.k_stride_page + granule,
-                              T::SCALE_BYTES);
-                    ring.copy(to + T::V_SCALES, layer.v_rows + at * layer.v_stride_page + granule,
-                              T::SCALE_BYTES);
-                }
-                ring.n++;
-            } else {
-                ring.put(k, T::Row::TILE_BYTES);
-                ring.put(v, T::Row::TILE_BYTES);
-            }
-        }
-        __syncwarp();
-    }
-}
-
-// A granule's rows of one head, K or V, which are too short for bulk copies.
-template <class T>
-__device__ __forceinline__ void copy_head(const uint8_t *page, int slot, int head, uint32_t to) {
-    constexpr int PIECES = T::HEAD / 16;
-    const uint8_t *const from = page + (slot * KV_HEADS + head) * T::HEAD;
-#pragma unroll
-    for (int i = 0; i < TOKENS * PIECES / 32; i++) {
-        const int piece = i * 32 + threadIdx.x % 32;
-        copy16_once<true>(to + piece * 16,
-                          from + piece / PIECES * KV_HEADS * T::HEAD + piece % PIECES * 16);
-    }
-}
-
-// Scales of all granules' rows, of all heads; lane i has the page of the i-th granule.
-template <class T>
-__device__ __forceinline__ void copy_scales(const uint8_t *scales, int64_t stride, int page,
-                                            const KeySplits &keys, int page_size, uint32_t to) {
-    constexpr int PIECES = T::SCALE_BYTES / 16;
-    static_assert(32 % PIECES == 0, "whole granules at once");
-#pragma unroll 1
-    for (int first = 0; first < keys.granules; first += 32 / PIECES) {
-        const int lane = threadIdx.x % 32, i = first + lane / PIECES;
-        const int64_t at = __shfl_sync(~0u, page, i) * stride;
-        if (i < keys.granules)
-            copy16_once<true>(to + i * T::SCALE_BYTES + lane % PIECES * 16,
-                              scales + at + (keys.first + i) * TOKENS % page_size * KV_HEADS * 2 +
-                                  lane % PIECES * 16);
-    }
-}
-
-// All granules of one head.
-template <class T>
-__device__ void copy_few(RingWriter &ring, const kv8_token_layer &l, const KeySplits &keys,
-                         int head, int page_size) {
-    const int mine = min(static_cast<int>(threadIdx.x) % 32, keys.granules - 1);
-    const int page =
-        __ldg(l.page_indices + __ldg(l.page_indptr) + (keys.first + mine) * TOKENS / page_size);
-    const auto copy = [&](const uint8_t *rows, int64_t stride, uint32_t to) {
-#pragma unroll 1
-        for (int i = 0; i < keys.granules; i++)
-            copy_head<T>(rows + __shfl_sync(~0u, page, i) * stride,
-                         (keys.first + i) * TOKENS % page_size, head, to + i * T::Row::TILE_BYTES);
-    };
-    if constexpr (T::STAGES == 1) {
-        ring.fill([&](uint32_t stage) {
-            copy(l.k, l.k_stride_page, stage);
-            copy(l.v, l.v_stride_page, stage + T::VALUES);
-            if constexpr (T::SCALE_BYTES > 0) {
-                copy_scales<T>(l.k_rows, l.k_stride_page, page, keys, page_size, stage + T::SCALES);
-                copy_scales<T>(l.v_rows, l.v_stride_page, page, keys, page_size,
-                               stage + T::V_SCALES);
-            }
-        });
-    } else {
-        ring.fill([&](uint32_t stage) { copy(l.k, l.k_stride_page, stage); });
-        ring.fill([&](uint32_t stage) { copy(l.v, l.v_stride_page, stage); });
-    }
-}
 
 // --- a computing warp: a KV head over a range of keys ---
 
@@ -189,32 +23,58 @@ struct HeadState {
     __device__ HeadState() : o{}, max{NO_KEY, NO_KEY}, sum{} {}
 };
 
-// The rotated rows of the warp's query heads as the B fragment of the first MMA; and the factor of
-// a score of columns 2c and 2c + 1, and what its sum starts with.
-template <Format F, class ASKED>
-__device__ __forceinline__ void load_queries(const float *qkv, const float *cos_sin, int head,
-                                             float scale, uint32_t turn,
+// A warp's query heads, rotated.
+struct QueryRows {
+    alignas(16) float rows[GROUP][HEAD_DIM];
+
+    // Dims 4 n to 4 n + 3 of a row: lanes that read one n of eight rows find them in other banks.
+    __device__ float4 &piece(int row, int n) {
+        return reinterpret_cast<float4 *>(rows[row])[n ^ row];
+    }
+    // Each row once, in whole lines: all blocks with many keys read all of Q.
+    template <class ASKED>
+    __device__ void load(const float *qkv, const float *cos_sin, int head, uint32_t turn,
+                         ASKED &&asked) {
+        constexpr int HALF = HEAD_DIM / 2, LANES = HALF / 4, PIECES = GROUP * LANES / 32;
+        const int lane = threadIdx.x % 32, n = lane % LANES, pair = 4 * n;
+        Handed<4> x[2 * PIECES];
+        const auto row = [&](int i) { return i * (32 / LANES) + lane / LANES; };
+        const auto at = [&](int i) {
+            return qkv + (head * GROUP + row(i / 2)) * HEAD_DIM + pair + i % 2 * HALF;
+        };
+        ask(x, turn, at);
+        asked();
+        get(x, turn, at);
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            float low[4], high[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float first = x[2 * i].value(k), second = x[2 * i + 1].value(k);
+                const float cosine = cos_sin[pair + k], sine = cos_sin[HALF + pair + k];
+                low[k] = rotated(first, second, cosine, sine, true);
+                high[k] = rotated(second, first, cosine, sine, false);
+            }
+            piece(row(i), n) = make_float4(low[0], low[1], low[2], low[3]);
+            piece(row(i), n + LANES) = make_float4(high[0], high[1], high[2], high[3]);
+        }
+        __syncwarp();
+    }
+};
+
+// The B fragment of the first MMA; and the factor of a score of columns 2c and 2c + 1, and what its
+// sum starts with.
+template <Format F>
+__device__ __forceinline__ void load_queries(QueryRows &queries, float scale,
                                              uint32_t (&q)[1][1][HEAD_DIM / 16][2],
-                                             float (&factor)[2], float (&start)[2], ASKED &&asked) {
+                                             float (&factor)[2], float (&start)[2]) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const float *const row = qkv + (head * GROUP + g) * HEAD_DIM;
     constexpr int PER = 64 / size_of(F) / 16;
     float x[HEAD_DIM / 16][4];
-    Handed<4> handed[HEAD_DIM / 8];
-    const auto at = [&](int i) {
-        const int d = Keys<F, 1>::K::dim(i / 2 / PER, c, i / 2 % PER * 4);
-        return row + (i % 2 == 0 ? d : d ^ HEAD_DIM / 2);
-    };
-    ask(handed, turn, at);
-    asked();
-    get(handed, turn, at);
 #pragma unroll
     for (int s = 0; s < HEAD_DIM / 16; s++) {
-        const int d = Keys<F, 1>::K::dim(s / PER, c, s % PER * 4), pair = d % (HEAD_DIM / 2);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            x[s][i] = rotated(handed[2 * s].value(i), handed[2 * s + 1].value(i), cos_sin[pair + i],
-                              cos_sin[HEAD_DIM / 2 + pair + i], d < HEAD_DIM / 2);
+        const float4 from = queries.piece(g, Keys<F, 1>::K::dim(s / PER, c, s % PER * 4) / 4);
+        x[s][0] = from.x, x[s][1] = from.y, x[s][2] = from.z, x[s][3] = from.w;
     }
     if constexpr (F == BF16) {
 #pragma unroll
@@ -358,6 +218,16 @@ __device__ __forceinline__ bool is_edge(const KeySplits &keys, int key) {
     return key < keys.begin || key + TOKENS > keys.end - 1;
 }
 
+// Of each warp: its query heads, then what its keys leave of them, to be shared or to be written in
+// whole lines.
+struct HeadScratch {
+    alignas(16) float o[KV8_TOKEN_WARPS][GROUP][HEAD_DIM];
+    float max[KV8_TOKEN_WARPS][GROUP], sum[KV8_TOKEN_WARPS][GROUP];
+
+    __device__ QueryRows &queries(int warp) { return *reinterpret_cast<QueryRows *>(o[warp]); }
+};
+static_assert(sizeof(QueryRows) <= GROUP * HEAD_DIM * sizeof(float), "a warp's place");
+
 // What a warp has of its head before the first key.
 template <class T>
 struct WarpHead {
@@ -370,7 +240,7 @@ struct WarpHead {
     // What does not depend on the meeting is loaded before.
     __device__ WarpHead(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
                         const Meeting &before, uint32_t turn, const float *cos_sin, int head,
-                        bool has_own)
+                        bool has_own, QueryRows &queries)
         : own{} {
         const float k_scale = l.k_scale == nullptr ? 1.0f : __ldg(l.k_scale + head);
         const float v_scale = l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head);
@@ -379,10 +249,10 @@ struct WarpHead {
         before.hear();
         Handed<1> row[4];
         const auto at = [&](int i) { return OwnRow<T::FORMAT>::at(a.qkv, head, i); };
-        load_queries<T::FORMAT>(a.qkv, cos_sin, head, LOG2E / 8 * k_scale, turn, q, factor, start,
-                                [&] {
-                                    if (has_own) ask(row, turn, at);
-                                });
+        queries.load(a.qkv, cos_sin, head, turn, [&] {
+            if (has_own) ask(row, turn, at);
+        });
+        load_queries<T::FORMAT>(queries, LOG2E / 8 * k_scale, q, factor, start);
         if (!has_own) return;
         get(row, turn, at);
         own.encode(l, {row[0].value(0), row[1].value(0), row[2].value(0), row[3].value(0)}, cos_sin,
@@ -432,10 +302,11 @@ struct WarpHead {
 template <class T>
 __device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
                        const KeySplits &keys, int split, const Meeting &before, uint32_t turn,
-                       const float *cos_sin) {
+                       const float *cos_sin, HeadScratch &scratch) {
     const int head = threadIdx.x / 32;
     const Share granules = keys.of(split);
-    WarpHead<T> warp(a, l, keys, before, turn, cos_sin, head, split == keys.splits - 1);
+    WarpHead<T> warp(a, l, keys, before, turn, cos_sin, head, split == keys.splits - 1,
+                     scratch.queries(head));
 #pragma unroll 1
     for (int i = granules.begin; i < granules.end; i++) {
         uint32_t k_stage = 0;
@@ -444,14 +315,17 @@ __device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_toke
         T::release(ring);
     }
     const int64_t first = int64_t{split} * QO_HEADS + head * GROUP;
-    warp.each(
-        [&](int row, int dim, float x, float y) {
-            *reinterpret_cast<float2 *>(a.partials + (first + row) * HEAD_DIM + dim) =
-                make_float2(x, y);
-        },
-        [&](int row, float max, float sum) {
-            reinterpret_cast<float2 *>(a.partial_sums)[first + row] = make_float2(max, sum);
-        });
+    float(&rows)[GROUP][HEAD_DIM] = scratch.o[head];  // on the way to whole lines
+    warp.each([&](int row, int dim, float x,
+                  float y) { *reinterpret_cast<float2 *>(&rows[row][dim]) = make_float2(x, y); },
+              [&](int row, float max, float sum) {
+                  reinterpret_cast<float2 *>(a.partial_sums)[first + row] = make_float2(max, sum);
+              });
+    __syncwarp();
+    auto *const to = reinterpret_cast<float4 *>(a.partials + first * HEAD_DIM);
+#pragma unroll
+    for (int i = threadIdx.x % 32; i < GROUP * HEAD_DIM / 4; i += 32)
+        to[i] = reinterpret_cast<const float4 *>(rows)[i];
 }
 
 // What the end of a query head's row needs beside its sums.
@@ -489,7 +363,7 @@ __device__ __forceinline__ void combine_item(const kv8_token_args &a, const Head
     const float2 *const sums = reinterpret_cast<const float2 *>(a.partial_sums) + head;
     const float *const partials = a.partials + head * HEAD_DIM + dim;
     float max = NO_KEY, sum = 0, o = 0;
-    constexpr int AT_ONCE = 6;
+    constexpr int AT_ONCE = (KV8_TOKEN_MAX_BLOCKS + KV8_TOKEN_WARPS - 1) / KV8_TOKEN_WARPS;
 #pragma unroll 1
     for (int first = warp; first < splits; first += AT_ONCE * KV8_TOKEN_WARPS) {
         float2 s[AT_ONCE];
@@ -530,20 +404,15 @@ __device__ __forceinline__ void combine_item(const kv8_token_args &a, const Head
 
 // --- few keys: the block has a KV head, its warps share the granules ---
 
-struct FewScratch {
-    float o[KV8_TOKEN_WARPS][GROUP][HEAD_DIM];
-    float max[KV8_TOKEN_WARPS][GROUP], sum[KV8_TOKEN_WARPS][GROUP];
-};
-
 template <class T>
 __device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
                            const KeySplits &keys, int head, const Meeting &before, uint32_t turn,
-                           const float *cos_sin, FewScratch &scratch) {
+                           const float *cos_sin, HeadScratch &scratch) {
     const int idx = threadIdx.x / 32;
     const int qo_head = head * GROUP + idx;
     const HeadEnd end(l, qo_head);
     WarpHead<T> warp(a, l, keys, before, turn, cos_sin, head,
-                     idx == (keys.granules - 1) % KV8_TOKEN_WARPS);
+                     idx == (keys.granules - 1) % KV8_TOKEN_WARPS, scratch.queries(idx));
     uint32_t k_stage = 0;
     const uint32_t v_stage = T::wait(ring, k_stage);
 #pragma unroll 1

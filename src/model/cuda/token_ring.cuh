@@ -184,9 +184,16 @@ __device__ __forceinline__ void ask(Handed<WORDS> (&h)[N], uint32_t turn, AT &&a
 // Until all that was asked for is of the turn.
 template <int N, int WORDS, class AT>
 __device__ __forceinline__ void get(Handed<WORDS> (&h)[N], uint32_t turn, AT &&at) {
+    bool all;
+    do {
+        all = true;
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        while (!h[i].came(turn)) h[i].load(at(i));
+        for (int i = 0; i < N; i++) {
+            if (h[i].came(turn)) continue;
+            h[i].load(at(i));
+            all = false;
+        }
+    } while (!all);
 }
 template <int N, int WORDS, class AT>
 __device__ __forceinline__ void take(Handed<WORDS> (&h)[N], uint32_t turn, AT &&at) {

@@ -55,7 +55,7 @@ __device__ __forceinline__ Routing route(const kv8_token_args &a, const float (&
     const auto square_at = [&](int i) { return squares_at(a, i); };
     Squares squares;
     ask(squares, turn, square_at);
-    int64_t sums[4];
+    int64_t sums[4], from[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
         sums[i] = lane + 32 * i < a.num_experts ? load_relaxed(a.router + lane + 32 * i) : 0;
@@ -63,11 +63,26 @@ __device__ __forceinline__ Routing route(const kv8_token_args &a, const float (&
     for (int i = 0; i < 4; i++) {
         const int expert = lane + 32 * i;
         if (expert >= a.num_experts) continue;
-        const int64_t from = before[expert];
-        while (((sums[i] - from) & ((1 << ROUTER_COUNT_BITS) - 1)) != gridDim.x)
+        from[i] = before[expert];
+    }
+    bool all;
+    do {
+        all = true;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int expert = lane + 32 * i;
+            if (expert >= a.num_experts ||
+                ((sums[i] - from[i]) & ((1 << ROUTER_COUNT_BITS) - 1)) == gridDim.x)
+                continue;
             sums[i] = load_relaxed(a.router + expert);
-        before[expert] = sums[i];
-        sums[i] = (sums[i] - from) >> ROUTER_COUNT_BITS;
+            all = false;
+        }
+    } while (!all);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (lane + 32 * i >= a.num_experts) continue;
+        before[lane + 32 * i] = sums[i];
+        sums[i] = (sums[i] - from[i]) >> ROUTER_COUNT_BITS;
     }
     get(squares, turn, square_at);
     const float scale = norm_scale(a, squares);
