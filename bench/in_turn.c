@@ -1,14 +1,14 @@
 /* in_turn.c - times attention of several builds of libkv8.so in turn, in one process.
  *
- *   in_turn [options] LIBRARY[:invariant|:nan-PART]...
+ *   in_turn [options] LIBRARY[:invariant|:nan-PART|:inf-PART]...
  *
  * On a machine that others use, two programs one after the other differ by more than two builds do.
  * Here every build gets a few runs, then the next, over the same cold pages, until the time is up;
  * what disturbs one disturbs all. Differences of 1 to 2 % show in the lower quartiles; repeat with
  * the libraries in another order, since where a workspace lies in memory counts too.
- * `:invariant` asks the plan for batch_invariant. `:nan-PART` puts a NaN into each request's first
- * token, in one head of q, k or v, or in all of Q, K or V. The last column is the largest
- * difference of an output from the first build's.
+ * `:invariant` asks the plan for batch_invariant. `:nan-PART` puts a NaN, `:inf-PART` an infinity,
+ * into each request's first key (-l: its last) or query, in one head of q, k or v, or in all of Q,
+ * K or V. The last column is the largest difference of an output from the first build's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
@@ -32,7 +32,7 @@ enum {
 };
 
 static const char usage[] =
-    "usage: in_turn [options] LIBRARY[:invariant|:nan-PART]...\n"
+    "usage: in_turn [options] LIBRARY[:invariant|:nan-PART|:inf-PART]...\n"
     "  -s Q/KV/D   query heads, KV heads, head_dim (64/8/64)\n"
     "  -k FORMAT   of the cache: e4m3, int8, bf16, ... (e4m3)\n"
     "  -c LIST     keys of a request (8192)\n"
@@ -41,6 +41,7 @@ static const char usage[] =
     "  -w N        keys before itself that a query sees (-1: all)\n"
     "  -t N        threads (2)\n"
     "  -p MIB      pool of pages that runs rotate through (512); 0: always the same pages\n"
+    "  -l          nan and inf in each request's last key, not its first\n"
     "  -a          K's pages apart from V's, every page at random; else 64 tokens lie together\n"
     "  -x SECONDS  for each build and context (1)\n";
 
@@ -48,7 +49,8 @@ static const char usage[] =
 typedef struct build {
     const char *name;
     bool invariant;
-    char nan; /* q, k, v, Q, K or V; 0 = none */
+    float sick; /* NaN or infinity, in q, k, v, Q, K or V; part 0 = none */
+    char part;
     CALL(kv8_attention_plan_create);
     CALL(kv8_attention_plan_destroy);
     CALL(kv8_attention_workspace_size);
@@ -71,7 +73,7 @@ typedef struct options {
     int32_t num_qo_heads, num_kv_heads, head_dim, batch, qo_len, window, threads, pool_mib;
     const char *kv, *contexts;
     double seconds;
-    bool apart;
+    bool apart, last;
 } options;
 
 static void check(const build *b, kv8_status status) {
@@ -118,11 +120,12 @@ static build open_build(const char *name, int32_t threads) {
     char path[4096];
     const size_t length = strcspn(name, ":");
     b.invariant = strcmp(name + length, ":invariant") == 0;
-    if (strncmp(name + length, ":nan-", 5) == 0 && strlen(name + length) == 6 &&
+    b.sick = strncmp(name + length, ":inf-", 5) == 0 ? INFINITY : NAN;
+    if ((isinf(b.sick) || strncmp(name + length, ":nan-", 5) == 0) && strlen(name + length) == 6 &&
         strchr("qkvQKV", name[length + 5]) != NULL)
-        b.nan = name[length + 5];
-    if (name[length] != '\0' && !b.invariant && b.nan == 0) {
-        fprintf(stderr, "in_turn: %s ends with %s, not :invariant or :nan-PART\n", name,
+        b.part = name[length + 5];
+    if (name[length] != '\0' && !b.invariant && b.part == 0) {
+        fprintf(stderr, "in_turn: %s ends with %s, not :invariant, :nan-PART or :inf-PART\n", name,
                 name + length);
         exit(2);
     }
@@ -251,37 +254,46 @@ static void make_inputs(inputs *in, const options *o, const pool *p, int32_t con
     in->pages.last_page_len = last_page_len;
 }
 
-/* A code of a cache, or of Q, and the NaN or the number that -nan puts there. */
-static void put(const build *b, void *at, kv8_dtype dtype, bool nan) {
-    const float value = nan ? NAN : 0.5f;
-    check(b, b->kv8_narrow(KV8_ISA_SCALAR, dtype, &value, 1, 1, at, NULL));
+/* A code of a cache, or of Q: the largest where the format has no infinity. */
+static void put(const build *b, void *at, kv8_dtype dtype, float value) {
+    if (dtype == KV8_BF16 && isinf(value)) /* which kv8_narrow saturates */
+        *(kv8_bf16 *)at = (kv8_bf16){0x7f80};
+    else
+        check(b, b->kv8_narrow(KV8_ISA_SCALAR, dtype, &value, 1, 1, at, NULL));
 }
 
-/* What `:nan-PART` says, for all requests of the runs whose tables begin at every `pages` of the
- * pool's order; away: numbers there. */
-static void spoil(const build *b, const options *o, const inputs *in, const pool *p, int64_t pages,
-                  bool nan) {
+/* What `:nan-PART` or `:inf-PART` says, for all requests of the runs whose tables begin at every
+ * `pages` of the pool's order; well: numbers there. */
+static void spoil(const build *b, const options *o, const inputs *in, const pool *p,
+                  int32_t context, bool well) {
     const kv8_attention_args *const a = &in->args;
-    const bool all = b->nan == 'Q' || b->nan == 'K' || b->nan == 'V';
-    if (b->nan == 'q' || b->nan == 'Q') {
+    const bool all = b->part == 'Q' || b->part == 'K' || b->part == 'V';
+    const float value = well ? 0.5f : b->sick;
+    if (b->part == 'q' || b->part == 'Q') {
         for (int32_t i = 0; i < o->batch; i++) {
             kv8_bf16 *const row = (kv8_bf16 *)(uintptr_t)a->q + i * o->qo_len * a->q_stride_row;
             for (int32_t head = 0; head < (all ? o->num_qo_heads : 1); head++)
-                put(b, row + head * a->q_stride_head, KV8_BF16, nan);
+                put(b, row + head * a->q_stride_head, KV8_BF16, value);
         }
         return;
     }
-    const kv8_paged *const part = b->nan == 'k' || b->nan == 'K' ? &in->k : &in->v;
-    for (int64_t i = 0; b->nan != 0 && i + pages <= p->num_pages; i += pages) {
+    const kv8_paged *const part = b->part == 'k' || b->part == 'K' ? &in->k : &in->v;
+    const int64_t pages = (context + PAGE - 1) / PAGE, key = o->last ? context - 1 : 0;
+    for (int64_t i = 0; b->part != 0 && i + pages <= p->num_pages; i += pages) {
+        const int64_t page = p->order[i + key / PAGE], slot = key % PAGE;
         for (int32_t head = 0; head < (all ? o->num_kv_heads : 1); head++) {
             uint8_t *const data = (uint8_t *)(uintptr_t)part->data;
-            const int64_t at = p->order[i] * part->stride_page + head * part->stride_head;
+            const int64_t at =
+                page * part->stride_page + slot * part->stride_slot + head * part->stride_head;
             if (p->dtype != KV8_INT8) {
-                put(b, data + at * (int64_t)b->kv8_dtype_size(p->dtype), p->dtype, nan);
+                put(b, data + at * (int64_t)b->kv8_dtype_size(p->dtype), p->dtype, value);
                 continue;
             }
             kv8_f16 *const scale = (kv8_f16 *)(uintptr_t)part->row_scale;
-            scale[p->order[i] * part->row_scale_stride_page + head].bits = nan ? 0x7e00 : 0x2800;
+            scale[page * part->row_scale_stride_page + slot * part->row_scale_stride_slot + head]
+                .bits = well           ? 0x2800
+                        : isinf(value) ? 0x7c00
+                                       : 0x7e00;
         }
     }
 }
@@ -358,22 +370,22 @@ static void time_context(build *builds, int num_builds, const options *o, const 
     for (int round = 0; now_us() < end && builds[0].num + turn < MAX_SAMPLES; round++) {
         for (int n = 0; n < num_builds; n++) {
             build *const b = &builds[(n + round) % num_builds];
-            spoil(b, o, &in, p, pages / o->batch, true);
+            spoil(b, o, &in, p, context, false);
             for (int k = 0; k < turn; k++) {
                 in.pages.page_indices = p->order + at++ % sets * pages;
                 const double begin = now_us();
                 run_once(b, a);
                 if (k > 0) b->samples[b->num++] = now_us() - begin;
             }
-            spoil(b, o, &in, p, pages / o->batch, false);
+            spoil(b, o, &in, p, context, true);
         }
     }
     in.pages.page_indices = p->order;
     for (int i = 0; i < num_builds; i++) {
         build *const b = &builds[i];
-        spoil(b, o, &in, p, pages / o->batch, true);
+        spoil(b, o, &in, p, context, false);
         run_once(b, a);
-        spoil(b, o, &in, p, pages / o->batch, false);
+        spoil(b, o, &in, p, context, true);
         const size_t num = (size_t)(a->qo_indptr[o->batch] * a->o_stride_row);
         const float d = difference(a, num, i == 0);
         qsort(b->samples, (size_t)b->num, sizeof *b->samples, ascending);
@@ -398,7 +410,7 @@ int main(int argc, char **argv) {
                  .kv = "e4m3",
                  .contexts = "8192",
                  .seconds = 1};
-    for (int option; (option = getopt(argc, argv, "s:k:c:b:q:w:t:p:ax:")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "s:k:c:b:q:w:t:p:alx:")) != -1;) {
         switch (option) {
             case 's':
                 if (sscanf(optarg, "%d/%d/%d", &o.num_qo_heads, &o.num_kv_heads, &o.head_dim) == 3)
@@ -413,6 +425,7 @@ int main(int argc, char **argv) {
             case 't': o.threads = atoi(optarg); break;
             case 'p': o.pool_mib = atoi(optarg); break;
             case 'a': o.apart = true; break;
+            case 'l': o.last = true; break;
             case 'x': o.seconds = atof(optarg); break;
             default: fputs(usage, stderr); return 2;
         }

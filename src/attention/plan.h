@@ -76,7 +76,7 @@ typedef struct kv8_attention_cascade {
 /* Offsets in floats into one thread's scratch; a kv8_attention_job points there. */
 typedef struct kv8_attention_scratch {
     int64_t q, q_lanes, lane_scale, lane_max, lane_sum, k, v, s, p, o, keep, max, sum, scale;
-    int64_t seen_from, seen_to, value, size;
+    int64_t seen_from, seen_to, value, kept, size;
 } kv8_attention_scratch;
 
 struct kv8_attention_plan {

@@ -209,6 +209,7 @@ static void run_item(const run *r, const kv8_attention_item *item, kv8_attention
         .p = base + at->p,
         .keep = base + at->keep,
         .value = base + at->value,
+        .kept = base + at->kept,
         .scale = base + at->scale,
         .seen_from = seen_from,
         .seen_to = seen_to,

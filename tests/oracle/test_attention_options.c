@@ -173,6 +173,38 @@ static void int8_codes_in_every_shape(void **state) {
     kv8_threads_destroy(threads);
 }
 
+/* V holds NaN and infinities among many keys of few rows: each spoils its own column of the rows
+ * that see it, and no other. */
+static void sick_values_of_v_stay_in_their_columns(void **state) {
+    (void)state;
+    static const kv8_dtype dtypes[] = {KV8_E4M3, KV8_BF16, KV8_E5M2, KV8_INT8, KV8_E4M3FNUZ};
+    static const int32_t dims[] = {64, 128, 192, 64, 80};
+    kv8_threads *threads = NULL;
+    assert_ok(kv8_threads_create(&threads, 2));
+    for (int i = 0; i < (int)test_cases(60); i++) {
+        const attention_case c = {.seed = 7500 + (uint64_t)i,
+                                  .group_size = 1 + i % 5,
+                                  .num_kv_heads = 1 + i / 2 % 3,
+                                  .head_dim = 64,
+                                  .v_head_dim = dims[i % 5],
+                                  .q_dtype = KV8_BF16,
+                                  .k_dtype = i % 3 == 0 ? KV8_INT8 : KV8_E4M3,
+                                  .v_dtype = dtypes[i / 3 % 5],
+                                  .page_size = 16,
+                                  .window_left = i % 6 == 5 ? 300 : -1,
+                                  .causal = 1,
+                                  .sink = (sink_kind)(i % SINK_KINDS),
+                                  .mask = i % 11 == 10 ? MASK_RANDOM : MASK_NONE,
+                                  .nonfinite_q = i % 7 == 4,
+                                  .sick_v = i % 4 == 0 ? 5 : 400,
+                                  .batch = 3,
+                                  .qo_len = {1, i % 2 + 1, 1},
+                                  .kv_len = {1000 - i, 300 + i, 1 + 2 * i}};
+        case_check(&c, i % 2 == 0 ? threads : NULL);
+    }
+    kv8_threads_destroy(threads);
+}
+
 /* All scores equal and every value 1: o is exactly 1 at any length, or an accumulator is too
  * narrow. */
 static void equal_scores_over_ones_give_one(void **state) {
@@ -289,6 +321,7 @@ int main(void) {
         cmocka_unit_test(every_combination_is_right_or_refused),
         cmocka_unit_test(batch_invariant_bits_know_no_batch_and_no_threads),
         cmocka_unit_test(int8_codes_in_every_shape),
+        cmocka_unit_test(sick_values_of_v_stay_in_their_columns),
         cmocka_unit_test(equal_scores_over_ones_give_one),
         cmocka_unit_test(parts_merge_to_the_whole),
     };

@@ -42,6 +42,7 @@ typedef struct attention_case {
     float score_shift;   /* with head_dim 1: whole scores within 3 of this one */
     bool wide_q;         /* elements of Q of very different sizes */
     bool nonfinite_q;    /* one head of Q in four has a NaN or, but in e4m3, an infinity */
+    int32_t sick_v;      /* of V's rows one in so many has a NaN or an infinity; 0 = none */
     bool nan_newest;     /* K (even requests) or V of each newest token is NaN, in even heads */
     int32_t batch;
     int32_t qo_len[CASE_MAX_BATCH], kv_len[CASE_MAX_BATCH];
@@ -230,6 +231,30 @@ static inline void case_fill_row(const attention_case *c, test_rng *rng, kv8_dty
         nan ? (kv8_f16){0x7e00} : kv8_f16_from_f32(value);
 }
 
+/* One element of a V row, or the scale of an int8 row, is NaN or infinite. */
+static inline void case_spoil_row(const attention_inputs *in, test_rng *rng, int32_t page,
+                                  int32_t slot, int32_t head) {
+    const kv8_dtype dtype = in->c->v_dtype;
+    const kv8_paged *const v = &in->v;
+    const size_t size = kv8_dtype_size(dtype);
+    union {
+        const void *in;
+        uint8_t *out;
+    } data = {.in = dtype == KV8_INT8 ? (const void *)v->row_scale : v->data};
+    const int kind = rng_range(rng, 0, 2);
+    if (dtype == KV8_INT8) {
+        ((kv8_f16 *)(void *)
+             data.out)[page * v->row_scale_stride_page + slot * v->row_scale_stride_slot +
+                       head * v->row_scale_stride_head]
+            .bits = kind == 0 ? 0x7e00 : 0x7c00;
+        return;
+    }
+    const int64_t at = page * v->stride_page + slot * v->stride_slot + head * v->stride_head +
+                       rng_range(rng, 0, in->v_head_dim - 1);
+    memset(data.out + at * (int64_t)size, dtype == KV8_E4M3FNUZ ? 0x80 : 0xff, size);
+    if (kind != 0) case_store_infinity(dtype, data.out, at, kind == 1);
+}
+
 static inline void case_make_pool(attention_inputs *in, int32_t num_pages) {
     const attention_case *const c = in->c;
     kv8_paged *const k = &in->k, *const v = &in->v;
@@ -332,6 +357,8 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
                                   c->score_shift != 0 ? 0 : 1);
                     case_fill_row(c, rng, c->v_dtype, &in->v, page, slot, head, in->v_head_dim,
                                   nan && b % 2 == 1, 0.5f, 1);
+                    if (c->sick_v > 0 && rng_range(rng, 0, c->sick_v - 1) == 0)
+                        case_spoil_row(in, rng, page, slot, head);
                 }
             }
             entry[i] = page_seen ? page : rng_range(rng, 0, 1) ? KV8_NO_PAGE : INT32_MAX;

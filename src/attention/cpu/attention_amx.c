@@ -85,7 +85,7 @@ static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_
     const bool partial = at->num_rows < T_SIDE && job->item->num_rows > T_SIDE;
     if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = at->num_rows});
     for (int32_t d = 0; d < dim; d += 2 * T_SIDE) {
-        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + d, .sums = o + d};
+        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + d, .older = o + d};
         for (int32_t u = 0; u < T_UNITS; u += T_SIDE) {
             t_push(queue, op);
             op.code = T_VALUES;
@@ -93,6 +93,7 @@ static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_
             op.right += T_SIDE * (int64_t)job->v_row;
         }
         op.code = T_VALUES_STORE;
+        op.sums = o + d;
         t_push(queue, op);
     }
     if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = T_SIDE});
@@ -265,36 +266,51 @@ static void t_turn(const kv8_attention_job *job, const t_lanes *at) {
     }
 }
 
-/* The rows' older sums times job->keep. */
-static void t_rescale(const kv8_attention_job *job, const t_lanes *at, float *o) {
+/* to = the rows' older sums times job->keep. */
+static void t_rescale(const kv8_attention_job *job, const t_lanes *at, const float *o, float *to) {
     for (int32_t row = 0; row < at->num_rows; row++) {
-        float *const sums = o + (int64_t)row * job->v_row;
-        for (int32_t d = 0; d < job->v_row; d += T_SIDE)
-            v_store(sums + d, v_mul(v_set1(job->keep[row]), v_load(sums + d)));
+        const v_f32 factor = v_set1(job->keep[row]);
+        for (int32_t d = 0; d < job->v_row; d += T_SIDE, o += T_SIDE, to += T_SIDE)
+            v_store(to, v_mul(factor, v_load(o)));
     }
 }
 
-#include "decode_rows_amx.h"
-
-static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) {
+/* Tiles for the item's rows, doubled or not. */
+static void t_shape(const kv8_attention_job *job, t_queue *queue) {
     const t_lanes at = t_lanes_of(job, 0);
-    queue->next = queue->count = 0;
-    queue->doubled = !careful && t_can_double(job);
-    queue->spoiled = 0;
     const int32_t doubled = queue->doubled ? 2 : 1;
     queue->k_row = (size_t)job->q_row * sizeof(float);
     queue->p_row = (size_t)(T_UNITS * doubled) * sizeof(float);
     queue->v_row = (size_t)(job->v_row / doubled) * sizeof(float);
-    queue->ahead_bytes = t_ask_bytes(job);
     t_configure(T_SIDE / at.fold, doubled * at.num_rows);
 }
-static uint32_t t_end(const kv8_attention_job *job, t_queue *queue) {
+
+#include "decode_rows_amx.h"
+
+static void t_begin(const kv8_attention_job *job, t_queue *queue) {
+    queue->next = queue->count = 0;
+    queue->ahead_bytes = t_ask_bytes(job);
+    queue->doubled = t_can_double(job);
+    if (queue->doubled) t_begin_doubled(job, queue);
+    t_shape(job, queue);
+}
+
+static bool t_goes_on(const kv8_attention_job *job, const kv8_tile *tile, bool last, t_queue *queue,
+                      int32_t *key) {
+    return !queue->doubled || t_keeps_doubling(job, tile, last, queue, key);
+}
+
+static void t_end(const kv8_attention_job *job, t_queue *queue) {
     t_drain(queue);
     _tile_release();
-    if (queue->doubled) return queue->spoiled | t_end_doubled(job);
     const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
-    for (int64_t row = 0; row < rows; row++) t_place(job, job->o + row * job->v_row);
-    return 0;
+    for (int64_t row = 0; row < rows; row++) {
+        float *const o = job->o + row * job->v_row;
+        if (queue->doubled)
+            t_place_doubled(job, queue->sums[queue->turn] + row * job->v_row, o);
+        else
+            t_place(job, o);
+    }
 }
 
 /* Products wait in the queue under the work that does not need them: the first step's scores under
@@ -341,7 +357,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
         if (row == 0) t_ask_more(queue, burst);
         t_turn(&step, &now);
         float *const sums = o + (int64_t)row * job->v_row;
-        if (moved) t_rescale(job, &now, sums);
+        if (moved) t_rescale(job, &now, sums, sums);
         t_add_nonfinite(&step, &now, tile, &nonfinite, sums);
         t_push_values(queue, job, &now, sums);
         if (row == 0) t_ask_more(queue, burst);

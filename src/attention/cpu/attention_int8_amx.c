@@ -14,7 +14,7 @@
  * int32 for each limb, are joined and enter softmax, and O, as f32.
  *
  * Items whose rows need more than half a vector a head, where softmax is the bound and not the
- * loaders, and heads with infinities in Q are left to the kernel in bf16 math.
+ * loaders, and heads with infinities in Q, or their item, are left to the kernel in bf16 math.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
@@ -252,21 +252,47 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     queue->o = o;
 }
 
-#define T_AGAIN(job) kv8_attention_bf16_any_dany_pany__amx(job)
+static bool t_goes_on(const kv8_attention_job *job, const kv8_tile *tile, bool last, t_queue *queue,
+                      int32_t *key) {
+    (void)job, (void)tile, (void)last, (void)queue, (void)key;
+    return true;
+}
+
 #include "walk_tmpl.h"
 
-/* Whether this kernel computes an item; see the head of the file. */
-static bool t_takes(const kv8_attention_job *job) {
-    if (job->item->num_rows > T_SIDE / 2) return false;
-    int32_t left = 0; /* rows */
-    const int32_t rows = job->item->num_heads * job->item->num_rows;
-    for (int32_t row = 0; row < rows; row++) left += isinf(t_size_of(job, row)) != 0;
-    return left <= rows / 2;
+/* The heads with infinities in Q, of which limbs know nothing, a bit each. */
+static uint32_t t_heads_left(const kv8_attention_job *job) {
+    const int32_t rows = job->item->num_rows;
+    uint32_t left = 0;
+    for (int64_t row = 0; row < (int64_t)job->item->num_heads * rows; row++)
+        if (isinf(t_size_of(job, row))) left |= 1u << row / rows;
+    return left;
+}
+
+/* Leaves one head of an item to the kernel in bf16 math, as an item of its own. */
+static V_NOINLINE void t_leave_head(const kv8_attention_job *job, int32_t head) {
+    kv8_attention_item item = *job->item;
+    item.kv_head += head;
+    item.num_heads = 1;
+    const int64_t row = (int64_t)head * item.num_rows;
+    kv8_attention_job one = *job;
+    one.item = &item;
+    one.q += row * job->q_row;
+    one.scale += row;
+    one.o += row * job->v_row;
+    one.max += row;
+    one.sum += row;
+    kv8_attention_bf16_any_dany_pany__amx(&one);
 }
 
 void kv8_attention_bf16_int8_d64n_pany__amx(const kv8_attention_job *job) {
-    if (t_takes(job))
-        t_item(job);
-    else
+    uint32_t left = job->item->num_rows <= T_SIDE / 2 ? t_heads_left(job) : ~0u;
+    /* More than one head of eight: both kernels would take longer than the other alone. */
+    if (__builtin_popcount(left) > job->item->num_heads / 8) {
         kv8_attention_bf16_any_dany_pany__amx(job);
+        return;
+    }
+    t_item(job);
+    for (int32_t head = 0; left != 0; head++, left >>= 1)
+        if ((left & 1) != 0) t_leave_head(job, head);
 }

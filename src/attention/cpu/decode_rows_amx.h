@@ -5,19 +5,32 @@
  * columns. V needs no pairs of keys then and is widened like K. Eight rows gain nothing: what V
  * saves, twice as many rows of P and O cost.
  *
- * A value that is no number would spoil its neighbour (0 * NaN): where one turns up, its head is
- * computed once more with pairs of keys. A row whose weights are no numbers has no other result.
+ * A value that is no number would spoil its neighbour (0 * NaN). O is looked at after each stretch
+ * of a sixth of the item's keys: where one has turned up, the stretch is computed once more, and
+ * all behind it, with pairs of keys. A row whose weights are no numbers has no other result.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 
-enum { T_FEW = 4 };
+enum { T_FEW = 4, T_STRETCHES = 6 };
+_Static_assert(T_FEW *KV8_ITEM_HEADS <= KV8_KEPT_ROWS, "job->kept holds the rows of few");
 
 static bool t_can_double(const kv8_attention_job *job) {
     return job->item->num_rows <= T_FEW && kv8_spec_v_head_dim(job->spec) % 64 == 0;
 }
 
-/* Even and odd columns of a row, a half of it each, to the row in order. */
-static void t_place_doubled(const kv8_attention_job *job, float *row) {
+static void t_begin_doubled(const kv8_attention_job *job, t_queue *queue) {
+    const int32_t keys = job->item->key_end - job->item->key_begin;
+    const int32_t tiles = (keys + KV8_TILE_KEYS - 1) / KV8_TILE_KEYS;
+    queue->sums[0] = job->o;
+    queue->sums[1] = job->kept;
+    queue->turn = 0;
+    queue->fresh = queue->spoiled = false;
+    queue->checked_end = job->item->key_begin;
+    queue->stretch = (tiles + T_STRETCHES - 1) / T_STRETCHES * KV8_TILE_KEYS;
+}
+
+/* to = a row in order, of which `row` holds the even columns and then the odd. */
+static void t_place_doubled(const kv8_attention_job *job, const float *row, float *to) {
     float both[KV8_MAX_HEAD_DIM];
     const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     const __m512i last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
@@ -28,42 +41,21 @@ static void t_place_doubled(const kv8_attention_job *job, float *row) {
         v_store(both + d, _mm512_castpd_ps(_mm512_permutex2var_pd(low, first, high)));
         v_store(both + d + T_SIDE, _mm512_castpd_ps(_mm512_permutex2var_pd(low, last, high)));
     }
-    memcpy(row, both, (size_t)job->v_row * sizeof *row);
+    memcpy(to, both, (size_t)job->v_row * sizeof *to);
     if (job->v_size > 1) return;
     /* The 8 of 64 codes at 16 x + 8 h are widened to quarter x of vector h. */
     for (int32_t d = 0; d < job->v_row; d += 64) {
         for (int32_t i = 0; i < 8; i++)
-            memcpy(row + d + 16 * (i % 4) + 8 * (i / 4), both + d + 8 * i, 8 * sizeof *row);
+            memcpy(to + d + 16 * (i % 4) + 8 * (i / 4), both + d + 8 * i, 8 * sizeof *to);
     }
 }
 
-/* Whether a row of O, whose weights are numbers, holds a sum that is none. */
-static bool t_is_spoiled(const kv8_attention_job *job, int64_t row) {
-    const float *const o = job->o + row * job->v_row;
-    v_f32 probe = v_set1(0.0f); /* x * 0 is 0 for every number, NaN for all else */
-    for (int32_t d = 0; d < job->v_row; d += T_SIDE)
-        probe = v_fma(v_load(o + d), v_set1(0.0f), probe);
-    return _mm512_cmp_ps_mask(probe, probe, _CMP_UNORD_Q) != 0 && !isnan(job->sum[row]);
-}
-
-/* Returns the heads with a row that is spoiled. */
-static uint32_t t_end_doubled(const kv8_attention_job *job) {
-    uint32_t again = 0;
-    int64_t row = 0;
-    for (int32_t head = 0; head < job->item->num_heads; head++) {
-        for (int32_t i = 0; i < job->item->num_rows; i++, row++) {
-            if (t_is_spoiled(job, row)) again |= 1u << head;
-            t_place_doubled(job, job->o + row * job->v_row);
-        }
-    }
-    return again;
-}
-
-/* o += P V: 16 keys to a tile of V, for 2 * 32 columns at a time. */
-static void t_push_doubled(t_queue *queue, const kv8_attention_job *job, float *o) {
+/* to = o + P V: 16 keys to a tile of V, for 2 * 32 columns at a time. */
+static void t_push_doubled(t_queue *queue, const kv8_attention_job *job, const float *o,
+                           float *to) {
     const int32_t units = job->v_row / 2;
     for (int32_t u = 0; u < units; u += 2 * T_SIDE) {
-        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + u, .sums = o + u};
+        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + u, .older = o + u};
         for (int32_t key = 0; key < KV8_TILE_KEYS; key += T_SIDE) {
             t_push(queue, op);
             op.code = T_VALUES;
@@ -71,6 +63,7 @@ static void t_push_doubled(t_queue *queue, const kv8_attention_job *job, float *
             op.right += T_SIDE * (int64_t)units;
         }
         op.code = T_VALUES_STORE;
+        op.sums = to + u;
         t_push(queue, op);
     }
 }
@@ -189,7 +182,9 @@ static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, co
                           int32_t head, t_queue *queue) {
     const t_lanes at = t_lanes_of(job, 0);
     const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
-    float *const o = job->o + (int64_t)head * job->item->num_rows * job->v_row;
+    const int64_t first = (int64_t)head * job->item->num_rows * job->v_row;
+    float *const o = queue->sums[queue->turn] + first;
+    const float *older = queue->sums[queue->turn ^ queue->fresh] + first;
     const int32_t burst = (KV8_TILE_KEYS - 2 * t_few_asks(queue)) / 4;
     t_rows rows;
     t_rows_of(job, tile, next, head, false, &rows);
@@ -199,7 +194,7 @@ static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, co
         t_nonfinite nonfinite;
         nonfinite.count = 0;
         t_take_nonfinite(job, &rows, tile->end - tile->begin, &nonfinite);
-        if (nonfinite.count > 0) queue->spoiled |= 1u << head;
+        if (nonfinite.count > 0) queue->spoiled = true;
     }
     t_load_k(job, &rows, KV8_TILE_KEYS);
     t_drain(queue);
@@ -211,8 +206,81 @@ static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, co
     t_ask_more(queue, burst);
     const bool moved = t_weigh(job, &at, tile, &rows, head);
     t_ask_more(queue, burst);
-    if (moved) t_rescale(job, &at, o);
-    t_push_doubled(queue, job, o);
+    if (moved) {
+        t_rescale(job, &at, older, o);
+        older = o;
+    }
+    t_push_doubled(queue, job, older, o);
     t_ask_more(queue, burst);
     t_spread_over(queue, T_TICKS);
+}
+
+/* --- values that are no numbers --- */
+
+/* Whether V has spoiled sums of the head: then it has those of every row whose weights are numbers,
+ * in even columns and in odd. */
+static bool t_is_spoiled(const kv8_attention_job *job, const t_queue *queue, int32_t head) {
+    const t_lanes at = t_lanes_of(job, 0);
+    const v_f32 sum = v_load(job->lane_sum + (int64_t)head * t_lanes_per_head(job));
+    const uint32_t sick = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q);
+    const uint32_t lanes = 0xffffu / ((1u << at.key_step) - 1); /* of the first row */
+    int32_t row = 0;
+    while (row < at.num_rows && (sick & lanes << row) != 0) row++;
+    if (row == at.num_rows) return false;
+    const float *const o =
+        queue->sums[queue->turn] + ((int64_t)head * at.num_rows + row) * job->v_row;
+    v_f32 probe = v_set1(0.0f); /* x * 0 is 0 for every number, NaN for all else */
+    for (int32_t d = 0; d < job->v_row / 2; d += T_SIDE)
+        probe = v_fma(v_load(o + d), v_set1(0.0f), probe);
+    return _mm512_cmp_ps_mask(probe, probe, _CMP_UNORD_Q) != 0;
+}
+
+/* Copies of the lanes' maxima and sums, behind the rows of job->kept. */
+static void t_copy_lanes(const kv8_attention_job *job, bool back) {
+    const size_t size =
+        (size_t)job->item->num_heads * (size_t)t_lanes_per_head(job) * sizeof(float);
+    float *const max = job->kept + KV8_KEPT_ROWS * (int64_t)job->v_row;
+    float *const sum = max + KV8_ITEM_SPARE_LANES;
+    memcpy(back ? job->lane_max : max, back ? max : job->lane_max, size);
+    memcpy(back ? job->lane_sum : sum, back ? sum : job->lane_sum, size);
+}
+
+static void t_clear(const kv8_attention_job *job);
+
+/* Goes back to the sums of the keys before queue->checked_end, and on with pairs of keys. */
+static void t_stop_doubling(const kv8_attention_job *job, t_queue *queue) {
+    const float *const kept = queue->sums[queue->turn ^ 1];
+    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
+    if (queue->checked_end == job->item->key_begin) {
+        t_clear(job);
+    } else {
+        t_copy_lanes(job, true);
+        for (int64_t row = 0; row < rows; row++) {
+            t_place_doubled(job, kept + row * job->v_row, job->o + row * job->v_row);
+            t_place(job, job->o + row * job->v_row);
+        }
+    }
+    queue->doubled = false;
+    t_shape(job, queue);
+}
+
+/* Looks at O where a stretch ends with `tile`. False: the walk goes on from *key. */
+static bool t_keeps_doubling(const kv8_attention_job *job, const kv8_tile *tile, bool last,
+                             t_queue *queue, int32_t *key) {
+    queue->fresh = false;
+    if (!last && !queue->spoiled && tile->end - queue->checked_end < queue->stretch) return true;
+    t_drain(queue);
+    for (int32_t head = 0; head < job->item->num_heads && !queue->spoiled; head++)
+        queue->spoiled = t_is_spoiled(job, queue, head);
+    if (queue->spoiled) {
+        t_stop_doubling(job, queue);
+        *key = queue->checked_end;
+        return false;
+    }
+    if (last) return true;
+    queue->checked_end = tile->end;
+    queue->turn ^= 1;
+    queue->fresh = true;
+    t_copy_lanes(job, false);
+    return true;
 }

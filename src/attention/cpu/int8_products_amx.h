@@ -71,8 +71,7 @@ static t_joining t_joining_of(const t_lanes *at) {
 }
 
 /* Tiles: 0 and 1 sums of S^T, 2 keys, 3 and 4 Q; 5 P, 6 values, 7 sums of O. */
-static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) {
-    (void)careful;
+static void t_begin(const kv8_attention_job *job, t_queue *queue) {
     const t_lanes at = t_lanes_of(job, 0);
     const int32_t columns = t_columns(&at), all = T_Q_LIMBS * columns;
     const int32_t first = all < T_SIDE ? all : T_SIDE, second = all > T_SIDE ? all - T_SIDE : 1;
@@ -84,7 +83,7 @@ static void t_begin(const kv8_attention_job *job, bool careful, t_queue *queue) 
         config.row_bytes[tile] = (uint16_t)(width * (int32_t)sizeof(int32_t));
         config.rows[tile] = (uint8_t)(tile == 5 || tile == 7 ? 2 * columns : T_SIDE);
     }
-    _tile_loadconfig(&config);
+    t_load_config(&config);
     queue->ahead_bytes = t_ask_bytes(job);
     queue->columns = columns;
     queue->turn = 0;
@@ -241,8 +240,7 @@ static void t_settle(const kv8_attention_job *job, t_queue *queue) {
     queue->o = NULL;
 }
 
-/* Returns the heads with infinities in Q, whose scores are not what the limbs say. */
-static uint32_t t_end(const kv8_attention_job *job, t_queue *queue) {
+static void t_end(const kv8_attention_job *job, t_queue *queue) {
     const uint8_t *none[KV8_TILE_KEYS];
     const uint8_t order[KV8_TILE_KEYS] = {0};
     for (int i = 0; i < KV8_TILE_KEYS; i++) none[i] = t_zeros;
@@ -253,11 +251,4 @@ static uint32_t t_end(const kv8_attention_job *job, t_queue *queue) {
     _tile_release();
     const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
     for (int64_t row = 0; row < rows; row++) t_place(job, job->o + row * job->v_row);
-    uint32_t again = 0;
-    const int32_t lanes = t_lanes_per_head(job);
-    for (int32_t head = 0; head < job->item->num_heads; head++) {
-        for (int32_t lane = 0; lane < job->item->num_rows; lane++)
-            if (isinf(job->lane_scale[head * lanes + lane])) again |= 1u << head;
-    }
-    return again;
 }

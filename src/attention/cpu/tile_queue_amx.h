@@ -29,7 +29,7 @@ static void t_configure(int32_t columns, int32_t rows) {
         config.row_bytes[tile] = (uint16_t)((narrow ? columns : T_SIDE) * (int32_t)sizeof(float));
         config.rows[tile] = (uint8_t)(tile >= 4 && tile <= 6 ? rows : T_SIDE);
     }
-    _tile_loadconfig(&config);
+    t_load_config(&config);
 }
 
 /* Sums begin at 0 (scores) or at what memory holds (values) and are stored by an operation of
@@ -50,7 +50,8 @@ typedef struct t_op {
     t_code code;
     int32_t size; /* bytes from one row of Q, and of the scores, to the next; or rows */
     const float *left, *right;
-    float *sums;
+    const float *older; /* what values begin with */
+    float *sums;        /* what is stored */
 } t_op;
 
 /* Scores of one step of 16 rows, values of another; head dims up to 576. */
@@ -62,8 +63,11 @@ enum {
 typedef struct t_queue {
     size_t k_row, p_row, v_row; /* bytes */
     int32_t next, count, per_tick;
-    bool doubled;                /* decode_rows_amx.h's way */
-    uint32_t spoiled;            /* its heads with a value of a mixed tile that is no number */
+    /* decode_rows_amx.h's way: sums of O, of all keys so far and of those before checked_end, which
+     * the first tile behind these begins with (fresh). */
+    bool doubled, fresh, spoiled;
+    int32_t turn, checked_end, stretch;
+    float *sums[2];
     const uint8_t *const *ahead; /* the next of the next tile's rows to ask memory for */
     int32_t ahead_bytes;
     t_op ops[T_MOST_OPS];
@@ -90,8 +94,8 @@ V_INLINE void t_issue(const t_queue *queue, const t_op *op) {
             _tile_stored(1, sums + T_SIDE * q_row, q_row);
             break;
         case T_VALUES_BEGIN:
-            _tile_loadd(4, sums, v_row);
-            _tile_loadd(5, sums + 64, v_row);
+            _tile_loadd(4, op->older, v_row);
+            _tile_loadd(5, op->older + T_SIDE, v_row);
             /* fall through */
         case T_VALUES:
             _tile_loadd(6, left, queue->p_row);

@@ -20,6 +20,12 @@ typedef struct t_config {
     uint8_t rows[16];
 } t_config;
 
+/* All of the config is written by then: gcc 12 takes _tile_loadconfig to read 8 bytes of it. */
+static inline void t_load_config(const t_config *config) {
+    __asm__ volatile("" ::"m"(*config));
+    _tile_loadconfig(config);
+}
+
 /* Lane f * 16 / fold + row takes value f of `fold`. */
 static inline __m512i t_spread_from(int32_t fold) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

@@ -1,8 +1,7 @@
 /* walk_tmpl.h - an item from its first key to its last, whoever multiplies.
  *
  * Part of attention_tmpl.h and of the AMX kernels, which bring t_lay_out_q, t_order_units,
- * t_tile_of_head, and t_begin and t_end around the walk. t_end returns the heads that are to be
- * walked again, carefully, a bit each.
+ * t_tile_of_head, t_begin and t_end around the walk, and t_goes_on between tiles.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 
@@ -18,17 +17,24 @@ static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
     }
 }
 
-/* Clears the sums and lays out Q. */
-static void t_prepare(const kv8_attention_job *job) {
+/* Sums of no keys. */
+static void t_clear(const kv8_attention_job *job) {
     const kv8_attention_item *const item = job->item;
     const int64_t all = (int64_t)item->num_heads * t_lanes_per_head(job);
     for (int64_t i = 0; i < all; i++) {
-        job->lane_scale[i] = job->lane_sum[i] = 0;
+        job->lane_sum[i] = 0;
         job->lane_max[i] = -INFINITY;
     }
-    memset(job->q_lanes, 0, (size_t)(all * job->q_row) * sizeof *job->q_lanes);
     memset(job->o, 0,
            (size_t)((int64_t)item->num_heads * item->num_rows * job->v_row) * sizeof *job->o);
+}
+
+/* Clears the sums and lays out Q. */
+static void t_prepare(const kv8_attention_job *job) {
+    const int64_t all = (int64_t)job->item->num_heads * t_lanes_per_head(job);
+    t_clear(job);
+    for (int64_t i = 0; i < all; i++) job->lane_scale[i] = 0;
+    memset(job->q_lanes, 0, (size_t)(all * job->q_row) * sizeof *job->q_lanes);
     t_lay_out_q(job);
 }
 
@@ -52,8 +58,8 @@ static void t_finish(const kv8_attention_job *job) {
     }
 }
 
-/* The item's keys from first to last. Returns the heads whose results are not to be used. */
-static uint32_t t_walk(const kv8_attention_job *job, bool careful) {
+/* The item's keys from first to last; where t_goes_on says so, some of them twice. */
+void T_NAME(const kv8_attention_job *job) {
     kv8_tile tiles[2];
     int32_t key = job->item->key_begin;
     bool more = kv8_tile_next(job, &key, &tiles[0]);
@@ -61,7 +67,7 @@ static uint32_t t_walk(const kv8_attention_job *job, bool careful) {
     job->cursor->asked = false;
     t_prepare(job);
     t_queue queue;
-    t_begin(job, careful, &queue);
+    t_begin(job, &queue);
     uint8_t order[KV8_TILE_KEYS];
     t_order_units(t_lanes_of(job, 0).fold, order);
     for (int now = 0; more; now ^= 1) {
@@ -78,37 +84,8 @@ static uint32_t t_walk(const kv8_attention_job *job, bool careful) {
         for (int32_t head = 0; head < job->item->num_heads; head++)
             t_tile_of_head(job, tile, next, order, head, &queue);
         more = !last;
+        if (!t_goes_on(job, tile, last, &queue, &key)) more = kv8_tile_next(job, &key, other);
     }
     t_finish(job);
-    return t_end(job, &queue);
-}
-
-#ifndef T_AGAIN
-#define T_AGAIN(job) (void)t_walk(job, true)
-#endif
-/* Walks one head of an item, as an item of its own. */
-static V_NOINLINE void t_walk_again(const kv8_attention_job *job, int32_t head) {
-    kv8_attention_item item = *job->item;
-    item.kv_head += head;
-    item.num_heads = 1;
-    const int64_t row = (int64_t)head * item.num_rows;
-    kv8_attention_job one = *job;
-    one.item = &item;
-    one.q += row * job->q_row;
-    one.scale += row;
-    one.o += row * job->v_row;
-    one.max += row;
-    one.sum += row;
-    T_AGAIN(&one);
-}
-
-void T_NAME(const kv8_attention_job *job) {
-    uint32_t again = t_walk(job, false);
-    if (again == (1u << job->item->num_heads) - 1) {
-        T_AGAIN(job);
-        return;
-    }
-    for (int32_t head = 0; again != 0; head++, again >>= 1) {
-        if ((again & 1) != 0) t_walk_again(job, head);
-    }
+    t_end(job, &queue);
 }

@@ -18,6 +18,8 @@ float kv8_ceiling_bf16__amx(size_t rounds) {
         config.row_bytes[tile] = 64;
         config.rows[tile] = 16;
     }
+    /* All of it is written by then: gcc 12 takes _tile_loadconfig to read 8 bytes. */
+    __asm__ volatile("" ::"m"(config));
     _tile_loadconfig(&config); /* zeroes the tiles */
     for (size_t i = 0; i < 3 * rounds; i++) {
         _tile_dpbf16ps(0, 4, 6);
