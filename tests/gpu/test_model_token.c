@@ -94,18 +94,20 @@ static void one_kernel_agrees_with_the_host(void **state) {
     }
 }
 
-/* More keys than one range, and more than one granule a block. */
+/* More keys than one range, more than one granule a block, and more than the 32 whose pages it
+ * reads at once. */
 static void long_sequences_agree_with_the_graph(void **state) {
     enum { NUM = 3 };
     const gpu *const g = gpu_get_with_kernels(state);
     static const struct {
         kv8_dtype dtype;
         int32_t page_size, skipped;
-    } cases[] = {{KV8_BF16, 16, 700},
-                 {KV8_BF16, 32, 2300},
-                 {KV8_E4M3, 128, 9000},
-                 {KV8_E4M3, 64, 33000},
-                 {KV8_INT8, 32, 3000}};
+        double worst; /* a wrong page moves the longest by 0.01 */
+    } cases[] = {{KV8_BF16, 16, 700, 0.007},
+                 {KV8_BF16, 32, 2300, 0.007},
+                 {KV8_E4M3, 128, 9000, 0.007},
+                 {KV8_E4M3, 64, 69000, 0.007},
+                 {KV8_INT8, 32, 3000, 0.02}};
     kv8_model *const one = open_path(g, 4, KV8_PATH_PERSISTENT);
     kv8_model *const many = open_path(g, 4, KV8_PATH_GRAPH);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -114,7 +116,7 @@ static void long_sequences_agree_with_the_graph(void **state) {
                  cases[i].skipped);
         float *const got = run(one, cases[i].dtype, cases[i].page_size, cases[i].skipped, NUM, 1);
         float *const want = run(many, cases[i].dtype, cases[i].page_size, cases[i].skipped, NUM, 1);
-        check(what, got, want, NUM, 0.02, 0);
+        check(what, got, want, NUM, cases[i].worst, 0);
         free(got);
         free(want);
     }
