@@ -155,7 +155,7 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
         prefetch_pages(a,
                        make_split(a, make_request(a, 0, seen), request_pages(a, 0, seen), 0, own));
     }
-    if (warp == 1) touch_args(a);
+    if (C::ROWS == 8 && warp == 1) touch_args(a);  // more rows would spill more for it
     wait_for_previous();
     const Lengths lengths = load_lengths(a, 0);
     const Request r = make_request(a, 0, lengths);
