@@ -81,6 +81,8 @@ class Http(ServerTest):
         """Every name that dashboards and gateways read, and what its figures say of a request."""
         before = self.metrics()
         self.server.ask("/v1/completions", prompt="x = 1\ny = 2\n", max_tokens=5, ignore_eos=True)
+        last = "vllm:request_generation_tokens_count"  # counted once the answer is away
+        wait_until(lambda: self.metrics()[last] > before[last])
         after = self.metrics()
 
         def grown(name, labels=""):

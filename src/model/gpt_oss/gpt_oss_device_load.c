@@ -20,6 +20,7 @@ typedef struct loading {
     kv8_device_loader *loader;
     uint8_t *staging;
     uint64_t *first_bad; /* in the GPU's memory, of kv8_device_to_f16 */
+    uint64_t *bad; /* its copy here: lives until memory is freed, which waits for the stream */
 } loading;
 
 static const kv8_weight *matrix_of(const kv8_gpt_oss_weights *weights, int32_t idx) {
@@ -45,10 +46,9 @@ static kv8_status send_bias(const loading *l, const kv8_linear *from, uint8_t *t
 static kv8_status check_matrices(const loading *l) {
     const kv8_gpt_oss *const own = l->model->own;
     const kv8_checkpoint *const checkpoint = &l->model->checkpoint;
-    uint64_t first_bad = 0;
-    KV8_TRY(kv8_stream_copy(l->loader->stream, &first_bad, l->first_bad, sizeof first_bad));
+    KV8_TRY(kv8_stream_copy(l->loader->stream, l->bad, l->first_bad, sizeof *l->bad));
     KV8_TRY(kv8_device_loader_finish(l->loader));
-    const kv8_bad_weight bad = kv8_device_bad_weight(first_bad);
+    const kv8_bad_weight bad = kv8_device_bad_weight(*l->bad);
     if (bad.tensor < 0) return KV8_OK;
     const uint8_t *const at = (const uint8_t *)matrix_of(&own->weights, bad.tensor)->data +
                               (size_t)bad.element * BF16_BYTES;
@@ -209,7 +209,8 @@ kv8_status kv8_gpt_oss_device_load(kv8_model *model, kv8_device_loader *loader) 
     if (model->options.batch_invariant == 1) kv8_device_experts_fix_order(d->experts);
     kv8_status status = kv8_device_alloc(device, model->on_device->memory.passing, &staging);
     if (status == KV8_OK) status = kv8_device_alloc(device, sizeof(uint64_t), &first_bad);
-    const loading l = {model, loader, staging, first_bad};
+    uint64_t bad = 0;
+    const loading l = {model, loader, staging, first_bad, &bad};
     if (status == KV8_OK) status = load_all(&l);
     kv8_device_free(device, first_bad);
     kv8_device_free(device, staging);
