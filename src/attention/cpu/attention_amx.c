@@ -85,7 +85,7 @@ static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_
     const bool partial = at->num_rows < T_SIDE && job->item->num_rows > T_SIDE;
     if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = at->num_rows});
     for (int32_t d = 0; d < dim; d += 2 * T_SIDE) {
-        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + d, .older = o + d};
+        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + d, .sums = o + d};
         for (int32_t u = 0; u < T_UNITS; u += T_SIDE) {
             t_push(queue, op);
             op.code = T_VALUES;
@@ -93,7 +93,6 @@ static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_
             op.right += T_SIDE * (int64_t)job->v_row;
         }
         op.code = T_VALUES_STORE;
-        op.sums = o + d;
         t_push(queue, op);
     }
     if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = T_SIDE});
@@ -295,9 +294,8 @@ static void t_begin(const kv8_attention_job *job, t_queue *queue) {
     t_shape(job, queue);
 }
 
-static bool t_goes_on(const kv8_attention_job *job, const kv8_tile *tile, bool last, t_queue *queue,
-                      int32_t *key) {
-    return !queue->doubled || t_keeps_doubling(job, tile, last, queue, key);
+static bool t_goes_on(const kv8_attention_job *job, bool last, t_queue *queue, int32_t *key) {
+    return !queue->doubled || t_keeps_doubling(job, last, queue, key);
 }
 
 static void t_end(const kv8_attention_job *job, t_queue *queue) {

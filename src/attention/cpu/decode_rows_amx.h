@@ -51,11 +51,10 @@ static void t_place_doubled(const kv8_attention_job *job, const float *row, floa
 }
 
 /* to = o + P V: 16 keys to a tile of V, for 2 * 32 columns at a time. */
-static void t_push_doubled(t_queue *queue, const kv8_attention_job *job, const float *o,
-                           float *to) {
+static void t_push_doubled(t_queue *queue, const kv8_attention_job *job, float *o, float *to) {
     const int32_t units = job->v_row / 2;
     for (int32_t u = 0; u < units; u += 2 * T_SIDE) {
-        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + u, .older = o + u};
+        t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + u, .sums = o + u};
         for (int32_t key = 0; key < KV8_TILE_KEYS; key += T_SIDE) {
             t_push(queue, op);
             op.code = T_VALUES;
@@ -159,62 +158,6 @@ static V_NOINLINE v_f32 t_weigh_doubled_of(const t_pass *pass, v_f32 shift, t_qu
 #undef T_WEIGH
 }
 
-/* --- a tile --- */
-
-/* V's rows as they are, like K's. */
-static void t_load_v_rows(const kv8_attention_job *job, const t_rows *rows) {
-    const t_load load = {.out = job->v,
-                         .row = job->v_row / 2,
-                         .at = rows->v_at,
-                         .rows = rows->v_from,
-                         .ahead = T_AHEAD_BY_K(rows),
-                         .n = KV8_TILE_KEYS,
-                         .dim = kv8_spec_v_head_dim(job->spec),
-                         .ahead_bytes = T_AHEAD_BYTES(job, rows),
-                         .queue = rows->queue};
-#define T_CALL(D) t_load_k_##D(&load)
-    T_BY_DTYPE(job->spec->v_dtype)
-#undef T_CALL
-}
-
-/* What waits, and for what, is as in t_tile_of_head. */
-static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
-                          int32_t head, t_queue *queue) {
-    const t_lanes at = t_lanes_of(job, 0);
-    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
-    const int64_t first = (int64_t)head * job->item->num_rows * job->v_row;
-    float *const o = queue->sums[queue->turn] + first;
-    const float *older = queue->sums[queue->turn ^ queue->fresh] + first;
-    const int32_t burst = (KV8_TILE_KEYS - 2 * t_few_asks(queue)) / 4;
-    t_rows rows;
-    t_rows_of(job, tile, next, head, false, &rows);
-    rows.queue = queue;
-    queue->ahead = rows.ahead;
-    if (tile->mixed) {
-        t_nonfinite nonfinite;
-        nonfinite.count = 0;
-        t_take_nonfinite(job, &rows, tile->end - tile->begin, &nonfinite);
-        if (nonfinite.count > 0) queue->spoiled = true;
-    }
-    t_load_k(job, &rows, KV8_TILE_KEYS);
-    t_drain(queue);
-    t_ask_more(queue, burst);
-    t_push_scores(queue, job, &at, q, job->s);
-    t_spread_over(queue, T_TICKS);
-    t_load_v_rows(job, &rows);
-    t_drain(queue);
-    t_ask_more(queue, burst);
-    const bool moved = t_weigh(job, &at, tile, &rows, head);
-    t_ask_more(queue, burst);
-    if (moved) {
-        t_rescale(job, &at, older, o);
-        older = o;
-    }
-    t_push_doubled(queue, job, older, o);
-    t_ask_more(queue, burst);
-    t_spread_over(queue, T_TICKS);
-}
-
 /* --- values that are no numbers --- */
 
 /* Whether V has spoiled sums of the head: then it has those of every row whose weights are numbers,
@@ -235,6 +178,12 @@ static bool t_is_spoiled(const kv8_attention_job *job, const t_queue *queue, int
     return _mm512_cmp_ps_mask(probe, probe, _CMP_UNORD_Q) != 0;
 }
 
+/* Looks at O of all heads. */
+static void t_look(const kv8_attention_job *job, t_queue *queue) {
+    for (int32_t head = 0; head < job->item->num_heads && !queue->spoiled; head++)
+        queue->spoiled = t_is_spoiled(job, queue, head);
+}
+
 /* Copies of the lanes' maxima and sums, behind the rows of job->kept. */
 static void t_copy_lanes(const kv8_attention_job *job, bool back) {
     const size_t size =
@@ -243,6 +192,17 @@ static void t_copy_lanes(const kv8_attention_job *job, bool back) {
     float *const sum = max + KV8_ITEM_SPARE_LANES;
     memcpy(back ? job->lane_max : max, back ? max : job->lane_max, size);
     memcpy(back ? job->lane_sum : sum, back ? sum : job->lane_sum, size);
+}
+
+/* Where V has not spoiled O of the keys before `end`, whose products are done, these are the sums
+ * to go back to. */
+static void t_check(const kv8_attention_job *job, int32_t end, t_queue *queue) {
+    t_look(job, queue);
+    if (queue->spoiled) return;
+    queue->checked_end = end;
+    queue->turn ^= 1;
+    queue->fresh = true;
+    t_copy_lanes(job, false);
 }
 
 static void t_clear(const kv8_attention_job *job);
@@ -264,23 +224,75 @@ static void t_stop_doubling(const kv8_attention_job *job, t_queue *queue) {
     t_shape(job, queue);
 }
 
-/* Looks at O where a stretch ends with `tile`. False: the walk goes on from *key. */
-static bool t_keeps_doubling(const kv8_attention_job *job, const kv8_tile *tile, bool last,
-                             t_queue *queue, int32_t *key) {
+/* Behind a tile. False: the walk goes on from *key. */
+static bool t_keeps_doubling(const kv8_attention_job *job, bool last, t_queue *queue,
+                             int32_t *key) {
     queue->fresh = false;
-    if (!last && !queue->spoiled && tile->end - queue->checked_end < queue->stretch) return true;
+    if (!last && !queue->spoiled) return true;
     t_drain(queue);
-    for (int32_t head = 0; head < job->item->num_heads && !queue->spoiled; head++)
-        queue->spoiled = t_is_spoiled(job, queue, head);
-    if (queue->spoiled) {
-        t_stop_doubling(job, queue);
-        *key = queue->checked_end;
-        return false;
+    t_look(job, queue);
+    if (!queue->spoiled) return true;
+    t_stop_doubling(job, queue);
+    *key = queue->checked_end;
+    return false;
+}
+
+/* --- a tile --- */
+
+/* V's rows as they are, like K's. */
+static void t_load_v_rows(const kv8_attention_job *job, const t_rows *rows) {
+    const t_load load = {.out = job->v,
+                         .row = job->v_row / 2,
+                         .at = rows->v_at,
+                         .rows = rows->v_from,
+                         .ahead = T_AHEAD_BY_K(rows),
+                         .n = KV8_TILE_KEYS,
+                         .dim = kv8_spec_v_head_dim(job->spec),
+                         .ahead_bytes = T_AHEAD_BYTES(job, rows),
+                         .queue = rows->queue};
+#define T_CALL(D) t_load_k_##D(&load)
+    T_BY_DTYPE(job->spec->v_dtype)
+#undef T_CALL
+}
+
+/* What waits, and for what, is as in t_tile_of_head. */
+static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
+                          int32_t head, t_queue *queue) {
+    if (queue->spoiled) return; /* the tile comes again */
+    const t_lanes at = t_lanes_of(job, 0);
+    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
+    const int32_t burst = (KV8_TILE_KEYS - 2 * t_few_asks(queue)) / 4;
+    t_rows rows;
+    t_rows_of(job, tile, next, head, false, &rows);
+    rows.queue = queue;
+    queue->ahead = rows.ahead;
+    if (tile->mixed) {
+        t_nonfinite nonfinite;
+        nonfinite.count = 0;
+        t_take_nonfinite(job, &rows, tile->end - tile->begin, &nonfinite);
+        if (nonfinite.count > 0) queue->spoiled = true;
     }
-    if (last) return true;
-    queue->checked_end = tile->end;
-    queue->turn ^= 1;
-    queue->fresh = true;
-    t_copy_lanes(job, false);
-    return true;
+    t_load_k(job, &rows, KV8_TILE_KEYS);
+    t_drain(queue);
+    if (head == 0 && tile->begin - queue->checked_end >= queue->stretch)
+        t_check(job, tile->begin, queue);
+    if (queue->spoiled) return;
+    const int64_t first = (int64_t)head * job->item->num_rows * job->v_row;
+    float *const o = queue->sums[queue->turn] + first;
+    float *older = queue->sums[queue->turn ^ queue->fresh] + first;
+    t_ask_more(queue, burst);
+    t_push_scores(queue, job, &at, q, job->s);
+    t_spread_over(queue, T_TICKS);
+    t_load_v_rows(job, &rows);
+    t_drain(queue);
+    t_ask_more(queue, burst);
+    const bool moved = t_weigh(job, &at, tile, &rows, head);
+    t_ask_more(queue, burst);
+    if (moved) {
+        t_rescale(job, &at, older, o);
+        older = o;
+    }
+    t_push_doubled(queue, job, older, o);
+    t_ask_more(queue, burst);
+    t_spread_over(queue, T_TICKS);
 }

@@ -50,8 +50,7 @@ typedef struct t_op {
     t_code code;
     int32_t size; /* bytes from one row of Q, and of the scores, to the next; or rows */
     const float *left, *right;
-    const float *older; /* what values begin with */
-    float *sums;        /* what is stored */
+    float *sums;
 } t_op;
 
 /* Scores of one step of 16 rows, values of another; head dims up to 576. */
@@ -94,8 +93,8 @@ V_INLINE void t_issue(const t_queue *queue, const t_op *op) {
             _tile_stored(1, sums + T_SIDE * q_row, q_row);
             break;
         case T_VALUES_BEGIN:
-            _tile_loadd(4, op->older, v_row);
-            _tile_loadd(5, op->older + T_SIDE, v_row);
+            _tile_loadd(4, sums, v_row);
+            _tile_loadd(5, sums + 64, v_row);
             /* fall through */
         case T_VALUES:
             _tile_loadd(6, left, queue->p_row);

@@ -84,7 +84,7 @@ void T_NAME(const kv8_attention_job *job) {
         for (int32_t head = 0; head < job->item->num_heads; head++)
             t_tile_of_head(job, tile, next, order, head, &queue);
         more = !last;
-        if (!t_goes_on(job, tile, last, &queue, &key)) more = kv8_tile_next(job, &key, other);
+        if (!t_goes_on(job, last, &queue, &key)) more = kv8_tile_next(job, &key, other);
     }
     t_finish(job);
     t_end(job, &queue);
