@@ -27,6 +27,7 @@ struct kv8_device_experts {
     int32_t max_rows;
     bool has_fixed_order; /* kv8_device_experts_fix_order */
     kv8_kernel load, choose, sort, route_few, combine, combine_norm;
+    kernel_form router; /* from the residual stream to the routing of few rows */
     kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS][NUM_TILES];
     void *memory; /* of all below, in device memory */
     kv8_experts_routing routing;
@@ -170,6 +171,22 @@ static kv8_status get_tiles(kernel_form *form, kv8_device *device, int part, int
                           form->launch.dynamic_bytes);
 }
 
+static kv8_status get_router(kernel_form *form, kv8_device *device,
+                             const kv8_experts_shape *shape) {
+    static const char name[] = "kv8_experts_router__sm90";
+    const size_t bytes = KV8_ROUTER_BYTES((size_t)shape->hidden);
+    const size_t room = kv8_device_get_info(device)->shared_bytes_per_block;
+    *form = (kernel_form){.num_x = 0};
+    if (!kv8_kernel_exists(device, name) || shape->num_experts > KV8_ROUTER_EXPERTS ||
+        shape->hidden > KV8_ROUTER_MAX_HIDDEN || bytes + KV8_ROUTER_STATIC_BYTES > room)
+        return KV8_OK;
+    form->launch = (kv8_launch){.grid = {KV8_ROUTER_BLOCKS},
+                                .block = {KV8_EXPERTS_SORT_THREADS},
+                                .cluster = {KV8_ROUTER_BLOCKS},
+                                .dynamic_bytes = bytes};
+    return kv8_kernel_get(&form->kernel, device, name, sizeof(kv8_experts_router_args), bytes);
+}
+
 static kv8_status get_kernels(kv8_device_experts *e) {
     const struct {
         kv8_kernel *kernel;
@@ -186,6 +203,7 @@ static kv8_status get_kernels(kv8_device_experts *e) {
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         KV8_TRY(kv8_kernel_get(kernels[i].kernel, e->device, kernels[i].name, kernels[i].args_bytes,
                                0));
+    KV8_TRY(get_router(&e->router, e->device, &e->shape));
     for (int part = 0; part < NUM_PARTS; part++) {
         for (int which = 0; which < NUM_STREAMS; which++)
             KV8_TRY(get_stream(&e->streams[part][which], e->device, &e->shape, part, which));
@@ -247,6 +265,10 @@ const int32_t *kv8_device_experts_get_offsets(const kv8_device_experts *experts)
     return experts->routing.offsets;
 }
 
+bool kv8_device_experts_has_router(const kv8_device_experts *e, int32_t n) {
+    return e->router.launch.grid[0] != 0 && !e->has_fixed_order && n <= KV8_ROUTER_ROWS;
+}
+
 /* --- launches --- */
 
 kv8_status kv8_device_experts_load(const kv8_device_experts *e, kv8_stream *stream,
@@ -281,6 +303,20 @@ static kv8_status launch_early(const kv8_kernel *kernel, kv8_stream *stream, kv8
     return kv8_kernel_launch(kernel, stream, &launch, args);
 }
 
+static kv8_status run_router(const kv8_device_experts *e, kv8_stream *stream,
+                             const kv8_experts_args *args, const kv8_experts_route_args *route) {
+    const kv8_experts_router *const r = args->router;
+    const kv8_experts_router_args a = {.route = *route,
+                                       .x = args->residual,
+                                       .w = r->w,
+                                       .bias = r->bias,
+                                       .gain = r->gain,
+                                       .normed = r->normed,
+                                       .hidden = e->shape.hidden,
+                                       .eps = r->eps};
+    return launch_early(&e->router.kernel, stream, e->router.launch, &a);
+}
+
 static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
                         const kv8_experts_args *args) {
     KV8_RANGE("routing and gather");
@@ -290,6 +326,7 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
                                       .n = args->n,
                                       .num_experts = e->shape.num_experts,
                                       .top_k = e->shape.top_k};
+    if (args->router != NULL) return run_router(e, stream, args, &a);
     const kv8_launch few = {.grid = {1}, .block = {KV8_EXPERTS_SORT_THREADS}};
     if (args->n * e->shape.top_k <= KV8_EXPERTS_FEW_PLACES)
         return launch_early(&e->route_few, stream, few, &a);
@@ -373,10 +410,13 @@ kv8_status kv8_device_experts_run(kv8_device_experts *e, kv8_stream *stream,
     KV8_REQUIRE(e, stream, args);
     if (args->n < 0 || args->n > e->max_rows)
         return kv8_fail(KV8_ERR_INVALID, "experts: %d rows, must be 0 to %d", args->n, e->max_rows);
+    if (args->router != NULL && !kv8_device_experts_has_router(e, args->n))
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "experts: no kernel routes %d rows", args->n);
     if (args->n == 0) return KV8_OK;
     KV8_RANGE("experts");
     KV8_TRY(route(e, stream, args));
-    KV8_TRY(multiply(e, stream, GATE_UP, args->gate_up, args->x, e->gated, args->n));
+    const void *const x = args->router != NULL ? args->router->normed : args->x;
+    KV8_TRY(multiply(e, stream, GATE_UP, args->gate_up, x, e->gated, args->n));
     KV8_TRY(multiply(e, stream, DOWN, args->down, e->gated, e->down, args->n));
     return combine(e, stream, args);
 }

@@ -56,14 +56,25 @@ size_t kv8_device_experts_workspace_bytes(const kv8_experts_shape *shape, int32_
 kv8_status kv8_device_experts_load(const kv8_device_experts *experts, kv8_stream *stream,
                                    kv8_experts_part part, const kv8_experts_source *from, void *to);
 
+/* What the rows' norm and the router's product need, for a kernel that does both and routes. */
+typedef struct kv8_experts_router {
+    const void *w;           /* f16 [num_experts, hidden], aligned to 16 bytes */
+    const void *bias, *gain; /* bf16 [num_experts], [hidden] */
+    float eps;
+    void *normed; /* f16 [n, hidden]: the normed rows */
+} kv8_experts_router;
+/* Has the GPU that kernel for n rows? */
+bool kv8_device_experts_has_router(const kv8_device_experts *experts, int32_t n);
+
 /* One layer. */
 typedef struct kv8_experts_args {
-    const void *gate_up, *down; /* what load wrote, all experts */
-    const float *logits;        /* [n, num_experts] of the router */
-    const void *x;              /* f16 [n, hidden], aligned to 16 bytes */
-    float *residual;            /* [n, hidden], aligned to 16 bytes */
-    const int32_t *live_rows;   /* in device memory: rows from there on are padding; NULL: none */
-    int32_t n;                  /* 1 to max_rows; 0: nothing is done */
+    const void *gate_up, *down;       /* what load wrote, all experts */
+    const kv8_experts_router *router; /* NULL: logits and x are there */
+    const float *logits;              /* [n, num_experts] of the router */
+    const void *x;                    /* f16 [n, hidden], aligned to 16 bytes */
+    float *residual;                  /* [n, hidden], aligned to 16 bytes */
+    const int32_t *live_rows; /* in device memory: rows from there on are padding; NULL: none */
+    int32_t n;                /* 1 to max_rows; 0: nothing is done */
     /* The norm of what comes out, of padding too, as kv8_device_rmsnorm's. */
     void *normed;          /* f16 [n, hidden], may be x; NULL: not wanted */
     const void *next_gain; /* bf16 [hidden] */

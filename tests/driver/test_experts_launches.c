@@ -39,8 +39,12 @@ static void open_experts(stand *s) {
     assert_ok(kv8_device_experts_create(&s->experts, s->device, &large, MAX_ROWS));
 }
 
-static const kv8_experts_args some_args = {
-    (void *)0x1000, (void *)0x2000, (float *)0x3000, (void *)0x4000, (float *)0x5000, NULL, 1};
+static const kv8_experts_args some_args = {.gate_up = (void *)0x1000,
+                                           .down = (void *)0x2000,
+                                           .logits = (float *)0x3000,
+                                           .x = (void *)0x4000,
+                                           .residual = (float *)0x5000,
+                                           .n = 1};
 static kv8_status run_rows(const stand *s, int32_t n) {
     kv8_experts_args args = some_args;
     args.n = n;
@@ -120,6 +124,45 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
         check_run(&s, 64, few, gpus[i].few);
         check_run(&s, 512, many, gpus[i].many);
         check_run(&s, MAX_ROWS, many, gpus[i].most);
+        close_stand(&s);
+    }
+}
+
+/* Up to 8 rows come normed and routed from the residual stream by one kernel, which the GPU must
+ * have. */
+static void few_rows_are_routed_by_one_kernel(void **state) {
+    (void)state;
+    static const char w, bias, gain, normed;
+    const kv8_experts_router router = {&w, &bias, &gain, 0.5f, (void *)(uintptr_t)&normed};
+    for (int32_t sm = 80; sm <= 90; sm += 10) {
+        stand s = open_stand(sm, 132);
+        open_experts(&s);
+        assert_int_equal(kv8_device_experts_has_router(s.experts, 8), sm == 90);
+        assert_false(kv8_device_experts_has_router(s.experts, 9));
+        kv8_experts_args args = some_args;
+        args.router = &router;
+        args.n = sm == 90 ? 8 : 1;
+        if (sm == 80) {
+            assert_refused(kv8_device_experts_run(s.experts, s.stream, &args), KV8_ERR_UNSUPPORTED,
+                           "no kernel routes 1 rows");
+            close_stand(&s);
+            continue;
+        }
+        assert_ok(kv8_device_experts_run(s.experts, s.stream, &args));
+        assert_ok(kv8_stream_synchronize(s.stream));
+        assert_int_equal(stand_in_num_launches(), 4);
+        const stand_in_launch *const launch = stand_in_get_launch(0);
+        assert_string_equal(launch->name, "kv8_experts_router__sm90");
+        assert_int_equal(launch->cluster[0], KV8_ROUTER_BLOCKS);
+        assert_int_equal(launch->grid[0], KV8_ROUTER_BLOCKS);
+        const kv8_experts_router_args *const a = launch->args;
+        assert_ptr_equal(a->x, args.residual);
+        assert_true(a->w == &w && a->bias == &bias && a->gain == &gain && a->normed == &normed);
+        assert_true(a->hidden == large.hidden && a->eps == 0.5f && a->route.n == 8);
+        const kv8_experts_matmul_args *const gate_up = stand_in_get_launch(1)->args;
+        assert_ptr_equal(gate_up->x, &normed);
+        kv8_device_experts_fix_order(s.experts);
+        assert_false(kv8_device_experts_has_router(s.experts, 1));
         close_stand(&s);
     }
 }
@@ -254,6 +297,7 @@ static void run_fails_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_follow_the_rows_and_the_gpu),
+        cmocka_unit_test(few_rows_are_routed_by_one_kernel),
         cmocka_unit_test(the_sum_is_normed),
         cmocka_unit_test(a_graph_runs_the_same),
         cmocka_unit_test(loading_covers_the_experts),

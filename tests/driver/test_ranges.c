@@ -47,7 +47,7 @@ static void assert_layers(const char *parent, int num_layers) {
         assert_int_equal(count_within(parent, layer), 1);
         assert_int_equal(count_within(layer, "attention"), 1);
         assert_int_equal(count_within(layer, "experts"), 1);
-        assert_int_equal(count_within(layer, "dense"), 3); /* Q, K and V; O; the router */
+        assert_int_equal(count_within(layer, "dense"), 2); /* Q, K and V; O */
     }
     assert_int_equal(count_within("experts", "routing and gather"), num_layers);
     assert_int_equal(count_within(parent, "head"), 1);

@@ -4,7 +4,7 @@
  *   norm, QKV, rope of q      one kernel for few rows; k and v f32: what is stored is rounded once
  *   append, attention         model_attention_device.c, k rotated as it is stored
  *   O into the residual
- *   norm, router              one kernel for few rows
+ *   norm, router, routing     one kernel for few rows
  *   experts into the residual device_experts.h; and the next layer's norm
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -166,12 +166,12 @@ static kv8_status run_attention(kv8_model *model, int32_t idx, const kv8_device_
     return kv8_device_linear_run(d->ops, stream, &o, d->attended, n, d->residual, KV8_F32, true);
 }
 
-static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_batch *batch) {
+/* Normed rows and their logits. */
+static kv8_status run_router(kv8_model *model, int32_t idx, int32_t n) {
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
     const kv8_gpt_oss_device *const d = own->device;
     const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
-    kv8_stream *const stream = model->options.stream;
     const kv8_device_norm_linear router = {
         .w = {l->router, l->router_bias, c->num_experts, c->hidden_size},
         .x = d->residual,
@@ -181,9 +181,25 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_ba
         .keeps_normed = true,
         .y = d->router_logits,
         .y_dtype = KV8_F32};
-    KV8_TRY(kv8_device_norm_linear_run(d->ops, stream, &router, batch->num_rows));
+    return kv8_device_norm_linear_run(d->ops, model->options.stream, &router, n);
+}
+
+static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_batch *batch) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    const kv8_gpt_oss_device *const d = own->device;
+    const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
+    kv8_stream *const stream = model->options.stream;
+    const kv8_experts_router router = {.w = l->router,
+                                       .bias = l->router_bias,
+                                       .gain = l->mlp_norm,
+                                       .eps = c->rms_norm_eps,
+                                       .normed = d->normed};
+    const bool routes = kv8_device_experts_has_router(d->experts, batch->num_rows);
+    if (!routes) KV8_TRY(run_router(model, idx, batch->num_rows));
     kv8_experts_args args = {.gate_up = l->gate_up,
                              .down = l->down,
+                             .router = routes ? &router : NULL,
                              .logits = d->router_logits,
                              .x = d->normed,
                              .residual = d->residual,

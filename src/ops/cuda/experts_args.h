@@ -113,6 +113,29 @@ typedef struct kv8_experts_route_args {
     int32_t n, num_experts, top_k, padding;
 } kv8_experts_route_args;
 
+/* The same of few rows from the residual stream on: their norm, the router's product. */
+typedef struct kv8_experts_router_args {
+    kv8_experts_route_args route; /* its logits stay in the kernel */
+    const float *x;               /* [n, hidden] */
+    const void *w;                /* f16 [experts, hidden] */
+    const void *bias, *gain;      /* bf16 [experts], [hidden] */
+    void *normed;                 /* f16 [n, hidden] */
+    int32_t hidden;
+    float eps;
+} kv8_experts_router_args;
+enum {
+    KV8_ROUTER_BLOCKS = 8,
+    KV8_ROUTER_ROWS = 8, /* at most */
+    KV8_ROUTER_EXPERTS = 16 * KV8_ROUTER_BLOCKS,
+    KV8_ROUTER_MAX_HIDDEN = 4096,
+    KV8_ROUTER_STATIC_BYTES = 8192, /* at most, of the kernel's own */
+    KV8_ROUTER_SUM_BYTES = KV8_EXPERTS_SORT_THREADS / 32 * KV8_ROUTER_ROWS * 20 * 4
+};
+/* Bytes from row to row in its shared memory, which neighbours' banks differ by; and all of it. */
+#define KV8_ROUTER_PITCH(hidden) (((hidden)*2 + 127) / 128 * 128 + 64)
+#define KV8_ROUTER_BYTES(hidden) \
+    ((16 + KV8_ROUTER_ROWS) * KV8_ROUTER_PITCH(hidden) + KV8_ROUTER_SUM_BYTES)
+
 /* gate_up: x [n, cols] by row; y [n * top_k, num_strips * 8] in sorted order, f16.
  * down: x [n * top_k, cols] in sorted order; y [n * top_k, num_strips * 16] by place in ids, f32.
  */
