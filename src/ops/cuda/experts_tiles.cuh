@@ -255,6 +255,18 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
     return r;
 }
 
+// gate() by approximations of one instruction each, which keep within f32's rounding of it: 2^x and
+// 1 / x flush what is subnormal to 0. NaN stays.
+__device__ __forceinline__ float gate_soon(float gate, float up, float alpha, float limit) {
+    float g, l, power, share;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(g) : "f"(gate), "f"(limit));
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(l) : "f"(up), "f"(limit));
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(l) : "f"(-limit));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(g * (-1.44269504f * alpha)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(1.0f + power));
+    return g * share * (l + 1.0f);
+}
+
 // A strip's gated outputs of eight rows (places from `place` on, of which `count` count): lane (g,
 // c) has output g of rows 2c and 2c + 1, and stores outputs 2c and 2c + 1 of row g.
 __device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, int strip, int place,
@@ -264,7 +276,8 @@ __device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, in
     float y[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        y[i] = gate(d[i] * factor[0] + bias[0], d[2 + i] * factor[1] + bias[1], a.alpha, a.limit);
+        y[i] =
+            gate_soon(d[i] * factor[0] + bias[0], d[2 + i] * factor[1] + bias[1], a.alpha, a.limit);
     const __half2 both = __floats2half2_rn(y[0], y[1]);
     const uint32_t outputs = transpose_matrix(*reinterpret_cast<const uint32_t *>(&both));
     if (lane / 4 < count)
@@ -274,31 +287,47 @@ __device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, in
                                       strip * 8 + lane % 4 * 2) = outputs;
 }
 
-template <int N, bool DOWN>
+// What the end of a work needs from global memory, asked for at its beginning: factors and biases,
+// and of down where the rows go, lane + 32 * i of them in places[i].
+template <class SHAPE>
+struct WorkEnds {
+    static constexpr int PLACES = SHAPE::DOWN ? (SHAPE::ROWS + 31) / 32 : 1;
+    StripEnds strips;
+    int places[PLACES];
+
+    __device__ __forceinline__ void load(const kv8_experts_matmul_args &a, const Work &work) {
+        strips.load(a, work, work.strips + warp_strip());
+        if constexpr (SHAPE::DOWN) {
+            const int *const from = &a.routing.sorted[work.item.first];
+#pragma unroll
+            for (int i = 0; i < PLACES; i++)
+                places[i] = __ldg(from + min(int(threadIdx.x % 32) + 32 * i, work.item.count - 1));
+        }
+    }
+};
+
+template <int N, class SHAPE>
 __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, const Work &work,
-                                           const TileSums &sums) {
+                                           const TileSums &sums, const WorkEnds<SHAPE> &ends) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const int first = work.strips + warp_strip();
-    StripEnds ends;
-    ends.load(a, work, first);
+    const StripEnds &strips = ends.strips;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {  // columns 8j to 8j + 7
-        if constexpr (DOWN) {
+        if constexpr (SHAPE::DOWN) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int column = 8 * j + 2 * c + i;
-                if (column >= work.item.count) continue;
-                float *const to =
-                    static_cast<float *>(a.y) +
-                    static_cast<int64_t>(__ldg(&a.routing.sorted[work.item.first + column])) *
-                        (a.w.num_strips * 16) +
-                    first * 16 + g;
+                const int place = __shfl_sync(~0u, ends.places[j / 4], j % 4 * 8 + 2 * c + i);
+                float *const to = static_cast<float *>(a.y) +
+                                  static_cast<int64_t>(place) * (a.w.num_strips * 16) + first * 16 +
+                                  g;
+                const bool counts = 8 * j + 2 * c + i < work.item.count;
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    if (first + h >= a.w.num_strips) continue;
+                    if (!counts || first + h >= a.w.num_strips) continue;
                     const float *const d = &sums.d[h][4 * j + i];
-                    to[h * 16] = d[0] * ends.factor[h][0] + ends.bias[h][0];
-                    to[h * 16 + 8] = d[2] * ends.factor[h][1] + ends.bias[h][1];
+                    to[h * 16] = d[0] * strips.factor[h][0] + strips.bias[h][0];
+                    to[h * 16 + 8] = d[2] * strips.factor[h][1] + strips.bias[h][1];
                 }
             }
         } else {
@@ -306,7 +335,7 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
             for (int h = 0; h < 2; h++)
                 if (first + h < a.w.num_strips)
                     store_gated(a, first + h, work.item.first + 8 * j, work.item.count - 8 * j,
-                                &sums.d[h][4 * j], ends.factor[h], ends.bias[h]);
+                                &sums.d[h][4 * j], strips.factor[h], strips.bias[h]);
         }
     }
 }
@@ -393,12 +422,28 @@ struct Consumer {
         }
     }
 
+    // One work of which this warpgroup has no strip: the others' rows and weights go by.
+    __device__ __forceinline__ void pass() {
+        for (int tile = 0; tile < a.w.num_tiles; tile++) {
+            if (tile % CHUNK == 0) barrier_wait(smem_address(&works.copied[w_stage]), w_phase);
+            barrier_wait(smem_address(&works.full[x_stage]), x_phase);
+            release(x_stage);
+            if (++x_stage == SHAPE::X_STAGES) {
+                x_stage = 0;
+                x_phase ^= 1;
+            }
+            if (tile % CHUNK == CHUNK - 1 || tile == a.w.num_tiles - 1) leave_chunk();
+        }
+    }
+
     // One work, of up to N rows: a chunk of three tiles at a time.
     template <int N>
     __device__ __forceinline__ void multiply(const Work &work) {
         TileSums sums = {};
         uint32_t wide[IN_FLIGHT][4];
         TileCodes codes[2];
+        WorkEnds<SHAPE> ends;
+        ends.load(a, work);
         int before = -1;  // the stage that the products in flight read
         int left = a.w.num_tiles;
         enter_chunk();
@@ -427,7 +472,7 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums.d[i % 2][i / 2]));
         release(before);
-        store_sums<N, SHAPE::DOWN>(a, work, sums);
+        store_sums<N>(a, work, sums, ends);
     }
 };
 
@@ -441,6 +486,11 @@ __device__ __forceinline__ void consume(const kv8_experts_matmul_args &a, WorkLi
         const Work work = work_of<SHAPE::ROWS>(a, works.list, w);
         // Few sizes: the compiler gives each registers of its own.
         const int count = work.item.count;
+        if (work.strips + static_cast<int>(threadIdx.x) / 128 * (WORK_STRIPS / 2) >=
+            a.w.num_strips) {
+            consumer.pass();
+            continue;
+        }
         if constexpr (SHAPE::ROWS == 48) {
             if (count <= 16)
                 consumer.template multiply<16>(work);
