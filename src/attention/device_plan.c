@@ -144,7 +144,7 @@ static bool is_decode(const kv8_device_choice *c) {
     return way == KV8_WAY_WINDOW || way == KV8_WAY_ROWS || way == KV8_WAY_BULK;
 }
 
-/* Of counters and partial results, which all kernels of the plan have at one place. */
+/* Of counters and partial results: the most that a kernel of several has. */
 typedef struct shared_bytes {
     size_t arrivals, sums, partials;
 } shared_bytes;
@@ -182,20 +182,23 @@ static kv8_status count_prefill(const kv8_attention_spec *spec, const kv8_device
     return KV8_OK;
 }
 
-/* A launch leaves nothing there but counters of 0. */
+/* A launch leaves nothing there but counters of 0. Of the partial results, one place for all
+ * kernels, and another for prefill's where decode runs beside them. */
 static kv8_status lay_out(kv8_attention_device_plan *plan) {
     kv8_device_layout *const l = &plan->layout;
-    shared_bytes most = {0};
+    const bool is_apart = plan->decode_rows > 0;
+    shared_bytes most[2] = {{0}};
+    kv8_partials_layout at[2];
     int64_t items = 0, blocks = 0;
     for (int i = 0; i < plan->num_choices; i++) {
         const kv8_device_choice *const c = &plan->choices[i];
-        if (is_decode(c)) count_decode(&plan->spec, c, &most);
+        if (is_decode(c)) count_decode(&plan->spec, c, &most[0]);
         if (c->variant->way == KV8_WAY_PREFILL)
-            KV8_TRY(count_prefill(&plan->spec, c, &most, &items, &blocks));
+            KV8_TRY(count_prefill(&plan->spec, c, &most[is_apart], &items, &blocks));
     }
     *l = (kv8_device_layout){0};
     if (items > 0) l->queue_at = place(&l->size, 1, sizeof(kv8_prefill_queue));
-    l->arrivals_at = place(&l->size, 1, most.arrivals);
+    for (int i = 0; i < 2; i++) at[i].arrivals_at = place(&l->size, 1, most[i].arrivals);
     l->zeroed_bytes = l->size;
     if (items > 0) {
         l->items_at = place(&l->size, items, sizeof(kv8_prefill_item));
@@ -204,8 +207,12 @@ static kv8_status lay_out(kv8_attention_device_plan *plan) {
         l->broken_at = place(&l->size, items, sizeof(kv8_prefill_broken));
         l->decode_lens_at = place(&l->size, plan->spec.max_batch, sizeof(int32_t));
     }
-    l->sums_at = place(&l->size, 1, most.sums);
-    l->partials_at = place(&l->size, 1, most.partials);
+    for (int i = 0; i < 2; i++) {
+        at[i].sums_at = place(&l->size, 1, most[i].sums);
+        at[i].partials_at = place(&l->size, 1, most[i].partials);
+    }
+    l->decode = at[0];
+    l->prefill = at[is_apart];
     if (l->size == 0) l->size = KV8_DEVICE_ALIGNMENT; /* an address at least */
     return KV8_OK;
 }

@@ -22,13 +22,20 @@ typedef struct kv8_device_choice {
     };
 } kv8_device_choice;
 
+/* Where a kernel's partial results lie in the workspace. */
+typedef struct kv8_partials_layout {
+    size_t arrivals_at; /* counters, 0 between launches */
+    size_t sums_at, partials_at;
+} kv8_partials_layout;
+
 /* Byte offsets into the workspace. */
 typedef struct kv8_device_layout {
-    size_t queue_at, arrivals_at; /* counters, 0 between launches: the first zeroed_bytes */
+    size_t queue_at; /* counters too; all of them are in the first zeroed_bytes */
     size_t zeroed_bytes;
+    /* Of one place, but where a run launches both at once. */
+    kv8_partials_layout decode, prefill;
     size_t items_at, blocks_at, indptr_at, broken_at; /* prefill's work list */
     size_t decode_lens_at;                            /* rows of each request that are decode's */
-    size_t sums_at, partials_at;                      /* partial results */
     size_t size;
 } kv8_device_layout;
 

@@ -168,7 +168,7 @@ static bool aligned(const void *pointer, size_t bytes) {
 
 static void fill_decode(kv8_kernel_args *a, const kv8_attention_device_plan *plan,
                         const kv8_device_choice *choice, uint8_t *workspace) {
-    const kv8_device_layout *const l = &plan->layout;
+    const kv8_partials_layout *const l = &plan->layout.decode;
     a->decode = choice->decode;
     a->decode.partials = (float *)(void *)(workspace + l->partials_at);
     a->decode.partial_sums = (float *)(void *)(workspace + l->sums_at);
@@ -190,9 +190,9 @@ static void fill_prefill(kv8_kernel_args *a, const kv8_attention_device_plan *pl
     a->prefill.blocks = (void *)(workspace + l->blocks_at);
     a->prefill.block_indptr = (void *)(workspace + l->indptr_at);
     a->prefill.broken = (void *)(workspace + l->broken_at);
-    a->prefill.arrivals = (void *)(workspace + l->arrivals_at);
-    a->prefill.partial_sums = (void *)(workspace + l->sums_at);
-    a->prefill.partials = (void *)(workspace + l->partials_at);
+    a->prefill.arrivals = (void *)(workspace + l->prefill.arrivals_at);
+    a->prefill.partial_sums = (void *)(workspace + l->prefill.sums_at);
+    a->prefill.partials = (void *)(workspace + l->prefill.partials_at);
     a->prefill.q_aligned =
         aligned(a->q, 16) && a->q_stride_row % of_q == 0 && a->q_stride_head % of_q == 0;
     a->prefill.o_aligned =
@@ -257,17 +257,28 @@ kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, k
     return kv8_kernel_launch(&plan->schedule, stream, &launch, &schedule);
 }
 
+/* Decode, whose blocks prefill's follow as they end. It waits for all that is ahead of it before it
+ * starts, so that what starts behind it may read what that wrote. */
+static kv8_status launch_beside(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                                const run_kernels *r, void *workspace) {
+    kv8_kernel_args args = r->args;
+    kv8_launch launch = r->beside->launch;
+    fill_decode(&args, plan, r->beside, workspace);
+    args.qo_lens = r->decode_lens;
+    launch.overlaps_previous = false;
+    return kv8_kernel_launch(&r->beside->kernel, stream, &launch, &args);
+}
+
 kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_stream *stream,
                                     const kv8_attention_args *args, void *workspace) {
     KV8_REQUIRE(plan, stream, args, workspace);
     run_kernels r;
     KV8_TRY(begin(plan, args, workspace, &r));
     if (r.choice == NULL) return KV8_OK;
+    kv8_launch launch = r.choice->launch;
     if (r.beside != NULL) {
-        kv8_kernel_args decode = r.args;
-        fill_decode(&decode, plan, r.beside, workspace);
-        decode.qo_lens = r.decode_lens;
-        KV8_TRY(kv8_kernel_launch(&r.beside->kernel, stream, &r.beside->launch, &decode));
+        KV8_TRY(launch_beside(plan, stream, &r, workspace));
+        launch.overlaps_previous = kv8_variant_is_on_wgmma(r.choice->variant);
     }
-    return kv8_kernel_launch(&r.choice->kernel, stream, &r.choice->launch, &r.args);
+    return kv8_kernel_launch(&r.choice->kernel, stream, &launch, &r.args);
 }

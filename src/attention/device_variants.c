@@ -338,7 +338,7 @@ static bool takes_dims(const kv8_variant *v, const kv8_attention_spec *spec) {
     return spec->head_dim <= v->head_dim && spec->v_head_dim <= v->head_dim &&
            spec->head_dim % v->dim_step == 0 && spec->v_head_dim % v->dim_step == 0;
 }
-static bool is_on_wgmma(const kv8_variant *prefill) {
+bool kv8_variant_is_on_wgmma(const kv8_variant *prefill) {
     return prefill->tile_keys == 0;
 }
 static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uint32_t needs,
@@ -363,8 +363,9 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
                    fits_rows(v, spec) && fits_decode(v, spec, info);
         case KV8_WAY_ROWS: return fits_rows(v, spec) && fits_decode(v, spec, info);
         case KV8_WAY_PREFILL:
-            return fits_window(v, spec) && (!is_on_wgmma(v) || v->block_rows > WARPGROUP_ROWS ||
-                                            !has_more_rows_than(spec, WARPGROUP_ROWS));
+            return fits_window(v, spec) &&
+                   (!kv8_variant_is_on_wgmma(v) || v->block_rows > WARPGROUP_ROWS ||
+                    !has_more_rows_than(spec, WARPGROUP_ROWS));
         default: return true;
     }
 }
@@ -424,7 +425,7 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
     const int before = count;
     if (has_more_rows_than(spec, MOST_DECODE_ROWS)) {
         count = add_prefill(&c, out, count);
-        if (count > before && !is_on_wgmma(out[before]) &&
+        if (count > before && !kv8_variant_is_on_wgmma(out[before]) &&
             !has_more_rows_than(spec, WARPGROUP_ROWS - 1))
             count = before;
     }

@@ -78,6 +78,9 @@ bool kv8_variant_takes_run(const kv8_variant *variant, const kv8_attention_spec 
                            uint32_t needs, int32_t batch, const kv8_kernel_pages *k,
                            const kv8_kernel_pages *v);
 
+/* Of prefill's kernels those that, launched so, start as the blocks of the kernel ahead end, and
+ * end after it; the others are on mma.sync. */
+bool kv8_variant_is_on_wgmma(const kv8_variant *prefill);
 /* KV heads that one block of a decode kernel computes at once. */
 int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec);
 /* Granules that its warps compute at once. */

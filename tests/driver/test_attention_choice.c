@@ -262,6 +262,11 @@ static void decode_goes_beside_prefill(void **state) {
         assert_string_equal(decode->name, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
         assert_ptr_equal(of_decode->qo_lens, schedule->decode_lens);
         assert_int_equal(schedule->decode_rows, 2);
+        /* Both run at once. */
+        assert_false(decode->overlaps_previous);
+        assert_true(stand_in_get_launch(before + 2)->overlaps_previous);
+        assert_ptr_not_equal(of_decode->decode.partials, a.prefill.partials);
+        assert_ptr_not_equal(of_decode->decode.arrivals, a.prefill.arrivals);
         assert_null(a.qo_lens);
     }
     spec.num_qo_heads = 71, spec.num_kv_heads = 1; /* a row of decode is several tiles of it */

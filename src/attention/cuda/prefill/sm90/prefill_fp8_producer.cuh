@@ -12,6 +12,7 @@
 
 #include "prefill_fp8_shape.cuh"
 #include "prefill_pages.cuh"
+#include "prefill_queue.cuh"
 
 namespace kv8 {
 
@@ -32,6 +33,7 @@ struct Fp8Producer : KeyLoader<SHAPE::OPTIONS> {
     StageRing<SHAPE::V_STAGES> turned;
     uint32_t num_queries;  // items whose Q came
     ItemView item;
+    ItemWalk<SHAPE> walk;
 
     __device__ Fp8Producer(const kv8_kernel_args &args, uint32_t base)
         : loader(args, base), num_queries(0) {}
@@ -168,6 +170,7 @@ struct Fp8Producer : KeyLoader<SHAPE::OPTIONS> {
             publish(SHAPE::barrier(shared, V_FULL, turned.stage));
             turned.next();
             more = tile < tile_end;
+            walk.look(*this);
             if (more) fetch_tile();
             copy_commit();
         }

@@ -42,6 +42,22 @@ __device__ __forceinline__ void init_fp8_barriers(uint32_t shared) {
 }
 
 template <class SHAPE>
+__device__ __forceinline__ void produce_fp8_items(const kv8_kernel_args &a, uint32_t shared) {
+    registers_give<SHAPE::PRODUCER_REGISTERS>();
+    Fp8Producer<SHAPE> p(a, shared);
+    ItemRing &items = p.walk.items;
+    if (p.warp == 0) p.walk.start(a, shared);
+    for (;;) {
+        const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
+        if (item == nullptr) break;
+        p.open_item(*item, item_address<SHAPE>(shared, items.stage()));
+        p.walk.open(p);
+        p.run();
+        leave_item<SHAPE>(shared, items);
+    }
+}
+
+template <class SHAPE>
 __device__ __forceinline__ void prefill_fp8_block(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t shared = smem_address(memory);
@@ -53,9 +69,10 @@ __device__ __forceinline__ void prefill_fp8_block(const kv8_kernel_args &a) {
     }
     __syncthreads();
     if (threadIdx.x / 128 == SHAPE::NUM_CONSUMERS)
-        produce_items<SHAPE, Fp8Producer<SHAPE>>(a, shared);
+        produce_fp8_items<SHAPE>(a, shared);
     else
         compute_items<SHAPE, Fp8Consumer<SHAPE>>(a, shared);
+    wait_for_previous();  // decode beside it, which it overlaps: both are done when this is
 }
 
 }  // namespace kv8

@@ -62,6 +62,9 @@ struct KeyLoader {
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(item_at + offset));
         return x;
     }
+    __device__ __forceinline__ int num_tiles() const {
+        return tile_end - item_field(offsetof(kv8_prefill_item, tile_begin));
+    }
     // Whether some row sees one of the keys [from, to), of an item that may have gaps.
     __device__ __forceinline__ bool some_row_sees(int from, int to) const {
         short has_gaps;

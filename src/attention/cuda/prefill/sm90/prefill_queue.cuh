@@ -32,13 +32,14 @@ template <class SHAPE>
 __device__ __forceinline__ bool item_missing(uint32_t shared, int slot) {
     return load_word(item_address<SHAPE>(shared, slot) + offsetof(ItemSlot, missing)) != 0;
 }
-// The next item's place in the queue, by the first lane of a warp: asked for when the item before
-// is fetched, so that nobody waits for it.
+// The next item's place in the queue, by the first lane of a warp: asked for before it is fetched,
+// so that nobody waits for it.
 __device__ __forceinline__ int ask_queue(const kv8_kernel_args &a) {
     return threadIdx.x % 32 == 0 ? atomicAdd(&a.prefill.queue->next, 1) : 0;
 }
-// Item n into its slot, by one warp; n becomes the next one's.
-template <class SHAPE>
+// Item n into its slot, by one warp; n becomes the next one's, or LATER.
+constexpr int LATER = -1;
+template <class SHAPE, bool ASKS_AHEAD>
 __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t shared,
                                            const ItemRing &r, int &n) {
     barrier_wait(item_barrier<SHAPE>(shared, ITEM_EMPTY, r.stage()), r.parity() ^ 1);
@@ -52,7 +53,7 @@ __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t sh
         if (left < 0) {
             expect_bytes(full, KV8_PREFILL_ITEM_BYTES);
             copy_bulk(at, a.prefill.items + n, KV8_PREFILL_ITEM_BYTES, full, leave_first_policy());
-            n = ask_queue(a);
+            n = ASKS_AHEAD ? ask_queue(a) : LATER;
         } else {
             store_shared(at, ~0u, 0, 0, 0);  // request -1: no more
             barrier_arrive(full);
@@ -73,6 +74,44 @@ __device__ __forceinline__ void leave_item(uint32_t shared, ItemRing &r) {
     if (threadIdx.x % 32 == 0) barrier_arrive(item_barrier<SHAPE>(shared, ITEM_EMPTY, r.stage()));
     r.next();
 }
+
+// The items of a producer warp, in turn. The first of the warps takes the next one from the queue:
+// when an item begins, or of a long one where two tiles are left, for what a block has taken no
+// other computes. The loops that widen have no room for it in the instruction cache.
+template <class SHAPE>
+struct ItemWalk {
+    enum { LONG = 4 };  // tiles
+    ItemRing items;     // the one under way
+    int asked;          // the next one's place in the queue, or LATER
+
+    __device__ __forceinline__ void start(const kv8_kernel_args &a, uint32_t shared) {
+        asked = ask_queue(a);
+        fetch_item<SHAPE, false>(a, shared, items, asked);
+    }
+    template <bool ASKS_AHEAD, class LOADER>
+    __device__ __forceinline__ void fetch_next(const LOADER &l) {
+        ItemRing next = items;
+        next.next();
+        fetch_item<SHAPE, ASKS_AHEAD>(l.a, l.shared, next, asked);
+    }
+    // An item begins.
+    template <class LOADER>
+    __device__ __forceinline__ void open(const LOADER &l) {
+        if (l.warp != 0 || l.num_tiles() >= LONG) return;
+        if (asked == LATER) asked = ask_queue(l.a);
+        fetch_next<true>(l);
+    }
+    // Before a tile is fetched; of an item's first ones nobody need ask.
+    template <class LOADER>
+    __device__ __forceinline__ void look(const LOADER &l) {
+        const int left = l.tile_end - l.tile;
+        if (left > 2 || left < 1 || l.warp != 0 || l.num_tiles() < LONG) return;
+        if (left == 1)
+            fetch_next<false>(l);
+        else if (asked == LATER)
+            asked = ask_queue(l.a);
+    }
+};
 
 template <class SHAPE>
 __device__ __forceinline__ void init_items(uint32_t shared) {

@@ -24,12 +24,12 @@ __device__ __forceinline__ void produce_items(const kv8_kernel_args &a, uint32_t
     PRODUCER p(a, shared);
     ItemRing items, fetched;
     int asked = p.warp == 0 ? ask_queue(a) : 0;
-    if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched, asked);
+    if (p.warp == 0) fetch_item<SHAPE, true>(a, shared, fetched, asked);
     for (;;) {
         const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
         if (item == nullptr) break;
         fetched.next();
-        if (p.warp == 0) fetch_item<SHAPE>(a, shared, fetched, asked);
+        if (p.warp == 0) fetch_item<SHAPE, true>(a, shared, fetched, asked);
         p.open_item(*item, item_address<SHAPE>(shared, items.stage()));
         p.run();
         leave_item<SHAPE>(shared, items);
@@ -62,6 +62,7 @@ __device__ __forceinline__ void prefill_block(const kv8_kernel_args &a) {
         produce_items<SHAPE, Producer<SHAPE>>(a, shared);
     else
         compute_items<SHAPE, Consumer<SHAPE>>(a, shared);
+    wait_for_previous();  // decode beside it, which it overlaps: both are done when this is
 }
 
 }  // namespace kv8

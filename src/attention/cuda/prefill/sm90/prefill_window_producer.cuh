@@ -83,14 +83,14 @@ struct WindowProducer : Producer<SHAPE> {
     __device__ __forceinline__ void run() {
         ItemRing items, left, asked_for;
         int asked = own == 0 ? ask_queue(a) : 0;
-        if (own == 0) fetch_item<SHAPE>(a, shared, asked_for, asked);
+        if (own == 0) fetch_item<SHAPE, true>(a, shared, asked_for, asked);
         Part last = {};
         bool behind = false;
         for (;; items.next()) {
             const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
             if (item == nullptr) break;
             asked_for.next();
-            if (own == 0) fetch_item<SHAPE>(a, shared, asked_for, asked);
+            if (own == 0) fetch_item<SHAPE, true>(a, shared, asked_for, asked);
             const uint32_t at = item_address<SHAPE>(shared, items.stage());
             this->open_keys(*item, at);
             // Part p of item n is the (PARTS n + p)-th of all.

@@ -35,6 +35,7 @@ __device__ __forceinline__ void prefill_window(const kv8_kernel_args &a) {
         registers_take<SHAPE::CONSUMER_REGISTERS>();
         WindowConsumer<SHAPE>(a, shared).run();
     }
+    wait_for_previous();  // decode beside it, which it overlaps: both are done when this is
 }
 
 }  // namespace kv8
