@@ -46,8 +46,7 @@ static double time_draw(const machine *m, const kv8_sampling *sampling, int32_t 
     static int32_t history[HISTORY];
     for (int i = 0; i < HISTORY; i++) history[i] = i * 97 % VOCAB;
     for (int32_t i = 0; i < num; i++)
-        draws[i] = (kv8_draw){.logits_row = i,
-                              .sampling = sampling,
+        draws[i] = (kv8_draw){.sampling = sampling,
                               .history = {history, HISTORY / 2, HISTORY},
                               .mask = -1,
                               .num_logprobs = num_logprobs};

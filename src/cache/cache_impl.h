@@ -41,6 +41,11 @@ KV8_SHARED kv8_status kv8_cache_get_device_layer(const kv8_cache *cache, int32_t
                                                  kv8_cache_device_layer *layer_out);
 /* The counters of all layers and heads together, at the cost of those of one. */
 KV8_SHARED kv8_status kv8_cache_sum_counters(const kv8_cache *cache, kv8_cache_counters *sums_out);
+/* kv8_cache_page_table_device, what did not change since the last call left where it lies.
+ * lists_alone: last_page_len may be that of an earlier call. */
+KV8_SHARED kv8_status kv8_cache_load_pages(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                                           int32_t num_seqs, bool lists_alone,
+                                           kv8_page_table *pages_out);
 /* Whether any of these living sequences has scales of its own. */
 KV8_SHARED bool kv8_cache_has_own_scales(const kv8_cache *cache, const kv8_seq *seqs,
                                          int32_t num_seqs);

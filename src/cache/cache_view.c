@@ -100,13 +100,19 @@ bool kv8_cache_has_own_scales(const kv8_cache *cache, const kv8_seq *seqs, int32
     return false;
 }
 
+kv8_status kv8_cache_load_pages(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
+                                int32_t num_seqs, bool lists_alone, kv8_page_table *pages_out) {
+    KV8_TRY(check_on_device(cache, layer));
+    return cache->store->ops->page_table(cache->store, layer, seqs, num_seqs, lists_alone,
+                                         pages_out);
+}
+
 kv8_status kv8_cache_page_table_device(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
                                        int32_t num_seqs, kv8_page_table *pages_out) {
     KV8_REQUIRE(cache, pages_out);
     if (num_seqs > 0) KV8_REQUIRE(seqs);
-    KV8_TRY(check_on_device(cache, layer));
     kv8_page_table pages;
-    KV8_TRY(cache->store->ops->page_table(cache->store, layer, seqs, num_seqs, &pages));
+    KV8_TRY(kv8_cache_load_pages(cache, layer, seqs, num_seqs, false, &pages));
     KV8_WRITE_STRUCT(kv8_page_table, pages_out, &pages);
     return KV8_OK;
 }

@@ -20,6 +20,9 @@ enum {
 /* Page tables of a group at fixed addresses: [max_seqs + 1], [max_seqs] and [capacity] in a row. */
 typedef struct group_tables {
     int32_t *indptr;
+    kv8_seq *seqs; /* [num_seqs] of max_seqs: whose lists they have */
+    int32_t num_seqs;
+    uint64_t version; /* kv8_pages_lists_version of those; 0: none */
 } group_tables;
 
 typedef struct device_store {
@@ -282,17 +285,23 @@ static kv8_status check_num_seqs(const kv8_cache *cache, int32_t num_seqs) {
                     cache->shape.max_seqs);
 }
 
-static kv8_status page_table(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
-                             kv8_page_table *pages_out) {
-    device_store *const own = on_device(store);
+static bool has_lists(const group_tables *tables, const kv8_pages *pages, const kv8_seq *seqs,
+                      int32_t num_seqs) {
+    return num_seqs > 0 && tables->version == kv8_pages_lists_version(pages) &&
+           tables->num_seqs == num_seqs &&
+           memcmp(tables->seqs, seqs, (size_t)num_seqs * sizeof *seqs) == 0;
+}
+
+/* The tables in full. */
+static kv8_status send_tables(device_store *own, int32_t group, const kv8_seq *seqs,
+                              int32_t num_seqs) {
     const kv8_cache *const cache = own->cache;
-    const int32_t group = cache->layers[layer].group;
-    KV8_TRY(check_num_seqs(cache, num_seqs));
+    group_tables *const tables = &own->tables[group];
     const size_t last_at = (size_t)cache->shape.max_seqs + 1, indices_at = 2 * last_at;
     staged piece;
     KV8_TRY(stage(own, table_bytes(cache), &piece));
     void *const host = piece.host;
-    int32_t *const indptr = host, *const fixed = own->tables[group].indptr;
+    int32_t *const indptr = host;
     KV8_TRY(kv8_pages_table(cache->pages, group, seqs, num_seqs, indptr, indptr + indices_at,
                             (int64_t)table_capacity(cache), indptr + last_at));
     for (int32_t b = num_seqs; b < cache->shape.max_seqs; b++) {
@@ -300,7 +309,37 @@ static kv8_status page_table(kv8_store *store, int32_t layer, const kv8_seq *seq
         indptr[last_at + (size_t)b] = 0;
     }
     shorten(own, &piece, (indices_at + (size_t)indptr[num_seqs]) * sizeof(int32_t));
-    KV8_TRY(kv8_stream_copy(own->stream, fixed, host, piece.bytes));
+    tables->version = 0;
+    KV8_TRY(kv8_stream_copy(own->stream, tables->indptr, host, piece.bytes));
+    if (num_seqs > 0) memcpy(tables->seqs, seqs, (size_t)num_seqs * sizeof *seqs);
+    tables->num_seqs = num_seqs;
+    tables->version = kv8_pages_lists_version(cache->pages);
+    return KV8_OK;
+}
+
+static kv8_status send_last_lengths(device_store *own, int32_t group, const kv8_seq *seqs,
+                                    int32_t num_seqs) {
+    const kv8_cache *const cache = own->cache;
+    int32_t *const fixed = own->tables[group].indptr + cache->shape.max_seqs + 1;
+    staged piece;
+    KV8_TRY(stage(own, (size_t)num_seqs * sizeof *fixed, &piece));
+    void *const host = piece.host;
+    kv8_pages_last_lengths(cache->pages, seqs, num_seqs, host);
+    return kv8_stream_copy(own->stream, fixed, host, piece.bytes);
+}
+
+static kv8_status page_table(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
+                             bool lists_alone, kv8_page_table *pages_out) {
+    device_store *const own = on_device(store);
+    const kv8_cache *const cache = own->cache;
+    const int32_t group = cache->layers[layer].group;
+    KV8_TRY(check_num_seqs(cache, num_seqs));
+    const size_t last_at = (size_t)cache->shape.max_seqs + 1, indices_at = 2 * last_at;
+    int32_t *const fixed = own->tables[group].indptr;
+    if (!has_lists(&own->tables[group], cache->pages, seqs, num_seqs))
+        KV8_TRY(send_tables(own, group, seqs, num_seqs));
+    else if (!lists_alone)
+        KV8_TRY(send_last_lengths(own, group, seqs, num_seqs));
     *pages_out = (kv8_page_table)KV8_PAGE_TABLE_INIT;
     pages_out->page_indptr = fixed;
     pages_out->last_page_len = fixed + last_at;
@@ -347,8 +386,11 @@ static void destroy(kv8_store *store) {
         kv8_device_free(own->device, cache->layers[i].data);
         cache->layers[i].data = NULL;
     }
-    for (int32_t g = 0; own->tables != NULL && g < cache->num_groups; g++)
+    for (int32_t g = 0; own->tables != NULL && g < cache->num_groups; g++) {
         kv8_device_free(own->device, own->tables[g].indptr);
+        kv8_release(cache->allocator, own->tables[g].seqs, (size_t)cache->shape.max_seqs,
+                    sizeof(kv8_seq));
+    }
     kv8_release(cache->allocator, own->tables, (size_t)cache->num_groups, sizeof(group_tables));
     kv8_device_free(own->device, own->scales);
     kv8_device_free(own->device, own->layer_scales);
@@ -381,6 +423,9 @@ static kv8_status create_tables(device_store *store) {
     for (int32_t g = 0; g < cache->num_groups; g++) {
         KV8_TRY(alloc_zeroed(store, 1, table_bytes(cache), &memory));
         store->tables[g].indptr = memory;
+        KV8_TRY(kv8_alloc(cache->allocator, (size_t)cache->shape.max_seqs, sizeof(kv8_seq),
+                          "sequences of device page tables", &memory));
+        store->tables[g].seqs = memory;
     }
     KV8_TRY(alloc_zeroed(store, 2 * (size_t)cache->shape.num_layers, scales_bytes(cache), &memory));
     store->scales = memory;

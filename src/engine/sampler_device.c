@@ -1,6 +1,6 @@
 /* sampler_device.c - the draw of tokens on a GPU, the host's part: settings in the kernel's terms,
- * one copy over, one launch; what is found the kernel writes into page-locked memory of the host,
- * which every GPU can. What else it does is in cuda/sampler.cuh.
+ * one launch, which reads them and writes what it found in page-locked memory of the host, which
+ * every GPU can. What else it does is in cuda/sampler.cuh.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "sampler_device.h"
@@ -14,7 +14,6 @@ enum { MAX_CHANGES = 1 << 18 };
 
 /* What goes over, in host and in device memory. */
 typedef struct inputs {
-    kv8_draw_row *rows;       /* [max_rows] */
     uint32_t *masks;          /* [max_rows, mask_words] */
     kv8_draw_change *changes; /* [MAX_CHANGES] */
 } inputs;
@@ -29,7 +28,8 @@ struct kv8_device_sampler {
     int32_t warp_ids;
     int32_t *change_of; /* [vocab_size] idx + 1 among the row's changes; 0 between rows */
     inputs host, on_device;
-    kv8_drawn_row *drawn;                 /* [max_rows], the host's, as tops */
+    kv8_draw_row *rows;                   /* [max_rows], the host's, as drawn and tops */
+    kv8_drawn_row *drawn;                 /* [max_rows] */
     kv8_drawn_top (*tops)[KV8_DRAW_TOPS]; /* [max_rows] */
 };
 
@@ -66,7 +66,6 @@ static kv8_status take_memory(kv8_device_sampler *s) {
         void **host, **device;
         size_t bytes;
     } arrays[] = {
-        {(void **)&s->host.rows, (void **)&s->on_device.rows, rows * sizeof *s->host.rows},
         {(void **)&s->host.masks, (void **)&s->on_device.masks, mask_bytes(s, s->max_rows)},
         {(void **)&s->host.changes, (void **)&s->on_device.changes,
          MAX_CHANGES * sizeof *s->host.changes},
@@ -76,6 +75,8 @@ static kv8_status take_memory(kv8_device_sampler *s) {
         KV8_TRY(kv8_device_alloc(s->device, arrays[i].bytes, arrays[i].device));
     }
     void *memory = NULL;
+    KV8_TRY(kv8_device_alloc_host(s->device, rows * sizeof *s->rows, &memory));
+    s->rows = memory;
     KV8_TRY(kv8_device_alloc_host(s->device, rows * sizeof *s->drawn, &memory));
     s->drawn = memory;
     KV8_TRY(kv8_device_alloc_host(s->device, rows * sizeof *s->tops, &memory));
@@ -111,8 +112,8 @@ fail:
 
 void kv8_device_sampler_destroy(kv8_device_sampler *s) {
     if (s == NULL) return;
-    void *const host[] = {s->host.rows, s->host.masks, s->host.changes, s->drawn, s->tops};
-    void *const device[] = {s->on_device.rows, s->on_device.masks, s->on_device.changes};
+    void *const host[] = {s->rows, s->host.masks, s->host.changes, s->drawn, s->tops};
+    void *const device[] = {s->on_device.masks, s->on_device.changes};
     for (size_t i = 0; i < sizeof host / sizeof host[0]; i++)
         kv8_device_free_host(s->device, host[i]);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++)
@@ -174,26 +175,23 @@ static kv8_draw_row row_of(const kv8_draw *draw) {
                           .frequency = s->frequency_penalty,
                           .presence = s->presence_penalty,
                           .top_k = s->top_k,
-                          .logits_row = draw->logits_row,
                           .mask = draw->mask,
                           .num_tops = draw->num_logprobs > 0 ? draw->num_logprobs : -1};
 }
 
 /* --- a run --- */
 
-/* Rows, as many masks and changes as they name. */
+/* Rows to where the kernel reads them; as many masks and changes over as they name. */
 static kv8_status send(kv8_device_sampler *s, const kv8_draw *draws, int32_t num) {
     int32_t num_changes = 0, num_masks = 0;
     for (int32_t i = 0; i < num; i++) {
-        kv8_draw_row *const row = &s->host.rows[i];
+        kv8_draw_row *const row = &s->rows[i];
         *row = row_of(&draws[i]);
         row->first_change = num_changes;
         list_changes(s, &draws[i], row);
         num_changes += row->num_changes;
         num_masks = row->mask >= num_masks ? row->mask + 1 : num_masks;
     }
-    KV8_TRY(kv8_stream_copy(s->stream, s->on_device.rows, s->host.rows,
-                            (size_t)num * sizeof *s->host.rows));
     if (num_masks > 0)
         KV8_TRY(kv8_stream_copy(s->stream, s->on_device.masks, s->host.masks,
                                 mask_bytes(s, num_masks)));
@@ -204,7 +202,7 @@ static kv8_status send(kv8_device_sampler *s, const kv8_draw *draws, int32_t num
 
 static kv8_status launch(kv8_device_sampler *s, float *logits, int32_t num) {
     const kv8_draw_args args = {.logits = logits,
-                                .rows = s->on_device.rows,
+                                .rows = s->rows,
                                 .changes = s->on_device.changes,
                                 .masks = s->on_device.masks,
                                 .drawn = s->drawn,
@@ -212,6 +210,7 @@ static kv8_status launch(kv8_device_sampler *s, float *logits, int32_t num) {
                                 .vocab_size = s->vocab_size,
                                 .warp_ids = s->warp_ids};
     kv8_launch launch = s->launch;
+    launch.overlaps_previous = true;
     launch.grid[0] *= (uint32_t)num;
     return kv8_kernel_launch(&s->kernel, s->stream, &launch, &args);
 }

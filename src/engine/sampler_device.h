@@ -9,9 +9,8 @@
 
 #include "sampler.h"
 
-/* One row: what kv8_sampler_draw takes, and what is wanted of it. */
+/* Of a row of logits: what kv8_sampler_draw takes, and what is wanted of it. */
 typedef struct kv8_draw {
-    int32_t logits_row;
     const kv8_sampling *sampling; /* checked */
     kv8_history history;
     int32_t mask;         /* the slot of kv8_device_sampler_mask that was filled; -1 = all ids */
@@ -42,7 +41,7 @@ int64_t kv8_device_sampler_changes(const kv8_device_sampler *sampler, const kv8_
                                    int32_t num_tokens);
 /* A run holds so many draws, and so many such ids of them together. */
 bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, int32_t num, int64_t num_changes);
-/* Puts the draw from device logits [.., vocab_size] on the stream. Allocates nothing. */
+/* Puts the draw from device logits [num, vocab_size] on the stream. Allocates nothing. */
 kv8_status kv8_device_sampler_begin(kv8_device_sampler *sampler, float *logits,
                                     const kv8_draw *draws, int32_t num);
 /* Waits for it. tops_out [num, tops_stride]: of each draw its n likeliest. */

@@ -31,10 +31,9 @@ static int32_t seen_from(const kv8_share *s) {
 static void gather_row(kv8_engine *e, const kv8_scheduled_row *row) {
     const int32_t idx = e->num_shares++, begin = e->indptr[idx], end = begin + row->num_tokens;
     e->shares[idx] = (kv8_share){.running = row->owner, .row = row, .first_logits = e->num_rows};
-    static const kv8_event none = {.token = -1};
     const kv8_running *const running = row->owner;
     kv8_event *const event = &e->events[idx];
-    *event = none;
+    event->token = -1;
     event->request = running->id;
     event->num_taken = row->num_tokens;
     event->num_computed = row->first + row->num_tokens;
@@ -67,6 +66,7 @@ static bool can_draw_on_device(const kv8_engine *e) {
 
 static void gather(kv8_engine *e, const kv8_schedule *schedule) {
     e->num_shares = e->num_rows = 0;
+    memset(e->events, 0, (size_t)schedule->num_rows * sizeof *e->events);
     for (int32_t i = 0; i < schedule->num_rows; i++) gather_row(e, &schedule->rows[i]);
     e->draws_on_device = can_draw_on_device(e);
 }
@@ -300,8 +300,7 @@ static void list_draws(kv8_engine *e) {
     for (int32_t row = 0; row < e->num_rows; row++) {
         const kv8_share *const s = &e->shares[e->share_of[row]];
         const kv8_running *const r = s->running;
-        e->draws[row] = (kv8_draw){.logits_row = row,
-                                   .sampling = s->row->samples ? &r->sampling : &greedy,
+        e->draws[row] = (kv8_draw){.sampling = s->row->samples ? &r->sampling : &greedy,
                                    .history = {r->token_ids, r->num_prompt, r->num_tokens},
                                    .mask = -1,
                                    .num_logprobs = s->row->samples ? r->spec.num_logprobs : 0};

@@ -271,16 +271,16 @@ kv8_status kv8_device_attention_fit(kv8_model *model, const kv8_cache *cache) {
 
 /* --- a step --- */
 
-kv8_status kv8_device_attention_load(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
+kv8_status kv8_device_attention_load(kv8_model *model, kv8_cache *cache, const kv8_step *step,
+                                     bool lists_alone) {
     kv8_device_attention *const set = model->on_device->attention;
     for (int32_t g = 0; g < set->num_groups; g++) {
         kv8_page_table pages = KV8_PAGE_TABLE_INIT;
-        KV8_TRY(kv8_cache_page_table_device(cache, set->group_layer[g], step->seqs, step->num_seqs,
-                                            &pages));
+        KV8_TRY(kv8_cache_load_pages(cache, set->group_layer[g], step->seqs, step->num_seqs,
+                                     lists_alone, &pages));
         if (pages.page_indptr != set->tables[g].page_indptr) set->version++;
         set->tables[g] = pages;
     }
-    set->own_scales = kv8_cache_has_own_scales(cache, step->seqs, step->num_seqs);
     for (int32_t i = 0; set->own_scales && i < set->num_layers; i++)
         KV8_TRY(kv8_cache_scales_device(cache, i, step->seqs, step->num_seqs, &set->scales[2 * i],
                                         &set->scales[2 * i + 1]));

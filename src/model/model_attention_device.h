@@ -71,8 +71,10 @@ kv8_status kv8_device_attention_check(const kv8_model *model, kv8_device *device
  * place no set has. Allocates only then. */
 kv8_status kv8_device_attention_fit(kv8_model *model, const kv8_cache *cache);
 void kv8_device_attention_release(kv8_model *model);
-/* Page tables and scales of the step's sequences, after they were extended, onto the stream. */
-kv8_status kv8_device_attention_load(kv8_model *model, kv8_cache *cache, const kv8_step *step);
+/* Page tables and scales of the step's sequences, after they were extended, onto the stream.
+ * lists_alone: what else a table has is not read. */
+kv8_status kv8_device_attention_load(kv8_model *model, kv8_cache *cache, const kv8_step *step,
+                                     bool lists_alone);
 
 /* Rows of one layer, [num_rows, heads, head_dim], heads side by side. */
 typedef struct kv8_device_layer_rows {

@@ -331,11 +331,7 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     kv8_model_device *const d = model->on_device;
     int32_t recorded = 0;
     KV8_TRY(follow_observer(model));
-    KV8_TRY(kv8_device_attention_load(model, cache, step));
-    kv8_device_graphs *const graphs = &d->graphs[d->attention - d->attentions];
-    if (graphs->version != d->attention->version || kv8_stream_times_graphs(model->options.stream))
-        drop_graphs(graphs);
-    graphs->version = d->attention->version;
+    d->attention->own_scales = kv8_cache_has_own_scales(cache, step->seqs, step->num_seqs);
     const step_shape shape = {.num_seqs = step->num_seqs,
                               .num_rows = step->indptr[step->num_seqs],
                               .num_logit_rows = step->num_logit_rows,
@@ -343,6 +339,12 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
                               .why_not_token = d->attention->why_not_token};
     kv8_step_plan planned;
     KV8_TRY(plan(model, &shape, &planned));
+    const bool is_token = planned.path == KV8_PATH_PERSISTENT;
+    KV8_TRY(kv8_device_attention_load(model, cache, step, is_token));
+    kv8_device_graphs *const graphs = &d->graphs[d->attention - d->attentions];
+    if (graphs->version != d->attention->version || kv8_stream_times_graphs(model->options.stream))
+        drop_graphs(graphs);
+    graphs->version = d->attention->version;
     kv8_device_batch batch = {.num_rows = shape.num_rows, .num_seqs = shape.num_seqs};
     batch.is_decode = shape.num_rows == shape.num_seqs;
     const int idx = graph_of(shape.num_rows, &recorded);
@@ -351,9 +353,10 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
         (int32_t)kv8_min_i64(model->options.max_step_seqs, d->attention->shape.max_seqs);
     if (planned.path == KV8_PATH_GRAPH)
         batch.num_rows = batch.num_seqs = (int32_t)kv8_min_i64(recorded, most);
-    KV8_TRY(send_inputs(model, step, &batch));
-    if (planned.path == KV8_PATH_PERSISTENT) {
-        KV8_TRY(model->architecture->device->token(model, &batch));
+    if (!is_token) KV8_TRY(send_inputs(model, step, &batch));
+    if (is_token) {
+        const int32_t token_id = step->token_ids[0], position = model->positions[0];
+        KV8_TRY(model->architecture->device->token(model, token_id, position));
         KV8_TRY(read_logits(model, 0, 1, step->logits_out));
     } else if (planned.path == KV8_PATH_GRAPH) {
         KV8_TRY(run_graph(model, &batch, &graphs->recorded[idx]));

@@ -29,8 +29,8 @@ struct kv8_device_architecture {
      * none ever. */
     const char *(*why_not_token)(const kv8_model *model, kv8_device *device,
                                  const kv8_cache *cache);
-    /* layers and logits of a batch of one row, by that kernel. */
-    kv8_status (*token)(kv8_model *model, const kv8_device_batch *batch);
+    /* layers and logits of one token, by that kernel. */
+    kv8_status (*token)(kv8_model *model, int32_t token_id, int32_t position);
     /* on_device->logits [num, vocab_size] of rows logit_rows[0..num). */
     kv8_status (*logits)(kv8_model *model, const int32_t *logit_rows, int32_t num);
 };

@@ -21,6 +21,15 @@ static kv8_status check_batch(const kv8_pages *pages, const kv8_seq *seqs, int32
     return KV8_OK;
 }
 
+void kv8_pages_last_lengths(const kv8_pages *pages, const kv8_seq *seqs, int32_t num_seqs,
+                            int32_t *last_page_len_out) {
+    for (int32_t b = 0; b < num_seqs; b++) {
+        const int32_t length = pages->sequences[kv8_seq_index(seqs[b])].length;
+        const int32_t before = kv8_pages_for(pages, length) - 1;
+        last_page_len_out[b] = length == 0 ? 0 : length - before * pages->page_size;
+    }
+}
+
 kv8_status kv8_pages_table(const kv8_pages *pages, int32_t group, const kv8_seq *seqs,
                            int32_t num_seqs, int32_t *indptr_out, int32_t *indices_out,
                            int64_t capacity, int32_t *last_page_len_out) {
@@ -37,8 +46,8 @@ kv8_status kv8_pages_table(const kv8_pages *pages, int32_t group, const kv8_seq 
             memcpy(indices_out + indptr_out[b], kv8_sequence_list(pages, sequence, group),
                    (size_t)count * sizeof *indices_out);
         indptr_out[b + 1] = indptr_out[b] + count;
-        last_page_len_out[b] = count == 0 ? 0 : sequence->length - (count - 1) * pages->page_size;
     }
+    kv8_pages_last_lengths(pages, seqs, num_seqs, last_page_len_out);
     return KV8_OK;
 }
 

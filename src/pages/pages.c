@@ -161,6 +161,10 @@ void kv8_pages_count(const kv8_pages *pages, int32_t group, int32_t first, int32
     }
 }
 
+uint64_t kv8_pages_lists_version(const kv8_pages *pages) {
+    return pages->lists_version;
+}
+
 int32_t kv8_pages_longest_list(const kv8_pages *pages) {
     return pages->table_pages;
 }

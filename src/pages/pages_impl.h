@@ -50,6 +50,8 @@ KV8_SHARED void kv8_pages_count(const kv8_pages *pages, int32_t group, int32_t f
                                 int32_t *used_out, int32_t *shared_out);
 /* Tokens before the next one that a sequence keeps in a group, the slack included; -1 = all. */
 KV8_SHARED int64_t kv8_pages_reach(const kv8_pages *pages, int32_t group);
+/* While it stays, tables of the same sequences differ in last_page_len alone. */
+uint64_t kv8_pages_lists_version(const kv8_pages *pages);
 /* The longest list that a sequence can have in any group. */
 int32_t kv8_pages_longest_list(const kv8_pages *pages);
 
@@ -109,6 +111,9 @@ kv8_status kv8_pages_seq_restore(kv8_pages *pages, int32_t length, const void *t
 kv8_status kv8_pages_table(const kv8_pages *pages, int32_t group, const kv8_seq *seqs,
                            int32_t num_seqs, int32_t *indptr_out, int32_t *indices_out,
                            int64_t capacity, int32_t *last_page_len_out);
+/* Of sequences that such a table was made of, at the same version, the last array alone. */
+void kv8_pages_last_lengths(const kv8_pages *pages, const kv8_seq *seqs, int32_t num_seqs,
+                            int32_t *last_page_len_out);
 kv8_status kv8_pages_block_table(const kv8_pages *pages, int32_t group, const kv8_seq *seqs,
                                  int32_t num_seqs, int32_t *block_table_out, int64_t stride,
                                  int32_t *seq_lens_out);

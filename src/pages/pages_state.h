@@ -43,6 +43,7 @@ struct kv8_pages {
     int32_t num_groups;
     int32_t table_pages; /* longest page list of a sequence */
     int32_t num_seqs;
+    uint64_t lists_version; /* another one: a list may have changed, or a handle ended */
     kv8_status (*copy_page)(void *cookie, int32_t group, int32_t to, int32_t from);
     void *cookie;
     kv8_page_group *groups;

@@ -116,6 +116,7 @@ kv8_status kv8_pages_seq_destroy(kv8_pages *pages, kv8_seq seq) {
                    sequence->held_from[g] / pages->page_size, end);
     sequence->alive = false;
     pages->num_seqs--;
+    pages->lists_version++;
     pages->free_seqs[pages->max_seqs - 1 - pages->num_seqs] =
         (int32_t)(sequence - pages->sequences);
     return KV8_OK;
@@ -204,6 +205,7 @@ static int32_t find_room(const kv8_pages *pages, const kv8_sequence *sequence) {
 
 /* Pages for num_tokens more; on failure the sequence is as it was, but for its windows. */
 static kv8_status grow(kv8_pages *pages, kv8_sequence *sequence, int32_t num_tokens) {
+    pages->lists_version++;
     for (int32_t g = 0; g < pages->num_groups; g++) {
         const growth plan = plan_growth(pages, sequence, g, num_tokens);
         const kv8_page_group *const group = &pages->groups[g];
@@ -258,6 +260,7 @@ kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t num_tokens,
 kv8_status kv8_pages_move_windows(kv8_pages *pages, kv8_seq seq) {
     kv8_sequence *sequence = NULL;
     KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
+    pages->lists_version++;
     for (int32_t g = 0; g < pages->num_groups; g++) {
         const growth plan = plan_growth(pages, sequence, g, 0);
         move_window(pages, sequence, g, &plan);
@@ -293,6 +296,7 @@ kv8_status kv8_pages_truncate(kv8_pages *pages, kv8_seq seq, int32_t length) {
     }
     sequence->length = length;
     sequence->room = 0;
+    pages->lists_version++;
     if (length / page_size < sequence->chain_pages) {
         sequence->chain_pages = 0;
         sequence->chain = (kv8_prefix_hash){.low = sequence->salt};

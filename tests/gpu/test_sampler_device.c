@@ -98,7 +98,7 @@ static void fill_mask(test_rng *rng, uint32_t *mask, int32_t vocab) {
 
 static void check_row(scene *s, int32_t i, const kv8_drawn *got, const kv8_logprob *tops) {
     const kv8_draw *const d = &s->draws[i];
-    const float *const logits = s->logits + (size_t)d->logits_row * (size_t)s->vocab;
+    const float *const logits = s->logits + (size_t)i * (size_t)s->vocab;
     const uint32_t *const mask = d->mask < 0 ? NULL : kv8_device_sampler_mask(s->device, d->mask);
     const int32_t want = kv8_sampler_draw(s->host, d->sampling, &d->history, mask, logits);
     const kv8_sampling *const p = d->sampling;
@@ -122,7 +122,7 @@ static void check_row(scene *s, int32_t i, const kv8_drawn *got, const kv8_logpr
     }
 }
 
-/* `num` rows in one run, in another order than their logits lie. */
+/* `num` rows in one run. */
 static void run_round(scene *s, test_rng *rng, int32_t num) {
     const size_t vocab = (size_t)s->vocab;
     kv8_drawn drawn[MAX_ROWS];
@@ -134,8 +134,7 @@ static void run_round(scene *s, test_rng *rng, int32_t num) {
         fill_row(rng, r, s->vocab);
         fill_logits(rng, s->logits + (size_t)i * vocab, s->vocab);
         const int32_t most = s->vocab < TOPS ? s->vocab : TOPS;
-        s->draws[i] = (kv8_draw){.logits_row = num - 1 - i,
-                                 .sampling = &r->sampling,
+        s->draws[i] = (kv8_draw){.sampling = &r->sampling,
                                  .history = {r->history, rng_range(rng, 1, HISTORY), HISTORY},
                                  .mask = rng_range(rng, 0, 3) == 0 ? num_masks++ : -1,
                                  .num_logprobs = rng_range(rng, 0, 1) * rng_range(rng, 1, most)};
@@ -192,8 +191,7 @@ static void logits_that_are_not_finite_are_named(void **state) {
     kv8_logprob tops[4];
     for (int i = 0; i < 4; i++) {
         for (int32_t id = 0; id < VOCAB; id++) s.logits[i * VOCAB + id] = (float)rng_unit(&rng);
-        s.draws[i] =
-            (kv8_draw){.logits_row = i, .sampling = &greedy, .mask = -1, .num_logprobs = i % 2};
+        s.draws[i] = (kv8_draw){.sampling = &greedy, .mask = -1, .num_logprobs = i % 2};
     }
     for (int i = 0; i < 3; i++) {
         s.logits[i * VOCAB + 4000] = NAN;

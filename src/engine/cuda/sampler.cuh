@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include "sampler_row.cuh"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -164,6 +165,18 @@ __device__ __forceinline__ void log_row(Row<CLUSTER> &row, kv8_drawn_row *out,
     if (threadIdx.x < num && at < row.how.num_tops) tops[at] = {id_of(key), logit_of(key)};
 }
 
+// Words of a row's settings: of as many threads, each one, on its way from the host's memory while
+// the row is opened.
+constexpr uint32_t HOW_WORDS = sizeof(kv8_draw_row) / 4;
+__device__ __forceinline__ uint32_t ask_host(const kv8_draw_row *row) {
+    uint32_t word = 0;
+    if (threadIdx.x < HOW_WORDS)
+        asm volatile("ld.relaxed.sys.global.u32 %0, [%1];"
+                     : "=r"(word)
+                     : "l"(reinterpret_cast<const uint32_t *>(row) + threadIdx.x));
+    return word;
+}
+
 extern __shared__ __align__(16) float held_logits[];
 
 template <bool CLUSTER>
@@ -172,7 +185,8 @@ __device__ __forceinline__ void draw_row(const kv8_draw_args &a) {
     __shared__ kv8_draw_row how;
     const uint32_t rank = blockIdx.x % Row<CLUSTER>::num_blocks();
     const uint32_t idx = blockIdx.x / Row<CLUSTER>::num_blocks();
-    float *const logits = a.logits + int64_t{a.rows[idx].logits_row} * a.vocab_size;
+    float *const logits = a.logits + int64_t{idx} * a.vocab_size;
+    const uint32_t word = ask_host(a.rows + idx);
     const int32_t begin = min(static_cast<int32_t>(rank) * DRAW_WARPS * a.warp_ids, a.vocab_size);
     Row<CLUSTER> row = {a, how, board, CLUSTER ? held_logits : logits + begin, false, begin};
     row.warp_begin = min(begin + row.warp() * a.warp_ids, a.vocab_size);
@@ -184,12 +198,12 @@ __device__ __forceinline__ void draw_row(const kv8_draw_args &a) {
         board.reached_here[threadIdx.x / LEVELS][threadIdx.x % LEVELS] = 0;
         board.reached[threadIdx.x / LEVELS][threadIdx.x % LEVELS] = 0;
     }
-    if (threadIdx.x == 0) {
-        board.num_listed = 0;
-        how = a.rows[idx];
-    }
+    if (threadIdx.x == 0) board.num_listed = 0;
     row.sync();  // others may write to this block's board from here on
+    await_turn();
     const Opened own = open_row(row, logits);
+    if (threadIdx.x < HOW_WORDS) reinterpret_cast<uint32_t *>(&how)[threadIdx.x] = word;
+    __syncthreads();
     kv8_drawn_row *const out = a.drawn + idx;
     if (rank == 0 && threadIdx.x == 0) {
         out->bad_id = own.bad_id;
@@ -207,7 +221,7 @@ __device__ __forceinline__ void draw_row(const kv8_draw_args &a) {
         change(row, true);
         if (token >= 0 && row.lane() == 0) {
             out->token = token;
-            out->logit = a.logits[int64_t{how.logits_row} * a.vocab_size + token];
+            out->logit = a.logits[int64_t{idx} * a.vocab_size + token];
         }
         if (how.num_tops >= 0) log_row(row, out, a.tops[idx]);
     }

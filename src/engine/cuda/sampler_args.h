@@ -1,5 +1,5 @@
 /* sampler_args.h - the argument of the sampler's kernels, for C and CUDA. Every pointer is the
- * device's, drawn and tops the host's.
+ * device's; rows, drawn and tops the host's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_SAMPLER_ARGS_H
@@ -32,10 +32,10 @@ typedef struct kv8_draw_row {
     float factor;    /* of differences of logits; 0 = greedy */
     float repetition, frequency, presence;
     int32_t top_k; /* 0 = no cut */
-    int32_t logits_row;
     int32_t first_change, num_changes;
     int32_t mask;     /* idx among masks; -1 = every id may come */
     int32_t num_tops; /* >= 0: sum and tops are wanted; -1 = not */
+    int32_t padding;
 } kv8_draw_row;
 
 typedef struct kv8_drawn_top {
@@ -55,7 +55,7 @@ typedef struct kv8_drawn_row {
 } kv8_drawn_row;
 
 typedef struct kv8_draw_args {
-    float *logits; /* [.., vocab_size]; as before when the kernel ends */
+    float *logits; /* [rows, vocab_size]; as before when the kernel ends */
     const kv8_draw_row *rows;
     kv8_draw_change *changes;
     const uint32_t *masks; /* [.., (vocab_size + 31) / 32] */

@@ -104,7 +104,7 @@ __device__ __forceinline__ void copy_experts(RingWriter &ring, const kv8_token_l
 
 template <Format F>
 __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shared, uint32_t rings,
-                                           int position, uint32_t turns) {
+                                           uint32_t turns) {
     const int lane = threadIdx.x % 32;
     RingWriter ring;
     ring.ring = rings, ring.full = smem_address(shared.full);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shar
         const kv8_token_layer &l = shared.layers[i];
         if (lane == 0) copy_rows<HIDDEN>(ring, l.qkv, qkv);
         __syncwarp();
-        const KeySplits keys(l.window_left, position, gridDim.x);
+        const KeySplits keys(l.window_left, a.position, gridDim.x);
         const int block = blockIdx.x;
         if (keys.are_few() && block < KV_HEADS)
             copy_few<Keys<F, 1>>(ring, l, keys, block, a.page_size);
@@ -435,12 +435,12 @@ __device__ __forceinline__ void compute_head(const kv8_token_args &a, const Meet
 
 template <Format F>
 __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &shared,
-                                              uint32_t rings, int position, uint32_t turns) {
+                                              uint32_t rings, uint32_t turns) {
     const uint32_t blocks = gridDim.x, block = blockIdx.x;
     RingReader ring;
     ring.ring = rings, ring.full = smem_address(shared.full);
     ring.empty = smem_address(shared.empty);
-    const uint16_t *embedding = a.embedding + int64_t{__ldg(a.token_ids)} * HIDDEN;
+    const uint16_t *embedding = a.embedding + int64_t{a.token_id} * HIDDEN;
     uint32_t attended = 0, combined = 0;  // arrivals so far
     const auto meeting = [&](Place place, uint32_t expected) {
         return Meeting{meeting_word(a, place), expected};
@@ -452,7 +452,7 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
         const uint32_t all = blocks * (i + 1);
         compute_qkv(a, l, embedding, meeting(EXPERTS_DONE, blocks * i), turn, shared, ring);
         meeting(QKV_DONE, 0).call();
-        const KeySplits keys(l.window_left, position, blocks);
+        const KeySplits keys(l.window_left, a.position, blocks);
         if (keys.are_few()) {
             if (block < KV_HEADS) {
                 attend_few<Keys<F, 1>>(ring, a, l, keys, block, meeting(QKV_DONE, all), turn,
@@ -495,11 +495,20 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
         *meeting_word(a, static_cast<Place>(i)) = i == TURNS ? turns + a.num_layers : 0;
 }
 
+// As kv8_rope_angles: the angle is an f32 product, its cosine and sine are exact.
+__device__ __forceinline__ void put_angle(const kv8_token_args &a, Shared &shared, int pair) {
+    const float angle = __fmul_rn(static_cast<float>(a.position), __ldg(a.inv_freq + pair));
+    double sine, cosine;
+    sincos(static_cast<double>(angle), &sine, &cosine);
+    shared.cos_sin[pair] = static_cast<float>(cosine) * a.rope_factor;
+    shared.cos_sin[HEAD_DIM / 2 + pair] = static_cast<float>(sine) * a.rope_factor;
+}
+
 template <Format F>
 __device__ __forceinline__ void token_body(const kv8_token_args &a) {
     extern __shared__ __align__(128) uint8_t rings[];
     __shared__ Shared shared;
-    const int t = threadIdx.x, position = __ldg(a.positions);
+    const int t = threadIdx.x;
     if (t == 0) {
         for (int i = 0; i < KV8_TOKEN_STAGES; i++) {
             barrier_init(smem_address(shared.full + i), 1);
@@ -509,7 +518,7 @@ __device__ __forceinline__ void token_body(const kv8_token_args &a) {
         barrier_init(smem_address(&shared.routable), 1);
         barrier_init_fence();
     }
-    if (t < HEAD_DIM) shared.cos_sin[t] = __ldg(a.cos_sin + t);
+    if (t < HEAD_DIM / 2) put_angle(a, shared, t);
     constexpr int WORDS = sizeof(kv8_token_layer) / 8;
     const auto *const from = reinterpret_cast<const uint64_t *>(a.layers);
     for (int i = t; i < a.num_layers * WORDS; i += KV8_TOKEN_THREADS)
@@ -519,11 +528,10 @@ __device__ __forceinline__ void token_body(const kv8_token_args &a) {
     __syncthreads();
     if (t / 32 < KV8_TOKEN_WARPS) {
         registers_take<COMPUTE_REGISTERS>();
-        compute_token<F>(a, shared, smem_address(rings), position, turns);
+        compute_token<F>(a, shared, smem_address(rings), turns);
     } else {
         registers_give<COPY_REGISTERS>();
-        if (t / 32 == KV8_TOKEN_WARPS)
-            copy_token<F>(a, shared, smem_address(rings), position, turns);
+        if (t / 32 == KV8_TOKEN_WARPS) copy_token<F>(a, shared, smem_address(rings), turns);
     }
 }
 

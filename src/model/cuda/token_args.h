@@ -53,8 +53,7 @@ typedef struct kv8_token_args {
     kv8_token_layer *layers;
     const uint16_t *embedding, *final_norm; /* bf16 */
     const uint16_t *head;                   /* f16 */
-    const int32_t *token_ids, *positions;   /* one of each */
-    const float *cos_sin;                   /* [head_dim] of the position */
+    const float *inv_freq;                  /* [head_dim / 2] */
     float *logits;                          /* [vocab_size] */
     /* Workspace, all 0 before the first token. */
     uint32_t *meetings;  /* [KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS] */
@@ -67,8 +66,8 @@ typedef struct kv8_token_args {
     int64_t *router;     /* [num_experts]: sums over all layers, and how many there are of */
     uint16_t *gated;     /* f16 [top_k, hidden] */
     int32_t num_layers, num_experts, vocab_size, page_size;
-    float eps, alpha, limit;
-    int32_t padding;
+    int32_t token_id, position;
+    float eps, alpha, limit, rope_factor;
 } kv8_token_args;
 
 #endif

@@ -196,36 +196,34 @@ static kv8_status write_layers(kv8_model *model, int format) {
     return KV8_OK;
 }
 
-kv8_status kv8_gpt_oss_token_run(kv8_model *model, const kv8_device_batch *batch) {
+kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t position) {
     KV8_RANGE("persistent");
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
     kv8_gpt_oss_device *const d = own->device;
-    kv8_stream *const stream = model->options.stream;
     const kv8_cache_layer *const stored = &model->on_device->attention->kinds[0].stored;
     const int format = format_of(stored->k_dtype, stored->v_dtype);
     KV8_TRY(write_layers(model, format));
-    KV8_TRY(kv8_device_rope_angles(d->ops, stream, batch->positions, 1, d->inv_freq, d->rope_factor,
-                                   c->head_dim, d->cos_sin));
     kv8_token_args args = d->token.args;
     args.embedding = (const uint16_t *)d->embedding;
     args.final_norm = (const uint16_t *)d->final_norm;
     args.head = (const uint16_t *)d->head;
-    args.token_ids = batch->token_ids;
-    args.positions = batch->positions;
-    args.cos_sin = d->cos_sin;
+    args.inv_freq = d->inv_freq;
     args.logits = model->on_device->logits;
     args.num_layers = c->num_layers;
     args.num_experts = c->num_experts;
     args.vocab_size = c->vocab_size;
     args.page_size = model->on_device->attention->shape.page_size;
+    args.token_id = token_id;
+    args.position = position;
     args.eps = c->rms_norm_eps;
     args.alpha = c->swiglu_alpha;
     args.limit = c->swiglu_limit;
+    args.rope_factor = d->rope_factor;
     const kv8_launch launch = {
         .grid = {(uint32_t)kv8_device_get_info(model->options.device)->num_sms},
         .block = {KV8_TOKEN_THREADS},
         .dynamic_bytes = KV8_TOKEN_RING_BYTES,
         .cooperative = true};
-    return kv8_kernel_launch(&d->token.kernels[format], stream, &launch, &args);
+    return kv8_kernel_launch(&d->token.kernels[format], model->options.stream, &launch, &args);
 }
