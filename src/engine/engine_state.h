@@ -60,6 +60,7 @@ struct kv8_engine {
     /* In their place where a GPU computes and nobody wants to see logits. */
     kv8_device_sampler *device_sampler; /* NULL: the host computes */
     bool draws_on_device;               /* this step's */
+    bool step_draws;                    /* the model's own kernel does */
     kv8_draw *draws;                    /* [max_rows] a row each */
     kv8_drawn *drawn;                   /* [max_rows] */
 

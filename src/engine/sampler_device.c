@@ -30,6 +30,7 @@ struct kv8_device_sampler {
     inputs host, on_device;
     kv8_draw_row *rows;                   /* [max_rows], the host's, as drawn and tops */
     kv8_drawn_row *drawn;                 /* [max_rows] */
+    int32_t *step_drawn;                  /* of kv8_step_draw */
     kv8_drawn_top (*tops)[KV8_DRAW_TOPS]; /* [max_rows] */
 };
 
@@ -77,6 +78,8 @@ static kv8_status take_memory(kv8_device_sampler *s) {
     void *memory = NULL;
     KV8_TRY(kv8_device_alloc_host(s->device, rows * sizeof *s->rows, &memory));
     s->rows = memory;
+    KV8_TRY(kv8_device_alloc_host(s->device, 3 * sizeof *s->step_drawn, &memory));
+    s->step_drawn = memory;
     KV8_TRY(kv8_device_alloc_host(s->device, rows * sizeof *s->drawn, &memory));
     s->drawn = memory;
     KV8_TRY(kv8_device_alloc_host(s->device, rows * sizeof *s->tops, &memory));
@@ -112,7 +115,8 @@ fail:
 
 void kv8_device_sampler_destroy(kv8_device_sampler *s) {
     if (s == NULL) return;
-    void *const host[] = {s->rows, s->host.masks, s->host.changes, s->drawn, s->tops};
+    void *const host[] = {s->rows,         s->step_drawn, s->host.masks,
+                          s->host.changes, s->drawn,      s->tops};
     void *const device[] = {s->on_device.masks, s->on_device.changes};
     for (size_t i = 0; i < sizeof host / sizeof host[0]; i++)
         kv8_device_free_host(s->device, host[i]);
@@ -240,5 +244,24 @@ kv8_status kv8_device_sampler_end(kv8_device_sampler *s, const kv8_draw *draws, 
     KV8_TRY(kv8_stream_synchronize(s->stream));
     for (int32_t i = 0; i < num; i++)
         drawn_out[i] = take_row(s, i, &draws[i], tops_out + (size_t)i * (size_t)tops_stride);
+    return KV8_OK;
+}
+
+/* --- a draw of the step --- */
+
+bool kv8_device_sampler_simplify(const kv8_device_sampler *s, const kv8_draw *draw,
+                                 kv8_step_draw *out) {
+    const kv8_draw_row row = row_of(draw);
+    if (row.top_k > 0 || row.top_p != 0 || row.least != 0 || row.mask >= 0 || row.num_tops >= 0 ||
+        draw->sampling->num_bias > 0 || kv8_sampling_penalises(draw->sampling))
+        return false;
+    *out = (kv8_step_draw){row.random, row.factor, s->step_drawn};
+    return true;
+}
+
+kv8_status kv8_device_sampler_take(const kv8_device_sampler *s, kv8_drawn *drawn_out) {
+    KV8_TRY(kv8_stream_synchronize(s->stream));
+    *drawn_out = (kv8_drawn){.token = s->step_drawn[0], .bad_id = s->step_drawn[1]};
+    memcpy(&drawn_out->bad, &s->step_drawn[2], sizeof drawn_out->bad);
     return KV8_OK;
 }

@@ -7,6 +7,7 @@
 
 #include <kv8/device.h>
 
+#include "model_impl.h"
 #include "sampler.h"
 
 /* Of a row of logits: what kv8_sampler_draw takes, and what is wanted of it. */
@@ -41,6 +42,12 @@ int64_t kv8_device_sampler_changes(const kv8_device_sampler *sampler, const kv8_
                                    int32_t num_tokens);
 /* A run holds so many draws, and so many such ids of them together. */
 bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, int32_t num, int64_t num_changes);
+/* Whether a step of the model can draw this by itself: from all ids, the logits as they are; then
+ * how. */
+bool kv8_device_sampler_simplify(const kv8_device_sampler *sampler, const kv8_draw *draw,
+                                 kv8_step_draw *out);
+/* Waits for such a draw. */
+kv8_status kv8_device_sampler_take(const kv8_device_sampler *sampler, kv8_drawn *drawn_out);
 /* Puts the draw from device logits [num, vocab_size] on the stream. Allocates nothing. */
 kv8_status kv8_device_sampler_begin(kv8_device_sampler *sampler, float *logits,
                                     const kv8_draw *draws, int32_t num);

@@ -71,7 +71,36 @@ static void gather(kv8_engine *e, const kv8_schedule *schedule) {
     e->draws_on_device = can_draw_on_device(e);
 }
 
+static bool is_too_short(const kv8_running *r) {
+    return r->num_tokens - r->num_prompt < r->spec.min_tokens;
+}
+static bool has_mask(const kv8_running *r) {
+    return r->spec.mask != NULL || is_too_short(r);
+}
+
+/* One for each row of logits; of a share that chooses nothing they are looked at alone. */
+static void list_draws(kv8_engine *e) {
+    static const kv8_sampling greedy = KV8_SAMPLING_INIT;
+    for (int32_t row = 0; row < e->num_rows; row++) {
+        const kv8_share *const s = &e->shares[e->share_of[row]];
+        const kv8_running *const r = s->running;
+        e->draws[row] = (kv8_draw){.sampling = s->row->samples ? &r->sampling : &greedy,
+                                   .history = {r->token_ids, r->num_prompt, r->num_tokens},
+                                   .mask = -1,
+                                   .num_logprobs = s->row->samples ? r->spec.num_logprobs : 0};
+    }
+}
+
+/* A draw that the step may do by itself: of the one row that there is. */
+static bool simplify_draw(kv8_engine *e, kv8_step_draw *out) {
+    if (!e->draws_on_device || e->num_rows != 1 || has_mask(e->shares[0].running)) return false;
+    list_draws(e);
+    return kv8_device_sampler_simplify(e->device_sampler, &e->draws[0], out);
+}
+
 static kv8_status compute(kv8_engine *e) {
+    kv8_step_draw draw;
+    const bool is_simple = simplify_draw(e, &draw);
     const kv8_step step = {.struct_size = sizeof(kv8_step),
                            .num_seqs = e->num_shares,
                            .seqs = e->seqs,
@@ -80,7 +109,8 @@ static kv8_status compute(kv8_engine *e) {
                            .num_logit_rows = e->num_rows,
                            .logit_rows = e->logit_rows,
                            .logits_out = e->draws_on_device ? NULL : e->logits};
-    return kv8_model_step_extended(e->model, e->cache, &step);
+    return kv8_model_step_extended(e->model, e->cache, &step, is_simple ? &draw : NULL,
+                                   &e->step_draws);
 }
 
 /* --- judge --- */
@@ -133,13 +163,6 @@ static void judge_share(kv8_engine *e, int32_t idx) {
 
 static void forbid(uint32_t *mask, const int32_t *ids, int32_t num) {
     for (int32_t i = 0; i < num; i++) mask[ids[i] / 32] &= ~(1u << (ids[i] % 32));
-}
-
-static bool is_too_short(const kv8_running *r) {
-    return r->num_tokens - r->num_prompt < r->spec.min_tokens;
-}
-static bool has_mask(const kv8_running *r) {
-    return r->spec.mask != NULL || is_too_short(r);
 }
 
 /* The ids that may follow: of the request's mask, and none that would end it before min_tokens. */
@@ -294,23 +317,11 @@ static void fill_device_mask(void *cookie, size_t row, int32_t thread_idx) {
               kv8_device_sampler_mask(e->device_sampler, draw->mask));
 }
 
-/* One for each row of logits; of a share that chooses nothing they are looked at alone. */
-static void list_draws(kv8_engine *e) {
-    static const kv8_sampling greedy = KV8_SAMPLING_INIT;
-    for (int32_t row = 0; row < e->num_rows; row++) {
-        const kv8_share *const s = &e->shares[e->share_of[row]];
-        const kv8_running *const r = s->running;
-        e->draws[row] = (kv8_draw){.sampling = s->row->samples ? &r->sampling : &greedy,
-                                   .history = {r->token_ids, r->num_prompt, r->num_tokens},
-                                   .mask = -1,
-                                   .num_logprobs = s->row->samples ? r->spec.num_logprobs : 0};
-    }
-}
-
 /* Draws are listed and masks filled while the GPU computes. */
 static kv8_status draw_on_device(kv8_engine *e) {
     KV8_RANGE("draw of %d rows", e->num_rows);
     int32_t num_masks = 0;
+    if (e->step_draws) return kv8_device_sampler_take(e->device_sampler, &e->drawn[0]);
     list_draws(e);
     for (int32_t row = 0; row < e->num_rows; row++) {
         const kv8_share *const s = &e->shares[e->share_of[row]];

@@ -327,7 +327,8 @@ static kv8_status wait_for(const kv8_model *model) {
     return kv8_stream_synchronize(model->options.stream);
 }
 
-kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
+kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step,
+                                 const kv8_step_draw *draw, bool *draws_out) {
     kv8_model_device *const d = model->on_device;
     int32_t recorded = 0;
     KV8_TRY(follow_observer(model));
@@ -340,6 +341,7 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     kv8_step_plan planned;
     KV8_TRY(plan(model, &shape, &planned));
     const bool is_token = planned.path == KV8_PATH_PERSISTENT;
+    *draws_out = is_token && draw != NULL;
     KV8_TRY(kv8_device_attention_load(model, cache, step, is_token));
     kv8_device_graphs *const graphs = &d->graphs[d->attention - d->attentions];
     if (graphs->version != d->attention->version || kv8_stream_times_graphs(model->options.stream))
@@ -356,7 +358,7 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     if (!is_token) KV8_TRY(send_inputs(model, step, &batch));
     if (is_token) {
         const int32_t token_id = step->token_ids[0], position = model->positions[0];
-        KV8_TRY(model->architecture->device->token(model, token_id, position));
+        KV8_TRY(model->architecture->device->token(model, token_id, position, draw));
         KV8_TRY(read_logits(model, 0, 1, step->logits_out));
     } else if (planned.path == KV8_PATH_GRAPH) {
         KV8_TRY(run_graph(model, &batch, &graphs->recorded[idx]));

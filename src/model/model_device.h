@@ -29,8 +29,9 @@ struct kv8_device_architecture {
      * none ever. */
     const char *(*why_not_token)(const kv8_model *model, kv8_device *device,
                                  const kv8_cache *cache);
-    /* layers and logits of one token, by that kernel. */
-    kv8_status (*token)(kv8_model *model, int32_t token_id, int32_t position);
+    /* layers and logits of one token, by that kernel, and the draw of the next; draw NULL: none. */
+    kv8_status (*token)(kv8_model *model, int32_t token_id, int32_t position,
+                        const kv8_step_draw *draw);
     /* on_device->logits [num, vocab_size] of rows logit_rows[0..num). */
     kv8_status (*logits)(kv8_model *model, const int32_t *logit_rows, int32_t num);
 };
@@ -74,7 +75,9 @@ kv8_status kv8_model_device_end_profile(kv8_model *model, kv8_profile *out);
 /* kv8_model_plan_step; of a model on the host too. */
 kv8_status kv8_model_device_plan(const kv8_model *model, const kv8_cache *cache, kv8_device *device,
                                  int32_t num_seqs, int32_t num_rows, kv8_step_plan *out);
-/* A step whose sequences are extended; waits until its logits are there. */
-kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step);
+/* A step whose sequences are extended; waits until its logits are there. draw, draws_out: of
+ * kv8_model_step_extended. */
+kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_step *step,
+                                 const kv8_step_draw *draw, bool *draws_out);
 
 #endif

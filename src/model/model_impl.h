@@ -22,6 +22,16 @@ float *kv8_model_device_logits(const kv8_model *model);
  * whoever extended takes them back. Logits wanted and logits_out NULL: nothing is waited for; at
  * most kv8_model_held_logits rows, they lie at kv8_model_device_logits when the stream gets there.
  */
-kv8_status kv8_model_step_extended(kv8_model *model, kv8_cache *cache, const kv8_step *step);
+/* A token to be drawn as kv8/engine.h defines it from the one row of logits that a step has, all
+ * ids alike: by their weights, or the likeliest. */
+typedef struct kv8_step_draw {
+    uint64_t random; /* u */
+    float factor;    /* of differences of logits; 0 = greedy */
+    int32_t *drawn;  /* page-locked, filled when the stream gets there: the token; the first id
+                        whose logit is not finite, -1 = none; that logit's bits */
+} kv8_step_draw;
+/* *draws_out: such a step draws by itself, with draw not NULL; else the logits alone are there. */
+kv8_status kv8_model_step_extended(kv8_model *model, kv8_cache *cache, const kv8_step *step,
+                                   const kv8_step_draw *draw, bool *draws_out);
 
 #endif

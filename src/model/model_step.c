@@ -98,16 +98,19 @@ static kv8_status check(kv8_model *model, kv8_cache *cache, const kv8_step *step
     return check_lengths(model, cache, step, extended);
 }
 
-static kv8_status compute(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
+static kv8_status compute(kv8_model *model, kv8_cache *cache, const kv8_step *step,
+                          const kv8_step_draw *draw, bool *draws_out) {
     KV8_RANGE("step of %d rows, %d requests", step->indptr[step->num_seqs], step->num_seqs);
-    if (model->on_device != NULL) return kv8_model_device_step(model, cache, step);
+    *draws_out = false;
+    if (model->on_device != NULL) return kv8_model_device_step(model, cache, step, draw, draws_out);
     KV8_TRY(kv8_model_attention_load(model, cache, step));
     return model->architecture->compute(model, cache, step);
 }
 
-kv8_status kv8_model_step_extended(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
+kv8_status kv8_model_step_extended(kv8_model *model, kv8_cache *cache, const kv8_step *step,
+                                   const kv8_step_draw *draw, bool *draws_out) {
     KV8_TRY(check(model, cache, step, true));
-    return compute(model, cache, step);
+    return compute(model, cache, step, draw, draws_out);
 }
 
 kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *step) {
@@ -117,7 +120,8 @@ kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache, const kv8_step *st
     KV8_TRY(check(model, cache, step, false));
     int32_t extended = 0;
     kv8_status status = extend(cache, step, &extended);
-    if (status == KV8_OK) status = compute(model, cache, step);
+    bool draws = false;
+    if (status == KV8_OK) status = compute(model, cache, step, NULL, &draws);
     if (status != KV8_OK) {
         for (int32_t i = 0; i < extended; i++) {
             const kv8_status undone =

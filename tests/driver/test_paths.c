@@ -103,9 +103,10 @@ static int64_t waits_of_step(fixture *f) {
                            .token_ids = ids,
                            .num_logit_rows = 2,
                            .logit_rows = rows};
+    bool draws = true;
     const int64_t before = stand_in_num_calls("cuStreamSynchronize");
     for (int i = 0; i < 2; i++) assert_ok(kv8_cache_extend(f->cache, f->seqs[i], 1, &ids[i]));
-    assert_ok(kv8_model_step_extended(f->model, f->cache, &step));
+    assert_ok(kv8_model_step_extended(f->model, f->cache, &step, NULL, &draws));
     return stand_in_num_calls("cuStreamSynchronize") - before;
 }
 

@@ -1,12 +1,13 @@
 /* test_model_token.c - a token by one kernel: against the host's model, and where many blocks share
  * the keys against the graph of many kernels; formats of the cache, windows, numbers of experts;
- * equal bits in every run; what it refuses.
+ * equal bits in every run; the token that it draws; what it refuses.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <unistd.h>
 
 #include "gpu_testing.h"
 #include "model_runs.h"
+#include "sampler_device.h"
 
 enum { VOCAB = 5000 };
 
@@ -137,6 +138,63 @@ static void runs_repeat(void **state) {
     kv8_model_close(model);
 }
 
+/* One token more by a step that draws the next; its logits to `logits`. */
+static kv8_drawn draw_next(const gpu *g, kv8_model *model, kv8_cache *cache, kv8_seq seq,
+                           const kv8_device_sampler *sampler, const kv8_draw *draw, float *logits) {
+    const int32_t id = 37 * draw->history.num_tokens % VOCAB;
+    const kv8_step step = {.struct_size = sizeof step,
+                           .num_seqs = 1,
+                           .seqs = &seq,
+                           .indptr = (const int32_t[]){0, 1},
+                           .token_ids = &id,
+                           .num_logit_rows = 1,
+                           .logit_rows = (const int32_t[]){0}};
+    kv8_step_draw how;
+    kv8_drawn drawn;
+    bool draws = false;
+    assert_ok(kv8_cache_extend(cache, seq, 1, &id));
+    assert_true(kv8_device_sampler_simplify(sampler, draw, &how));
+    assert_ok(kv8_model_step_extended(model, cache, &step, &how, &draws));
+    assert_true(draws);
+    assert_ok(kv8_device_sampler_take(sampler, &drawn));
+    gpu_download(g, logits, kv8_model_device_logits(model), VOCAB * sizeof *logits);
+    return drawn;
+}
+
+/* The host's draw from the same logits, sharp and flat ones, with a seed of its own each. */
+static void it_draws_as_the_sampler_does(void **state) {
+    enum { NUM = 80 };
+    static const float temperatures[] = {1, 0, 0.3f, 8};
+    static float logits[VOCAB];
+    const gpu *const g = gpu_get_with_kernels(state);
+    kv8_model *const model = open_path(g, 4, KV8_PATH_PERSISTENT);
+    kv8_cache *const cache = open_cache(model, KV8_E4M3, 16, 1, NUM, false);
+    kv8_device_sampler *on_device = NULL;
+    kv8_sampler *host = NULL;
+    kv8_seq seq = KV8_SEQ_NONE;
+    int32_t num_other = 0;
+    assert_ok(kv8_device_sampler_create(&on_device, g->device, g->stream, VOCAB, 1, NULL));
+    assert_ok(kv8_sampler_create(&host, VOCAB, NULL));
+    assert_ok(kv8_cache_seq_create(cache, &seq));
+    for (int32_t i = 0; i < NUM; i++) {
+        kv8_sampling sampling = KV8_SAMPLING_INIT;
+        sampling.temperature = temperatures[i % 4];
+        sampling.seed = (uint64_t)i;
+        const kv8_draw draw = {.sampling = &sampling, .history = {NULL, 0, i}, .mask = -1};
+        const kv8_drawn got = draw_next(g, model, cache, seq, on_device, &draw, logits);
+        const int32_t want = kv8_sampler_draw(host, &sampling, &draw.history, NULL, logits);
+        if (got.bad_id != -1 || got.token != want)
+            fail_msg("draw %d at temperature %g: token %d (bad %d), the host's is %d", i,
+                     (double)sampling.temperature, got.token, got.bad_id, want);
+        for (int32_t id = 0; id < VOCAB; id++) num_other += id < want && logits[id] > logits[want];
+    }
+    assert_true(num_other > 0); /* not the likeliest each time */
+    kv8_sampler_destroy(host);
+    kv8_device_sampler_destroy(on_device);
+    kv8_cache_destroy(cache);
+    kv8_model_close(model);
+}
+
 /* What no kernel takes is refused where it is asked for, and takes the graph where it is not. */
 static void what_it_does_not_take_is_refused(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
@@ -173,6 +231,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(one_kernel_agrees_with_the_host),
         cmocka_unit_test(long_sequences_agree_with_the_graph),
         cmocka_unit_test(runs_repeat),
+        cmocka_unit_test(it_draws_as_the_sampler_does),
         cmocka_unit_test(what_it_does_not_take_is_refused),
     };
     return cmocka_run_group_tests_name("model_token", tests, gpu_open, gpu_close);

@@ -19,6 +19,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "experts_gate.cuh"
 #include "token_attention.cuh"
+#include "token_draw.cuh"
 #include "token_experts.cuh"
 #include "token_router.cuh"
 
@@ -30,7 +31,19 @@ constexpr int HEAD_ROWS = 32;
 static_assert(HEAD_ROWS % (2 * DenseRows<HIDDEN>::ROWS) == 0, "both stages ahead in turn");
 constexpr int COMPUTE_REGISTERS = 208, COPY_REGISTERS = 88;  // of a thread; 168 at the launch
 
-enum Place { QKV_DONE, ATTENDED, COMBINED, RESIDUAL, GATED, EXPERTS_DONE, TURNS, TOKEN_DONE };
+enum Place {
+    QKV_DONE,
+    ATTENDED,
+    COMBINED,
+    RESIDUAL,
+    GATED,
+    EXPERTS_DONE,
+    TURNS,
+    BEST_KNOWN,
+    SUMMED,
+    TOKEN_DONE
+};
+static_assert(TOKEN_DONE < KV8_TOKEN_MEETINGS, "a word each");
 static_assert(TOP_K == 2 * TEAMS, "a team has two experts of down");
 
 struct Shared {
@@ -53,6 +66,7 @@ struct Shared {
         StripSums strips;
         CombineScratch combine;
         HeadScratch heads;
+        DrawScratch draw;
         struct {
             float x[32];
             float sums[2][KV8_TOKEN_MAX_EXPERTS];
@@ -488,6 +502,8 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
     }
     compute_head(a, meeting(EXPERTS_DONE, blocks * a.num_layers), turn_of(turns, a.num_layers - 1),
                  shared, ring);
+    if (a.drawn != nullptr)
+        draw_token(a, meeting(BEST_KNOWN, blocks), meeting(SUMMED, blocks), shared.draw);
     // The last block to get here leaves the meetings as it found them.
     if (threadIdx.x != 0) return;
     if (atomicAdd(meeting_word(a, TOKEN_DONE), 1) != blocks - 1) return;

@@ -47,7 +47,7 @@ typedef struct kv8_token_layer {
 } kv8_token_layer;
 
 /* Words that blocks meet at, 128 bytes apart. */
-enum { KV8_TOKEN_MEETINGS = 8, KV8_TOKEN_MEETING_WORDS = 32 };
+enum { KV8_TOKEN_MEETINGS = 10, KV8_TOKEN_MEETING_WORDS = 32 };
 
 typedef struct kv8_token_args {
     kv8_token_layer *layers;
@@ -55,6 +55,8 @@ typedef struct kv8_token_args {
     const uint16_t *head;                   /* f16 */
     const float *inv_freq;                  /* [head_dim / 2] */
     float *logits;                          /* [vocab_size] */
+    int32_t *drawn; /* the host's: a token, the first id whose logit is not finite, that logit's
+                       bits; NULL: none is drawn */
     /* Workspace, all 0 before the first token. */
     uint32_t *meetings;  /* [KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS] */
     float *residual;     /* [3, hidden]: after attention; after the experts, two parts */
@@ -65,9 +67,12 @@ typedef struct kv8_token_args {
     float *squares;      /* [blocks]: of the residual after attention */
     int64_t *router;     /* [num_experts]: sums over all layers, and how many there are of */
     uint16_t *gated;     /* f16 [top_k, hidden] */
+    unsigned long long *draw_parts; /* [3 * blocks] */
+    uint64_t draw_random;
     int32_t num_layers, num_experts, vocab_size, page_size;
     int32_t token_id, position;
-    float eps, alpha, limit, rope_factor;
+    float eps, alpha, limit, rope_factor, draw_factor;
+    int32_t padding;
 } kv8_token_args;
 
 #endif

@@ -73,7 +73,8 @@ kv8_status kv8_gpt_oss_token_create(kv8_model *model);
 void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory);
 const char *kv8_gpt_oss_why_not_token(const kv8_model *model, kv8_device *device,
                                       const kv8_cache *cache);
-kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t position);
+kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t position,
+                                 const kv8_step_draw *draw);
 
 /* Device memory that experts pass through on their way, a few at a time. */
 size_t kv8_gpt_oss_staging_bytes(const kv8_gpt_oss_layer *layer, int32_t num_experts);

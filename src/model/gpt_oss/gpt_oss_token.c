@@ -45,7 +45,7 @@ typedef struct workspace_array {
     void **array;
     size_t bytes;
 } workspace_array;
-enum { WORKSPACE_ARRAYS = 9 };
+enum { WORKSPACE_ARRAYS = 10 };
 
 static void list_workspace(const kv8_model *model, workspace_array (*arrays)[WORKSPACE_ARRAYS]) {
     const kv8_gpt_oss *const own = model->own;
@@ -64,6 +64,7 @@ static void list_workspace(const kv8_model *model, workspace_array (*arrays)[WOR
         {(void **)&a->squares, blocks * sizeof *a->squares},
         {(void **)&a->router, KV8_TOKEN_MAX_EXPERTS * sizeof *a->router},
         {(void **)&a->gated, KV8_TOKEN_TOP_K * HIDDEN * sizeof *a->gated},
+        {(void **)&a->draw_parts, 3 * blocks * sizeof *a->draw_parts},
     };
     memcpy(*arrays, all, sizeof all);
 }
@@ -196,7 +197,8 @@ static kv8_status write_layers(kv8_model *model, int format) {
     return KV8_OK;
 }
 
-kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t position) {
+kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t position,
+                                 const kv8_step_draw *draw) {
     KV8_RANGE("persistent");
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
@@ -220,6 +222,11 @@ kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t pos
     args.alpha = c->swiglu_alpha;
     args.limit = c->swiglu_limit;
     args.rope_factor = d->rope_factor;
+    if (draw != NULL) {
+        args.drawn = draw->drawn;
+        args.draw_random = draw->random;
+        args.draw_factor = draw->factor;
+    }
     const kv8_launch launch = {
         .grid = {(uint32_t)kv8_device_get_info(model->options.device)->num_sms},
         .block = {KV8_TOKEN_THREADS},
