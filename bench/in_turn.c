@@ -1,14 +1,15 @@
 /* in_turn.c - times attention of several builds of libkv8.so in turn, in one process.
  *
- *   in_turn [options] LIBRARY[:invariant|:nan-PART|:inf-PART]...
+ *   in_turn [options] LIBRARY[:invariant|:nan-PART|:inf-PART|:big-PART|:sub-PART]...
  *
  * On a machine that others use, two programs one after the other differ by more than two builds do.
  * Here every build gets a few runs, then the next, over the same cold pages, until the time is up;
  * what disturbs one disturbs all. Differences of 1 to 2 % show in the lower quartiles; repeat with
  * the libraries in another order, since where a workspace lies in memory counts too.
  * `:invariant` asks the plan for batch_invariant. `:nan-PART` puts a NaN, `:inf-PART` an infinity,
- * into each request's first key (-l: its last) or query, in one head of q, k or v, or in all of Q,
- * K or V. The last column is the largest difference of an output from the first build's.
+ * `:big-PART` 1e30 into each request's first key (-l: its last) or query, in one head of q, k or v,
+ * or in all of Q, K or V. `:sub-PART` makes every element of all of Q, K or V subnormal (of int8
+ * the scales). The last column is the largest difference of an output from the first build's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
@@ -32,7 +33,7 @@ enum {
 };
 
 static const char usage[] =
-    "usage: in_turn [options] LIBRARY[:invariant|:nan-PART|:inf-PART]...\n"
+    "usage: in_turn [options] LIBRARY[:invariant|:nan-PART|:inf-PART|:big-PART|:sub-PART]...\n"
     "  -s Q/KV/D   query heads, KV heads, head_dim (64/8/64)\n"
     "  -k FORMAT   of the cache: e4m3, int8, bf16, ... (e4m3)\n"
     "  -c LIST     keys of a request (8192)\n"
@@ -49,7 +50,8 @@ static const char usage[] =
 typedef struct build {
     const char *name;
     bool invariant;
-    float sick; /* NaN or infinity, in q, k, v, Q, K or V; part 0 = none */
+    float sick; /* NaN, infinity, .. in q, k, v, Q, K or V; part 0 = none */
+    bool everywhere;
     char part;
     CALL(kv8_attention_plan_create);
     CALL(kv8_attention_plan_destroy);
@@ -120,13 +122,19 @@ static build open_build(const char *name, int32_t threads) {
     char path[4096];
     const size_t length = strcspn(name, ":");
     b.invariant = strcmp(name + length, ":invariant") == 0;
-    b.sick = strncmp(name + length, ":inf-", 5) == 0 ? INFINITY : NAN;
-    if ((isinf(b.sick) || strncmp(name + length, ":nan-", 5) == 0) && strlen(name + length) == 6 &&
-        strchr("qkvQKV", name[length + 5]) != NULL)
-        b.part = name[length + 5];
+    static const struct {
+        const char *name;
+        float value;
+    } kinds[] = {{":nan-", NAN}, {":inf-", INFINITY}, {":big-", 1e30f}, {":sub-", 0x1p-130f}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (strncmp(name + length, kinds[i].name, 5) != 0 || strlen(name + length) != 6) continue;
+        b.sick = kinds[i].value;
+        b.everywhere = b.sick < 1;
+        if (strchr(b.everywhere ? "QKV" : "qkvQKV", name[length + 5]) != NULL)
+            b.part = name[length + 5];
+    }
     if (name[length] != '\0' && !b.invariant && b.part == 0) {
-        fprintf(stderr, "in_turn: %s ends with %s, not :invariant, :nan-PART or :inf-PART\n", name,
-                name + length);
+        fprintf(stderr, "in_turn: %s ends with %s: see the usage\n", name, name + length);
         exit(2);
     }
     snprintf(path, sizeof path, "%.*s", (int)length, name);
@@ -262,13 +270,48 @@ static void put(const build *b, void *at, kv8_dtype dtype, float value) {
         check(b, b->kv8_narrow(KV8_ISA_SCALAR, dtype, &value, 1, 1, at, NULL));
 }
 
-/* What `:nan-PART` or `:inf-PART` says, for all requests of the runs whose tables begin at every
+/* n elements at `at`. */
+static void fill(const build *b, void *at, kv8_dtype dtype, int64_t n, float value) {
+    const size_t size = b->kv8_dtype_size(dtype);
+    put(b, at, dtype, value);
+    for (int64_t i = 1; i < n; i++) memcpy((uint8_t *)at + i * (int64_t)size, at, size);
+}
+
+/* What `:sub-PART` says. */
+static void spoil_all(const build *b, const options *o, const inputs *in, const pool *p,
+                      bool well) {
+    const kv8_attention_args *const a = &in->args;
+    const float tiny = p->dtype == KV8_E4M3 ? 0x1p-9f : b->sick, value = well ? 0.5f : tiny;
+    if (b->part == 'Q') {
+        const int64_t rows = (int64_t)o->batch * o->qo_len;
+        fill(b, (void *)(uintptr_t)a->q, KV8_BF16, rows * a->q_stride_row, well ? 0.5f : b->sick);
+        return;
+    }
+    const kv8_paged *const part = b->part == 'K' ? &in->k : &in->v;
+    const int64_t size = (int64_t)b->kv8_dtype_size(p->dtype);
+    for (int64_t page = 0; page < p->num_pages; page++) {
+        uint8_t *const data = (uint8_t *)(uintptr_t)part->data;
+        if (p->dtype != KV8_INT8) {
+            fill(b, data + page * part->stride_page * size, p->dtype, p->code_bytes / size, value);
+            continue;
+        }
+        kv8_f16 *const scale = (kv8_f16 *)(uintptr_t)part->row_scale;
+        for (int64_t i = 0; i < (int64_t)PAGE * o->num_kv_heads; i++)
+            scale[page * part->row_scale_stride_page + i].bits = well ? 0x2800 : 1;
+    }
+}
+
+/* What `:nan-PART` or its like says, for all requests of the runs whose tables begin at every
  * `pages` of the pool's order; well: numbers there. */
 static void spoil(const build *b, const options *o, const inputs *in, const pool *p,
                   int32_t context, bool well) {
     const kv8_attention_args *const a = &in->args;
     const bool all = b->part == 'Q' || b->part == 'K' || b->part == 'V';
     const float value = well ? 0.5f : b->sick;
+    if (b->everywhere) {
+        spoil_all(b, o, in, p, well);
+        return;
+    }
     if (b->part == 'q' || b->part == 'Q') {
         for (int32_t i = 0; i < o->batch; i++) {
             kv8_bf16 *const row = (kv8_bf16 *)(uintptr_t)a->q + i * o->qo_len * a->q_stride_row;
@@ -292,8 +335,9 @@ static void spoil(const build *b, const options *o, const inputs *in, const pool
             kv8_f16 *const scale = (kv8_f16 *)(uintptr_t)part->row_scale;
             scale[page * part->row_scale_stride_page + slot * part->row_scale_stride_slot + head]
                 .bits = well           ? 0x2800
+                        : isnan(value) ? 0x7e00
                         : isinf(value) ? 0x7c00
-                                       : 0x7e00;
+                                       : 0x7bff;
         }
     }
 }

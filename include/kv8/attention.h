@@ -9,7 +9,7 @@
  * its own position; with window_left = w >= 0 none before position - w, with window_right = w >= 0
  * none after position + w. No visible key: o = 0 and lse = -inf. A combination that no kernel
  * computes is refused with KV8_ERR_UNSUPPORTED; nothing is ever dropped or replaced. Bytes in slots
- * nobody may see never reach a result.
+ * nobody may see never reach a result. On x86-64 subnormal floats (below 2^-126) count as 0.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_ATTENTION_H

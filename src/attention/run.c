@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "plan.h"
+#include "simd/subnormals.h"
 
 typedef struct run {
     const kv8_attention_plan *plan;
@@ -144,6 +145,7 @@ static void join_shared_row(void *cookie, size_t index, int32_t thread_idx) {
     const run *const r = cookie;
     const kv8_attention_shared_row *const shared = &r->cascade->rows[index];
     const int32_t group_size = r->plan->group_size;
+    const unsigned subnormals = kv8_subnormals_off();
     for (int32_t head = 0; head < r->plan->spec.num_qo_heads; head++) {
         kv8_attention_partials partials[2];
         int32_t num = 0;
@@ -155,6 +157,7 @@ static void join_shared_row(void *cookie, size_t index, int32_t thread_idx) {
         kv8_attention_finish_row(r->plan, r->args, shared->request, shared->q_row, head, partials,
                                  num);
     }
+    kv8_subnormals_restore(subnormals);
 }
 
 /* --- one item --- */
@@ -232,12 +235,14 @@ static void run_items(void *cookie, size_t index, int32_t thread_idx) {
     run *const r = cookie;
     kv8_attention_cursor cursor = {
         .items = r->items, .num_items = r->num_items, .num_taken = &r->num_taken};
+    const unsigned subnormals = kv8_subnormals_off();
     for (;;) {
         const kv8_attention_item *const item = kv8_attention_take_item(&cursor);
         if (item == NULL) break;
         cursor.taken = false;
         run_item(r, item, &cursor, r->scratch + thread_idx * r->plan->scratch.size);
     }
+    kv8_subnormals_restore(subnormals);
 }
 
 kv8_status kv8_attention_run(const kv8_attention_plan *plan, const kv8_attention_args *given,

@@ -269,6 +269,70 @@ static void equal_scores_over_ones_give_one(void **state) {
     kv8_threads_destroy(threads);
 }
 
+#if defined(__x86_64__)
+/* Subnormal operands are 0 there, on every thread: scores of subnormal q are equal, and o of
+ * subnormal v is 0. The caller's arithmetic stays what it was. */
+static void subnormals_count_as_0(void **state) {
+    (void)state;
+    enum { KEYS = 4096, PAGE = 16, DIM = 64, PAGES = KEYS / PAGE };
+    static kv8_bf16 k[PAGE * DIM], v[PAGE * DIM], tiny[PAGE * DIM];
+    kv8_threads *threads = NULL;
+    assert_ok(kv8_threads_create(&threads, 2));
+    int32_t *const pages = calloc(PAGES, sizeof *pages); /* all the same page */
+    kv8_bf16 q[DIM];
+    for (int d = 0; d < DIM; d++) q[d] = kv8_bf16_from_f32(0x1p-130f);
+    for (int i = 0; i < PAGE * DIM; i++) {
+        k[i] = kv8_bf16_from_f32(i / DIM % 2 ? 0x1p126f : -0x1p126f);
+        v[i] = kv8_bf16_from_f32((float)(i / DIM % 2));
+        tiny[i] = q[0];
+    }
+    kv8_attention_spec spec = KV8_ATTENTION_SPEC_INIT;
+    spec.num_qo_heads = spec.num_kv_heads = 1;
+    spec.head_dim = DIM;
+    spec.q_dtype = spec.k_dtype = spec.v_dtype = KV8_BF16;
+    spec.o_dtype = KV8_F32;
+    spec.page_size = PAGE;
+    spec.window_left = -1;
+    spec.max_batch = spec.max_total_q = 1;
+    spec.max_kv_len = KEYS;
+    const int32_t qo_indptr[] = {0, 1}, lens[] = {KEYS};
+    const kv8_page_table table = case_dense_table(pages, PAGES, lens);
+    kv8_paged k_pool = KV8_PAGED_INIT, v_pool = KV8_PAGED_INIT;
+    k_pool.data = k;
+    k_pool.stride_slot = v_pool.stride_slot = DIM;
+    float o[DIM];
+    kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
+    args.batch = 1;
+    args.qo_indptr = qo_indptr;
+    args.q = q;
+    args.k = &k_pool;
+    args.v = &v_pool;
+    args.pages = &table;
+    args.o = o;
+    for (kv8_isa isa = KV8_ISA_BEST; case_next_isa(&isa);) {
+        spec.isa = isa;
+        kv8_attention_plan *plan = NULL;
+        assert_ok(kv8_attention_plan_create(&plan, &spec, threads, NULL));
+        const guarded workspace = guarded_alloc(kv8_attention_workspace_size(plan));
+        for (int small = 0; small < 2; small++) {
+            v_pool.data = small ? tiny : v;
+            assert_ok(kv8_attention_prepare(plan, &args, workspace.data));
+            assert_ok(kv8_attention_run(plan, &args, workspace.data));
+            for (int d = 0; d < DIM; d++) {
+                if (!(o[d] == (small ? 0 : 0.5f)))
+                    fail_msg("%s: o is %.9g", kv8_isa_name(isa), (double)o[d]);
+            }
+        }
+        volatile float least = 0x1p-130f;
+        assert_true(least * 0.5f > 0);
+        guarded_free(workspace);
+        kv8_attention_plan_destroy(plan);
+    }
+    free(pages);
+    kv8_threads_destroy(threads);
+}
+#endif
+
 /* Partial results of kv8_attention_run over page ranges, merged by the public calls, sink last:
  * the same as all at once. */
 static void parts_merge_to_the_whole(void **state) {
@@ -324,6 +388,9 @@ int main(void) {
         cmocka_unit_test(sick_values_of_v_stay_in_their_columns),
         cmocka_unit_test(equal_scores_over_ones_give_one),
         cmocka_unit_test(parts_merge_to_the_whole),
+#if defined(__x86_64__)
+        cmocka_unit_test(subnormals_count_as_0),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
