@@ -241,6 +241,8 @@ static void isa_environment_is_honoured_or_refused(void **state) {
 
 static void ceilings_are_measured_per_rung(void **state) {
     (void)state;
+    kv8_isa best = KV8_ISA_BEST;
+    assert_ok(kv8_machine_isa(&best));
     for (int isa = KV8_ISA_SCALAR; isa < KV8_ISA_COUNT; isa++) {
         kv8_ceilings c = {0};
         if (!kv8_machine_has_isa((kv8_isa)isa)) {
@@ -248,6 +250,7 @@ static void ceilings_are_measured_per_rung(void **state) {
                            KV8_ERR_UNSUPPORTED, kv8_isa_name((kv8_isa)isa));
             continue;
         }
+        if (test_is_short() && (kv8_isa)isa != best) continue; /* each reads 8 GB */
         assert_ok(kv8_machine_measure_ceilings(NULL, (kv8_isa)isa, &c));
         /* No machine of this century is below, none of this decade above. */
         assert_true(c.read_gb_s > 0.05 && c.read_gb_s < 2000);
