@@ -101,6 +101,7 @@ static kv8_kv_cache_options pool_options(const running *r) {
     options.max_seq_len = r->max_model_len;
     options.num_tokens = r->num_tokens;
     options.step_tokens = r->step_tokens;
+    options.share_prefixes = r->args->share_prefixes;
     return options;
 }
 

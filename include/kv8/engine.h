@@ -42,16 +42,19 @@ typedef struct kv8_kv_cache_options {
     int32_t max_seq_len; /* tokens of one sequence, >= 1 */
     int64_t num_tokens;  /* of all sequences together; 0 = max_seqs * max_seq_len */
     /* Most tokens of a step, of all sequences together, where an engine takes the steps or there is
-     * one sequence: layers with a window then have pages for the windows, a step and an eighth of
-     * num_tokens. 0 = pages for num_tokens in every layer. */
+     * one sequence: layers with a window then have pages for the windows and a step.
+     * 0 = pages for num_tokens in every layer. */
     int32_t step_tokens;
     /* [num_layers] arrays of num_kv_heads, NULL = 1: e4m3 scales (absmax / 448), used by the 8-bit
      * float dtypes only. e4m3fnuz, whose codes are worth half, takes them twice. */
     const float *const *k_scale;
     const float *const *v_scale;
-    kv8_dtype scale_dtype; /* that the scales are for: E4M3 (as NONE), E4M3FNUZ or E5M2. Scales of
-                            * another format than a layer's are KV8_ERR_UNSUPPORTED, but for
-                            * e4m3's in the other two. */
+    kv8_dtype scale_dtype;  /* that the scales are for: E4M3 (as NONE), E4M3FNUZ or E5M2. Scales of
+                             * another format than a layer's are KV8_ERR_UNSUPPORTED, but for
+                             * e4m3's in the other two. */
+    int32_t share_prefixes; /* as in kv8_engine_options. 1: with step_tokens, layers with a window
+                             * have pages for an eighth of num_tokens more, so that prefixes of
+                             * other requests are found there too */
 } kv8_kv_cache_options;
 #define KV8_KV_CACHE_OPTIONS_INIT KV8_SIZED(kv8_kv_cache_options)
 

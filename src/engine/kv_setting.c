@@ -134,8 +134,8 @@ static kv8_status count_pages(int64_t num_tokens, int64_t num_seqs, int32_t *pag
     return KV8_OK;
 }
 
-/* A window group holds each sequence's window, one step, and for prefixes that are found again a
- * part of what the other layers keep. */
+/* A window group holds each sequence's window, one step, and, for prefixes that other requests find
+ * again, a part of what the other layers keep. */
 static kv8_status count_all_pages(const kv8_model_info *info, const kv8_kv_cache_options *options,
                                   kv8_cache_options *cache_options) {
     const int64_t num_seqs = cache_options->max_seqs;
@@ -144,7 +144,8 @@ static kv8_status count_all_pages(const kv8_model_info *info, const kv8_kv_cache
     KV8_TRY(count_pages(num_tokens, num_seqs, &cache_options->num_pages));
     enum { PREFIX_PART = 8 };
     const int64_t window_tokens = num_seqs * (kv8_max_i64(info->window_left, 0) + PAGE_SIZE) +
-                                  options->step_tokens + num_tokens / PREFIX_PART;
+                                  options->step_tokens +
+                                  (options->share_prefixes ? num_tokens / PREFIX_PART : 0);
     return count_pages(
         options->step_tokens > 0 ? kv8_min_i64(num_tokens, window_tokens) : num_tokens, num_seqs,
         &cache_options->num_window_pages);

@@ -2,8 +2,9 @@
  * prefix needs in each group; prefix_index.h finds them.
  *
  * A prefix of n pages can be used when every group without a window has pages 0..n-1, and every
- * window group those pages that a query at position n * page_size sees. Pages of a private
- * sequence mean something else and are never published.
+ * window group those pages that a query at position n * page_size sees. Of a text that is found
+ * whole the last token is left to compute. Pages of a private sequence mean something else and are
+ * never published.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "pages_state.h"
@@ -136,10 +137,26 @@ static kv8_status check_tokens(const char *call, const int32_t *token_ids, int32
                     token_ids == NULL ? "NULL" : "an address");
 }
 
+/* Of whole pages all of which are found the last token is given back, where the windows behind it
+ * are those that the token before it needs. */
+static bool can_give_one_back(const kv8_pages *pages, int32_t num_tokens) {
+    for (int32_t g = 0; g < pages->num_groups; g++) {
+        const kv8_page_group *const group = &pages->groups[g];
+        const int32_t first = first_needed(pages, group, num_tokens / pages->page_size);
+        if (first > 0 && num_tokens - 1 - group->window_left < first * pages->page_size)
+            return false;
+    }
+    return num_tokens % pages->page_size == 0;
+}
+
 kv8_status kv8_pages_prefix_match(kv8_pages *pages, uint64_t salt, const int32_t *token_ids,
                                   int32_t num_tokens, kv8_seq *seq_out, int32_t *matched_out) {
     KV8_TRY(check_tokens("prefix_match", token_ids, num_tokens));
-    return match(pages, salt, token_ids, num_tokens - 1, false, seq_out, matched_out);
+    const int32_t limit = num_tokens - !can_give_one_back(pages, num_tokens);
+    KV8_TRY(match(pages, salt, token_ids, limit, false, seq_out, matched_out));
+    if (num_tokens == 0 || *matched_out < num_tokens) return KV8_OK;
+    *matched_out = num_tokens - 1;
+    return kv8_pages_truncate(pages, *seq_out, num_tokens - 1);
 }
 
 kv8_status kv8_pages_prefix_hold(kv8_pages *pages, const int32_t *token_ids, int32_t num_tokens,

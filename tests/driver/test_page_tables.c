@@ -78,9 +78,10 @@ static void drop(fixture *f, int32_t idx) {
 static void resize(fixture *f, test_rng *rng, kv8_seq seq) {
     static const int32_t ids[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
     const int32_t length = seq_length(f->cache, seq), num = rng_range(rng, 1, 9);
-    if (rng_range(rng, 0, 3) == 0)
-        (void)kv8_cache_truncate(f->cache, seq, length > 5 ? length - 5 : 0); /* or out of reach */
-    else if (length + num <= MAX_LEN)
+    if (rng_range(rng, 0, 3) == 0) {
+        const kv8_status status = kv8_cache_truncate(f->cache, seq, length > 5 ? length - 5 : 0);
+        assert_true(status == KV8_OK || status == KV8_ERR_INVALID); /* or out of reach */
+    } else if (length + num <= MAX_LEN)
         assert_ok(kv8_cache_extend(f->cache, seq, num, ids));
 }
 

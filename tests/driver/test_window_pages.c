@@ -21,13 +21,14 @@ static int32_t pages_of(const fixture *f) {
     return stats.pages_total;
 }
 
-static void open_setting(fixture *f, int32_t step_tokens) {
+static void open_setting(fixture *f, int32_t step_tokens, int32_t share_prefixes) {
     kv8_kv_setting setting;
     kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
     options.max_seqs = SEQS;
     options.max_seq_len = MAX_LEN;
     options.num_tokens = SEQS * MAX_LEN;
     options.step_tokens = step_tokens;
+    options.share_prefixes = share_prefixes;
     assert_ok(kv8_kv_setting_parse("e4m3", &setting));
     kv8_cache_destroy(f->cache);
     f->cache = NULL;
@@ -71,11 +72,15 @@ static void windows_and_one_step_are_enough(void **state) {
     assert_ok(kv8_model_open(&f.model, directory, &options));
     stand_in_on_launch(draw_ones);
     const int32_t all = SEQS * MAX_LEN / PAGE_SIZE + 2 * SEQS;
-    open_setting(&f, 0);
+    open_setting(&f, 0, 1);
     assert_int_equal(pages_of(&f), 2 * all);
-    open_setting(&f, STEP_TOKENS);
-    const int32_t window_tokens = SEQS * (7 + PAGE_SIZE) + STEP_TOKENS + SEQS * MAX_LEN / 8;
-    assert_int_equal(pages_of(&f), all + (window_tokens + PAGE_SIZE - 1) / PAGE_SIZE + 2 * SEQS);
+    for (int32_t shares = 1; shares >= 0; shares--) {
+        const int32_t prefixes = shares ? SEQS * MAX_LEN / 8 : 0;
+        const int32_t window_tokens = SEQS * (7 + PAGE_SIZE) + STEP_TOKENS + prefixes;
+        open_setting(&f, STEP_TOKENS, shares);
+        assert_int_equal(pages_of(&f),
+                         all + (window_tokens + PAGE_SIZE - 1) / PAGE_SIZE + 2 * SEQS);
+    }
     for (int rest = 0; rest < 2; rest++) {
         run_requests(&f, rest, &stats);
         assert_int_equal(stats.num_preemptions, 0);

@@ -241,12 +241,17 @@ static bool is_listed(const model *m, int g, uint64_t content) {
 
 /* The longest usable prefix by trying them all against the contents of the listed pages. */
 static int32_t longest_match(const model *m, const uint64_t *rows, int32_t num_tokens) {
-    for (int32_t n = (num_tokens - 1) / m->page_size; n > 0; n--) {
+    bool whole = num_tokens % m->page_size == 0; /* but for the last token */
+    for (int g = 0; g < GROUPS; g++) {
+        const int32_t from = behind(m, g, num_tokens, 0) / m->page_size;
+        whole = whole && from == behind(m, g, num_tokens - 1, 0) / m->page_size;
+    }
+    for (int32_t n = (num_tokens - !whole) / m->page_size; n > 0; n--) {
         bool usable = true;
         for (int g = 0; g < GROUPS; g++)
             for (int32_t p = behind(m, g, n * m->page_size, 0) / m->page_size; p < n; p++)
                 usable = usable && is_listed(m, g, rows[(p + 1) * m->page_size - 1]);
-        if (usable) return n * m->page_size;
+        if (usable) return n * m->page_size < num_tokens ? n * m->page_size : num_tokens - 1;
     }
     return 0;
 }
