@@ -236,9 +236,9 @@ KV8_API KV8_NODISCARD kv8_status kv8_cache_scales_device(kv8_cache *cache, int32
  * appended. Does nothing for a sequence without ids or with scales of its own. */
 KV8_API KV8_NODISCARD kv8_status kv8_cache_publish(kv8_cache *cache, kv8_seq seq);
 /* Creates a sequence holding the longest published prefix of token_ids (whole pages, or all tokens
- * but the last: something is left to compute); *matched_out may be 0. Every token
- * of a match is compared, not only its hash. A window group holds only what the next query sees,
- * so truncate cannot go back behind the match. */
+ * but the last: something is left to compute); *matched_out may be 0. Every token of a match is
+ * compared, not only its hash. A window group holds only what the next query sees, so truncate
+ * cannot go back behind the match. */
 KV8_API KV8_NODISCARD kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids,
                                                         int32_t num_tokens, kv8_seq *seq_out,
                                                         int32_t *matched_out);

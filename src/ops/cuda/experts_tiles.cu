@@ -2,8 +2,7 @@
 //
 // Grid: one block a multiprocessor. Block: two warpgroups of consumers, one of producers. Shared
 // memory: KV8_EXPERTS_TILES_BYTES. Bytes: the strips of every chosen expert once, and again from L2
-// for every 96 rows. Bound by: instructions that depend on each other, of two warps a
-// scheduler.
+// for every 96 rows. Bound by: no part alone (docs/kernels/gpu_experts.md).
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "experts_tiles.cuh"
