@@ -81,7 +81,7 @@ static void lay_out_scratch(kv8_attention_plan *plan) {
     at->seen_from = place(&end, rows);
     at->seen_to = place(&end, rows);
     at->value = place(&end, plan->v_row);
-    at->kept = place(&end, KV8_KEPT_ROWS * (int64_t)plan->v_row + 2 * KV8_ITEM_SPARE_LANES);
+    at->kept = place(&end, KV8_KEPT_ROWS * (int64_t)plan->v_row);
     at->size = end;
 }
 

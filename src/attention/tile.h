@@ -26,8 +26,8 @@ enum { KV8_TILE_PAD = 32 };
 enum { KV8_TILE_ROWS = 32 };
 /* Most heads of one item, and the lanes that their rows waste at most. */
 enum { KV8_ITEM_HEADS = 16, KV8_ITEM_SPARE_LANES = KV8_ITEM_HEADS * 16 };
-/* Most rows of O that a kernel keeps twice: of up to four of a head. */
-enum { KV8_KEPT_ROWS = 4 * KV8_ITEM_HEADS };
+/* Most rows of O that a kernel keeps twice: of up to two of a head. */
+enum { KV8_KEPT_ROWS = 2 * KV8_ITEM_HEADS };
 
 /* One (request, range of kv heads, block of packed rows, range of keys). Rows of several heads
  * stand head by head: row `row` of the item's head `head` is at head * num_rows + row. Or keys that
@@ -93,7 +93,7 @@ typedef struct kv8_attention_job {
     float *p;     /* [KV8_TILE_KEYS/2 * KV8_TILE_ROWS]: weights row by row, where a rung wants it */
     float *keep;  /* [KV8_TILE_ROWS]: what the last tile left of the rows' older sums */
     float *value; /* [v_row]: one V row as f32 */
-    float *kept;  /* [KV8_KEPT_ROWS, v_row] of O, and two lane arrays of as many rows */
+    float *kept;  /* [KV8_KEPT_ROWS, v_row] of O */
     const float *scale;                 /* [num_heads * num_rows]: sm_scale * k_scale * q_scale */
     const int32_t *seen_from, *seen_to; /* [num_rows]: the keys of each row, masks apart */
     float *o, *max, *sum; /* out, not normalised: [num_heads * num_rows, v_row], and one per row */

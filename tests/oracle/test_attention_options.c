@@ -196,9 +196,10 @@ static void sick_values_of_v_stay_in_their_columns(void **state) {
                                   .sink = (sink_kind)(i % SINK_KINDS),
                                   .mask = i % 11 == 10 ? MASK_RANDOM : MASK_NONE,
                                   .nonfinite_q = i % 7 == 4,
-                                  .sick_v = i % 4 == 0 ? 5 : 400,
+                                  .nan_newest = i % 5 == 1,
+                                  .sick_v = i % 4 == 0 ? 2 : 400,
                                   .batch = 3,
-                                  .qo_len = {1, i % 2 + 1, 1},
+                                  .qo_len = {1, i % 3 + 1, 1},
                                   .kv_len = {1000 - i, 300 + i, 1 + 2 * i}};
         case_check(&c, i % 2 == 0 ? threads : NULL);
     }

@@ -265,12 +265,12 @@ static void t_turn(const kv8_attention_job *job, const t_lanes *at) {
     }
 }
 
-/* to = the rows' older sums times job->keep. */
-static void t_rescale(const kv8_attention_job *job, const t_lanes *at, const float *o, float *to) {
+/* The rows' older sums times job->keep. */
+static void t_rescale(const kv8_attention_job *job, const t_lanes *at, float *o) {
     for (int32_t row = 0; row < at->num_rows; row++) {
         const v_f32 factor = v_set1(job->keep[row]);
-        for (int32_t d = 0; d < job->v_row; d += T_SIDE, o += T_SIDE, to += T_SIDE)
-            v_store(to, v_mul(factor, v_load(o)));
+        for (int32_t d = 0; d < job->v_row; d += T_SIDE, o += T_SIDE)
+            v_store(o, v_mul(factor, v_load(o)));
     }
 }
 
@@ -289,17 +289,13 @@ static void t_shape(const kv8_attention_job *job, t_queue *queue) {
 static void t_begin(const kv8_attention_job *job, t_queue *queue) {
     queue->next = queue->count = 0;
     queue->ahead_bytes = t_ask_bytes(job);
-    queue->doubled = t_can_double(job);
-    if (queue->doubled) t_begin_doubled(job, queue);
+    t_begin_doubled(job, queue);
     t_shape(job, queue);
-}
-
-static bool t_goes_on(const kv8_attention_job *job, bool last, t_queue *queue, int32_t *key) {
-    return !queue->doubled || t_keeps_doubling(job, last, queue, key);
 }
 
 static void t_end(const kv8_attention_job *job, t_queue *queue) {
     t_drain(queue);
+    if (queue->doubled) t_look(job, queue);
     _tile_release();
     const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
     for (int64_t row = 0; row < rows; row++) {
@@ -316,6 +312,7 @@ static void t_end(const kv8_attention_job *job, t_queue *queue) {
  * values under the widening of the next head's K. */
 static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                            const uint8_t *order, int32_t head, t_queue *queue) {
+    if (queue->spoiled && head == 0) t_stop_doubling(job, queue);
     if (queue->doubled) {
         t_tile_of_few(job, tile, next, head, queue);
         return;
@@ -355,7 +352,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
         if (row == 0) t_ask_more(queue, burst);
         t_turn(&step, &now);
         float *const sums = o + (int64_t)row * job->v_row;
-        if (moved) t_rescale(job, &now, sums, sums);
+        if (moved) t_rescale(job, &now, sums);
         t_add_nonfinite(&step, &now, tile, &nonfinite, sums);
         t_push_values(queue, job, &now, sums);
         if (row == 0) t_ask_more(queue, burst);

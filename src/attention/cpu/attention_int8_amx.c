@@ -252,11 +252,6 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     queue->o = o;
 }
 
-static bool t_goes_on(const kv8_attention_job *job, bool last, t_queue *queue, int32_t *key) {
-    (void)job, (void)last, (void)queue, (void)key;
-    return true;
-}
-
 #include "walk_tmpl.h"
 
 /* The heads with infinities in Q, of which limbs know nothing, a bit each. */

@@ -291,11 +291,6 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
 static inline void t_begin(const kv8_attention_job *job, t_queue *queue) {
     (void)job, (void)queue;
 }
-static inline bool t_goes_on(const kv8_attention_job *job, bool last, t_queue *queue,
-                             int32_t *key) {
-    (void)job, (void)last, (void)queue, (void)key;
-    return true;
-}
 static inline void t_end(const kv8_attention_job *job, t_queue *queue) {
     (void)job, (void)queue;
 }

@@ -1,32 +1,27 @@
-/* decode_rows_amx.h - attention_amx.c's way for up to 4 rows of a head: V's rows as they are.
+/* decode_rows_amx.h - attention_amx.c's way for one or two rows of a head: V's rows as they are.
  *
  * A tile of P has 16 rows. Row 2 r of P holds pairs (weight, 0) of row r, row 2 r + 1 pairs
  * (0, weight): times V's rows as they are, two columns to a unit, they sum the even and the odd
  * columns. V needs no pairs of keys then and is widened like K. Eight rows gain nothing: what V
  * saves, twice as many rows of P and O cost.
  *
- * A value that is no number would spoil its neighbour (0 * NaN). O is looked at after each stretch
- * of a sixth of the item's keys: where one has turned up, the stretch is computed once more, and
- * all behind it, with pairs of keys. A row whose weights are no numbers has no other result.
+ * A value that is no number would spoil its neighbour (0 * NaN). So a head's sums are looked at
+ * once its products are done: where they are spoiled, such values are taken out of V's tile and
+ * added by themselves, and the products done again, from older sums to new ones as before. The
+ * tiles behind go with pairs of keys. A row whose weights are no numbers has no other result.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 
-enum { T_FEW = 4, T_STRETCHES = 6 };
+enum { T_FEW = 2 };
 _Static_assert(T_FEW *KV8_ITEM_HEADS <= KV8_KEPT_ROWS, "job->kept holds the rows of few");
 
-static bool t_can_double(const kv8_attention_job *job) {
-    return job->item->num_rows <= T_FEW && kv8_spec_v_head_dim(job->spec) % 64 == 0;
-}
-
 static void t_begin_doubled(const kv8_attention_job *job, t_queue *queue) {
-    const int32_t keys = job->item->key_end - job->item->key_begin;
-    const int32_t tiles = (keys + KV8_TILE_KEYS - 1) / KV8_TILE_KEYS;
+    queue->doubled = job->item->num_rows <= T_FEW && kv8_spec_v_head_dim(job->spec) % 64 == 0;
     queue->sums[0] = job->o;
     queue->sums[1] = job->kept;
     queue->turn = 0;
-    queue->fresh = queue->spoiled = false;
-    queue->checked_end = job->item->key_begin;
-    queue->stretch = (tiles + T_STRETCHES - 1) / T_STRETCHES * KV8_TILE_KEYS;
+    queue->unseen = -1;
+    queue->spoiled = false;
 }
 
 /* to = a row in order, of which `row` holds the even columns and then the odd. */
@@ -151,7 +146,6 @@ static V_NOINLINE v_f32 t_weigh_doubled_of(const t_pass *pass, v_f32 shift, t_qu
     if (scaled) return t_weigh_doubled(pass, shift, queue, true, asks, COLUMNS); \
     return t_weigh_doubled(pass, shift, queue, false, asks, COLUMNS)
     switch (pass->fold) {
-        case 4: T_WEIGH(4);
         case 8: T_WEIGH(2);
         default: T_WEIGH(1);
     }
@@ -159,6 +153,12 @@ static V_NOINLINE v_f32 t_weigh_doubled_of(const t_pass *pass, v_f32 shift, t_qu
 }
 
 /* --- values that are no numbers --- */
+
+/* The head's sums of the tile at hand. */
+static float *t_sums(const kv8_attention_job *job, const t_queue *queue, int32_t head, bool older) {
+    const int64_t row = (int64_t)head * job->item->num_rows;
+    return queue->sums[queue->turn ^ older] + row * job->v_row;
+}
 
 /* Whether V has spoiled sums of the head: then it has those of every row whose weights are numbers,
  * in even columns and in odd. */
@@ -170,71 +170,83 @@ static bool t_is_spoiled(const kv8_attention_job *job, const t_queue *queue, int
     int32_t row = 0;
     while (row < at.num_rows && (sick & lanes << row) != 0) row++;
     if (row == at.num_rows) return false;
-    const float *const o =
-        queue->sums[queue->turn] + ((int64_t)head * at.num_rows + row) * job->v_row;
+    const float *const o = t_sums(job, queue, head, false) + (int64_t)row * job->v_row;
     v_f32 probe = v_set1(0.0f); /* x * 0 is 0 for every number, NaN for all else */
     for (int32_t d = 0; d < job->v_row / 2; d += T_SIDE)
         probe = v_fma(v_load(o + d), v_set1(0.0f), probe);
     return _mm512_cmp_ps_mask(probe, probe, _CMP_UNORD_Q) != 0;
 }
 
-/* Looks at O of all heads. */
-static void t_look(const kv8_attention_job *job, t_queue *queue) {
-    for (int32_t head = 0; head < job->item->num_heads && !queue->spoiled; head++)
-        queue->spoiled = t_is_spoiled(job, queue, head);
+/* Keys of a mixed tile whose row scale of V is no number have it in `apart`, and 1 in its place:
+ * a weight of 0 would make a NaN of it. All else in `apart` is 1. */
+static void t_part_scales(float *scale, float *apart) {
+    for (int32_t key = 0; key < KV8_TILE_KEYS; key++) {
+        const bool well = isfinite(scale[key]);
+        apart[key] = well ? 1 : scale[key];
+        if (!well) scale[key] = 1;
+    }
 }
 
-/* Copies of the lanes' maxima and sums, behind the rows of job->kept. */
-static void t_copy_lanes(const kv8_attention_job *job, bool back) {
-    const size_t size =
-        (size_t)job->item->num_heads * (size_t)t_lanes_per_head(job) * sizeof(float);
-    float *const max = job->kept + KV8_KEPT_ROWS * (int64_t)job->v_row;
-    float *const sum = max + KV8_ITEM_SPARE_LANES;
-    memcpy(back ? job->lane_max : max, back ? max : job->lane_max, size);
-    memcpy(back ? job->lane_sum : sum, back ? sum : job->lane_sum, size);
+/* o += a vector of one key's values (pairs of columns), for the rows that see the key. mixed: a
+ * tile of which some rows do not see all keys, or NULL. */
+static void t_add_apart(const kv8_attention_job *job, const kv8_tile *mixed, int32_t key,
+                        __m512i values, float scale, float *o) {
+    const v_f32 even = _mm512_castsi512_ps(_mm512_slli_epi32(values, 16));
+    const v_f32 odd = _mm512_castsi512_ps(_mm512_and_si512(values, _mm512_set1_epi32(-0x10000)));
+    for (int32_t row = 0; row < job->item->num_rows; row++, o += job->v_row) {
+        if (mixed != NULL && !kv8_job_sees(job, row, mixed->begin + key)) continue;
+        uint32_t unit; /* (weight, 0) */
+        memcpy(&unit, job->p + 2 * row * KV8_TILE_KEYS + key, sizeof unit);
+        const v_f32 weight =
+            v_mul(_mm512_castsi512_ps(_mm512_set1_epi32((int32_t)(unit << 16))), v_set1(scale));
+        v_store(o, v_fma(weight, even, v_load(o)));
+        v_store(o + job->v_row / 2, v_fma(weight, odd, v_load(o + job->v_row / 2)));
+    }
 }
 
-/* Where V has not spoiled O of the keys before `end`, whose products are done, these are the sums
- * to go back to. */
-static void t_check(const kv8_attention_job *job, int32_t end, t_queue *queue) {
-    t_look(job, queue);
-    if (queue->spoiled) return;
-    queue->checked_end = end;
-    queue->turn ^= 1;
-    queue->fresh = true;
-    t_copy_lanes(job, false);
-}
-
-static void t_clear(const kv8_attention_job *job);
-
-/* Goes back to the sums of the keys before queue->checked_end, and on with pairs of keys. */
-static void t_stop_doubling(const kv8_attention_job *job, t_queue *queue) {
-    const float *const kept = queue->sums[queue->turn ^ 1];
-    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
-    if (queue->checked_end == job->item->key_begin) {
-        t_clear(job);
-    } else {
-        t_copy_lanes(job, true);
-        for (int64_t row = 0; row < rows; row++) {
-            t_place_doubled(job, kept + row * job->v_row, job->o + row * job->v_row);
-            t_place(job, job->o + row * job->v_row);
+/* Moves what is no number from V's tile to o. `apart`: as t_part_scales left it, or NULL. */
+static void t_set_apart(const kv8_attention_job *job, const kv8_tile *mixed, const float *apart,
+                        float *o) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    const int32_t units = job->v_row / 2;
+    float *v = job->v;
+    for (int32_t key = 0; key < KV8_TILE_KEYS; key++, v += units) {
+        const float scale = apart != NULL ? apart[key] : 1;
+        for (int32_t u = 0; u < units; u += T_SIDE) {
+            const __m512i x = _mm512_loadu_si512(v + u);
+            __mmask32 sick = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+            if (!isfinite(scale)) sick = 0xffffffff;
+            if (sick == 0) continue;
+            _mm512_storeu_si512(v + u, _mm512_maskz_mov_epi16(~sick, x));
+            t_add_apart(job, mixed, key, _mm512_maskz_mov_epi16(sick, x), scale, o + u);
         }
     }
-    queue->doubled = false;
-    t_shape(job, queue);
 }
 
-/* Behind a tile. False: the walk goes on from *key. */
-static bool t_keeps_doubling(const kv8_attention_job *job, bool last, t_queue *queue,
-                             int32_t *key) {
-    queue->fresh = false;
-    if (!last && !queue->spoiled) return true;
+/* Looks at the sums of the last head whose products were begun; all are done. */
+static void t_look(const kv8_attention_job *job, t_queue *queue) {
+    const int32_t head = queue->unseen;
+    queue->unseen = -1;
+    if (head < 0 || !t_is_spoiled(job, queue, head)) return;
+    float *const older = t_sums(job, queue, head, true);
+    t_set_apart(job, NULL, NULL, older);
+    t_push_doubled(queue, job, older, t_sums(job, queue, head, false));
+    t_drain(queue);
+    queue->spoiled = true;
+}
+
+/* On with pairs of keys. */
+static void t_stop_doubling(const kv8_attention_job *job, t_queue *queue) {
+    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
     t_drain(queue);
     t_look(job, queue);
-    if (!queue->spoiled) return true;
-    t_stop_doubling(job, queue);
-    *key = queue->checked_end;
-    return false;
+    for (int64_t row = 0; row < rows; row++) {
+        float *const o = job->o + row * job->v_row;
+        t_place_doubled(job, queue->sums[queue->turn] + row * job->v_row, o);
+        t_place(job, o);
+    }
+    queue->doubled = queue->spoiled = false;
+    t_shape(job, queue);
 }
 
 /* --- a tile --- */
@@ -258,28 +270,21 @@ static void t_load_v_rows(const kv8_attention_job *job, const t_rows *rows) {
 /* What waits, and for what, is as in t_tile_of_head. */
 static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                           int32_t head, t_queue *queue) {
-    if (queue->spoiled) return; /* the tile comes again */
     const t_lanes at = t_lanes_of(job, 0);
     const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
     const int32_t burst = (KV8_TILE_KEYS - 2 * t_few_asks(queue)) / 4;
+    const bool scales_part = tile->mixed && job->spec->v_dtype == KV8_INT8;
+    float apart[KV8_TILE_KEYS];
     t_rows rows;
     t_rows_of(job, tile, next, head, false, &rows);
     rows.queue = queue;
     queue->ahead = rows.ahead;
-    if (tile->mixed) {
-        t_nonfinite nonfinite;
-        nonfinite.count = 0;
-        t_take_nonfinite(job, &rows, tile->end - tile->begin, &nonfinite);
-        if (nonfinite.count > 0) queue->spoiled = true;
-    }
+    if (scales_part) t_part_scales(rows.v_scale, apart);
     t_load_k(job, &rows, KV8_TILE_KEYS);
     t_drain(queue);
-    if (head == 0 && tile->begin - queue->checked_end >= queue->stretch)
-        t_check(job, tile->begin, queue);
-    if (queue->spoiled) return;
-    const int64_t first = (int64_t)head * job->item->num_rows * job->v_row;
-    float *const o = queue->sums[queue->turn] + first;
-    float *older = queue->sums[queue->turn ^ queue->fresh] + first;
+    t_look(job, queue);
+    if (head == 0) queue->turn ^= 1;
+    float *const older = t_sums(job, queue, head, true);
     t_ask_more(queue, burst);
     t_push_scores(queue, job, &at, q, job->s);
     t_spread_over(queue, T_TICKS);
@@ -288,11 +293,10 @@ static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, co
     t_ask_more(queue, burst);
     const bool moved = t_weigh(job, &at, tile, &rows, head);
     t_ask_more(queue, burst);
-    if (moved) {
-        t_rescale(job, &at, older, o);
-        older = o;
-    }
-    t_push_doubled(queue, job, older, o);
+    if (moved) t_rescale(job, &at, older);
+    if (tile->mixed) t_set_apart(job, tile, scales_part ? apart : NULL, older);
+    t_push_doubled(queue, job, older, t_sums(job, queue, head, false));
+    queue->unseen = head;
     t_ask_more(queue, burst);
     t_spread_over(queue, T_TICKS);
 }

@@ -62,10 +62,9 @@ enum {
 typedef struct t_queue {
     size_t k_row, p_row, v_row; /* bytes */
     int32_t next, count, per_tick;
-    /* decode_rows_amx.h's way: sums of O, of all keys so far and of those before checked_end, which
-     * the first tile behind these begins with (fresh). */
-    bool doubled, fresh, spoiled;
-    int32_t turn, checked_end, stretch;
+    /* decode_rows_amx.h's way: O's sums of older tiles, and of this one too, take turns. */
+    bool doubled, spoiled; /* V has elements that are no numbers */
+    int32_t turn, unseen;  /* unseen: the head whose sums are to be looked at, or -1 */
     float *sums[2];
     const uint8_t *const *ahead; /* the next of the next tile's rows to ask memory for */
     int32_t ahead_bytes;

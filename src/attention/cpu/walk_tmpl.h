@@ -1,7 +1,7 @@
 /* walk_tmpl.h - an item from its first key to its last, whoever multiplies.
  *
  * Part of attention_tmpl.h and of the AMX kernels, which bring t_lay_out_q, t_order_units,
- * t_tile_of_head, t_begin and t_end around the walk, and t_goes_on between tiles.
+ * t_tile_of_head, and t_begin and t_end around the walk.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 
@@ -17,24 +17,17 @@ static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
     }
 }
 
-/* Sums of no keys. */
-static void t_clear(const kv8_attention_job *job) {
+/* Clears the sums and lays out Q. */
+static void t_prepare(const kv8_attention_job *job) {
     const kv8_attention_item *const item = job->item;
     const int64_t all = (int64_t)item->num_heads * t_lanes_per_head(job);
     for (int64_t i = 0; i < all; i++) {
-        job->lane_sum[i] = 0;
+        job->lane_scale[i] = job->lane_sum[i] = 0;
         job->lane_max[i] = -INFINITY;
     }
+    memset(job->q_lanes, 0, (size_t)(all * job->q_row) * sizeof *job->q_lanes);
     memset(job->o, 0,
            (size_t)((int64_t)item->num_heads * item->num_rows * job->v_row) * sizeof *job->o);
-}
-
-/* Clears the sums and lays out Q. */
-static void t_prepare(const kv8_attention_job *job) {
-    const int64_t all = (int64_t)job->item->num_heads * t_lanes_per_head(job);
-    t_clear(job);
-    for (int64_t i = 0; i < all; i++) job->lane_scale[i] = 0;
-    memset(job->q_lanes, 0, (size_t)(all * job->q_row) * sizeof *job->q_lanes);
     t_lay_out_q(job);
 }
 
@@ -58,7 +51,7 @@ static void t_finish(const kv8_attention_job *job) {
     }
 }
 
-/* The item's keys from first to last; where t_goes_on says so, some of them twice. */
+/* The item's keys from first to last. */
 void T_NAME(const kv8_attention_job *job) {
     kv8_tile tiles[2];
     int32_t key = job->item->key_begin;
@@ -84,7 +77,6 @@ void T_NAME(const kv8_attention_job *job) {
         for (int32_t head = 0; head < job->item->num_heads; head++)
             t_tile_of_head(job, tile, next, order, head, &queue);
         more = !last;
-        if (!t_goes_on(job, last, &queue, &key)) more = kv8_tile_next(job, &key, other);
     }
     t_finish(job);
     t_end(job, &queue);
