@@ -190,14 +190,18 @@ static kv8_status lay_out(kv8_attention_device_plan *plan) {
     shared_bytes most[2] = {{0}};
     kv8_partials_layout at[2];
     int64_t items = 0, blocks = 0;
+    size_t owners = 0; /* blocks of threads */
     for (int i = 0; i < plan->num_choices; i++) {
         const kv8_device_choice *const c = &plan->choices[i];
         if (is_decode(c)) count_decode(&plan->spec, c, &most[0]);
-        if (c->variant->way == KV8_WAY_PREFILL)
-            KV8_TRY(count_prefill(&plan->spec, c, &most[is_apart], &items, &blocks));
+        if (c->variant->way != KV8_WAY_PREFILL) continue;
+        KV8_TRY(count_prefill(&plan->spec, c, &most[is_apart], &items, &blocks));
+        take_larger(&owners, (size_t)c->prefill.num_blocks);
     }
     *l = (kv8_device_layout){0};
-    if (items > 0) l->queue_at = place(&l->size, 1, sizeof(kv8_prefill_queue));
+    if (items > 0)
+        l->queue_at =
+            place(&l->size, 1, sizeof(kv8_prefill_queue) + (owners + 1) * sizeof(int32_t));
     for (int i = 0; i < 2; i++) at[i].arrivals_at = place(&l->size, 1, most[i].arrivals);
     l->zeroed_bytes = l->size;
     if (items > 0) {

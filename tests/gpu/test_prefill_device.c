@@ -138,6 +138,26 @@ static void few_rows_are_split(void **state) {
     }
 }
 
+/* Fewer items than blocks, of which equal splits would leave many idle; more; so many that blocks
+ * take most of them whole, from the queue. */
+static void items_fewer_and_more_than_blocks(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const struct {
+        int32_t heads, batch, kv_len;
+    } cases[] = {{68, 1, 2200}, {64, 3, 1300}, {64, 40, 150}};
+    for (int i = 0; i < 3 * num_formats(); i += 5) {
+        attention_case c = prefill_case(i / 3, i % 4 == 0 ? 64 : 128);
+        c.group_size = 1;
+        c.num_kv_heads = cases[i % 3].heads;
+        c.batch = cases[i % 3].batch;
+        for (int b = 0; b < c.batch; b++) {
+            c.qo_len[b] = 2 + b % 2;
+            c.kv_len[b] = cases[i % 3].kv_len - 3 * b;
+        }
+        check(g, &c, 0);
+    }
+}
+
 /* Scores that grow along the keys: the running maximum rises far beyond what P may lag behind. */
 static void maxima_rise(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
@@ -514,9 +534,9 @@ static void the_plan_chooses_mma(void **state) {
     { #GROUP "." #TEST, TEST, NULL, NULL, NULL }
 #define ON_BOTH(GROUP)                                                                            \
     ON(GROUP, every_edge_of_a_tile), ON(GROUP, options_at_random), ON(GROUP, few_rows_are_split), \
-        ON(GROUP, maxima_rise), ON(GROUP, a_graph_follows_the_lengths),                           \
-        ON(GROUP, company_changes_no_bit), ON(GROUP, wrong_inputs_are_refused),                   \
-        ON(GROUP, pages_that_are_not_there_are_skipped),                                          \
+        ON(GROUP, items_fewer_and_more_than_blocks), ON(GROUP, maxima_rise),                      \
+        ON(GROUP, a_graph_follows_the_lengths), ON(GROUP, company_changes_no_bit),                \
+        ON(GROUP, wrong_inputs_are_refused), ON(GROUP, pages_that_are_not_there_are_skipped),     \
         ON(GROUP, what_is_not_finite_stays_where_it_is_seen)
 
 int main(int argc, char **argv) {

@@ -32,10 +32,11 @@ typedef struct kv8_prefill_item {
 enum { KV8_PREFILL_ITEM_BYTES = 64, KV8_PREFILL_ITEM_SLOT_BYTES = 80, KV8_PREFILL_ITEM_SLOTS = 4 };
 enum { KV8_PREFILL_ROW_BYTES = 16 };
 
+/* Block b of num_blocks computes items [own[b], own[b + 1]), then what it takes of the others. */
 typedef struct kv8_prefill_queue {
     int32_t num_items;
-    int32_t next; /* item to be taken; 0 at the start */
-    int32_t unused[2];
+    int32_t next; /* item to be taken; own[num_blocks] at the start */
+    int32_t own[];
 } kv8_prefill_queue;
 
 /* Rows of an item in which V may not be finite: bits of every warp's sixteen. And the block's next

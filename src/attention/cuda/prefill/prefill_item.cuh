@@ -25,6 +25,18 @@ struct RowRecord {
 };
 static_assert(sizeof(RowRecord) == KV8_PREFILL_ROW_BYTES, "what the host asks for");
 
+// Places in the list of items that a block computes, by one thread: its own first, then those that
+// it takes from the queue.
+__device__ __forceinline__ int take_from_queue(const kv8_kernel_args &a) {
+    return atomicAdd(&a.prefill.queue->next, 1);
+}
+__device__ __forceinline__ int item_behind(const kv8_kernel_args &a, int n) {
+    return n + 1 < a.prefill.queue->own[blockIdx.x + 1] ? n + 1 : take_from_queue(a);
+}
+__device__ __forceinline__ int first_item(const kv8_kernel_args &a) {
+    return item_behind(a, a.prefill.queue->own[blockIdx.x] - 1);
+}
+
 struct ItemView {
     int32_t request, kv_head, row_begin, num_rows;  // num_rows: packed rows of the request left
     int32_t q_begin, qo_len, kv_len;

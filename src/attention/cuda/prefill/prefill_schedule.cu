@@ -6,8 +6,12 @@
 //
 // Items go to whichever block of the main kernel is free, the longest first. Rounds in which every
 // block takes a whole one come first; what is left, of which blocks would end up to an item apart,
-// stands in a line that is cut at equal distances over the items' keys, a range a block. All of it
-// depends on the lengths alone: equal inputs, equal bits.
+// stands in a line that is cut at equal distances over the items' keys, a range a block. Where
+// blocks have few items each, of about one length, and start together, all of them stand in the
+// line, and a range is a block's own: nobody takes what another has time for. Blocks of one
+// warpgroup are bound by memory, which serves the heads of a token best together: those take items
+// as they come. All of it depends on
+// the lengths alone: equal inputs, equal bits.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "prefill/prefill_item.cuh"
@@ -22,7 +26,9 @@ enum {
     // Tiles of a split at least, where blocks take several items, or one.
     LEAST_TILES = 8,
     LEAST_EVEN_TILES = 2,
+    EVEN_TILES = 8,  // what an equal split may have more than a range that is a block's own
     ITEM_TILES = 1,  // what starting and finishing an item costs, in tiles
+    OWN_ITEMS = 3,   // up to so many of a length for each block, each range is a block's own
     LINE_ITEMS = 2   // what a block takes of the line, in items
 };
 
@@ -231,26 +237,42 @@ __device__ static int each_split(const Cuts &cuts, int length, USE &&use) {
 
 // How the blocks' work is handed out. All threads know it.
 struct Handout {
-    int num_whole;  // blocks of rows whose items are whole
-    float range;    // of the line of the others; 0: no item is split
-    bool is_even;   // one round: each item is cut into equal splits
-    float of_tile;  // then: splits for each tile
+    int num_whole;   // blocks of rows whose items are whole
+    float range;     // of the line of the others; 0: no item is split
+    bool is_even;    // one round: each item is cut into equal splits
+    float of_tile;   // then: splits for each tile
+    bool is_owned;   // no item is whole: each range is a block's own
+    bool has_first;  // else: the first item of each block is
 };
 __device__ static int tiles_of(const kv8_prefill_block &block) {
     return length_of(block) + ITEM_TILES;
 }
-__device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, int *warp_sums) {
+__device__ static int even_splits(const Handout &h, int length) {
+    const int splits = min((int)(h.of_tile * (length + ITEM_TILES)), length / LEAST_EVEN_TILES);
+    return max(min(splits, (int)MOST_SPLITS), 1);
+}
+// start_together: no blocks of decode are ahead of some of them.
+__device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, bool start_together,
+                                   int *warp_sums) {
     __shared__ int first_cut;
     const int heads = a.num_kv_heads, machine = a.prefill.num_blocks;
     int work = 0, total;
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
         work += tiles_of(a.prefill.blocks[i]);
     scan(work, warp_sums, &total);
-    if (a.prefill.max_slots == 0 || total == 0) return {num_blocks, 0, false, 0};
+    if (a.prefill.max_slots == 0 || total == 0) return {num_blocks, 0, false, 0, false, false};
     const float per_block = (float)heads / machine, share = total * per_block;
     const int longest = length_of(a.prefill.blocks[0]);
-    Handout h = {0, share, num_blocks * heads <= machine, machine / ((float)total * heads)};
-    if (!h.is_even) {
+    Handout h = {0, share, false, machine / ((float)total * heads), false, false};
+    const bool is_one_round = num_blocks * heads <= machine;
+    const bool is_wide = a.prefill.block_rows > 64;
+    const float even = (float)longest / even_splits(h, longest) + ITEM_TILES;
+    h.has_first = start_together && (is_wide || is_one_round);
+    h.is_owned =
+        start_together && is_wide && longest <= 2 * length_of(a.prefill.blocks[num_blocks - 1]) &&
+        share < OWN_ITEMS * (longest + ITEM_TILES) && !(is_one_round && even <= share + EVEN_TILES);
+    h.is_even = is_one_round && !h.is_owned;
+    if (!h.is_even && !h.is_owned) {
         if (threadIdx.x == 0) first_cut = num_blocks;
         int before_all = 0;
         for (int first = 0; first < num_blocks; first += SCHEDULE_THREADS) {
@@ -275,9 +297,10 @@ __device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, int
 // Of an item that begins at `at` of the line.
 __device__ static Cuts cuts_of(const Handout &h, int length, float at) {
     if (h.range == 0) return {0, 0, 1};
-    if (!h.is_even) return {(floorf(at / h.range) + 1) * h.range - at, h.range, LEAST_TILES};
-    const int splits = min((int)(h.of_tile * (length + ITEM_TILES)), length / LEAST_EVEN_TILES);
-    const float step = (float)length / max(min(splits, (int)MOST_SPLITS), 1);
+    if (!h.is_even)
+        return {(floorf(at / h.range) + 1) * h.range - at, h.range,
+                h.is_owned ? LEAST_EVEN_TILES : LEAST_TILES};
+    const float step = (float)length / even_splits(h, length);
     return {step, step, 1};
 }
 
@@ -315,13 +338,26 @@ __device__ static int cut_line(const kv8_kernel_args &a, const Handout &h, int n
         each_split(cuts, length, [&](int begin, int end) {
             part.tile_begin = from + begin;
             part.tile_end = from + end;
-            part.bin = bin_of(end - begin, shift);
+            part.bin = h.is_owned ? min((int)((at + (begin + end) * 0.5f) / h.range),
+                                        a.prefill.num_blocks - 1)
+                                  : bin_of(end - begin, shift);
             parts[to++] = part;
             part.split++;
         });
     }
     __syncthreads();
     return parts_before;
+}
+
+// Each range of the line to the block of its number, in the order of the line.
+__device__ static void give_ranges(const kv8_kernel_args &a, Part *parts, int count) {
+    const int machine = a.prefill.num_blocks;
+    for (int i = threadIdx.x; i <= count; i += SCHEDULE_THREADS) {
+        const int last = i < count ? parts[i].bin : machine;
+        for (int n = i > 0 ? parts[i - 1].bin + 1 : 0; n <= last; n++) a.prefill.queue->own[n] = i;
+        if (i < count) parts[i].rank = i;
+    }
+    __syncthreads();
 }
 
 // An item of a block of rows: all its keys, of the first KV head.
@@ -341,12 +377,15 @@ __device__ static kv8_prefill_item whole_item(const kv8_kernel_args &a,
     return item;
 }
 // Every block for every KV head.
-__device__ static void make_items(const kv8_kernel_args &a, int num_blocks, int *bins,
-                                  int *warp_sums) {
+__device__ static void make_items(const kv8_kernel_args &a, int num_blocks, bool start_together,
+                                  int *bins, int *warp_sums) {
     Part *const parts = (Part *)a.prefill.broken;
-    const Handout h = hand_out(a, num_blocks, warp_sums);
+    const Handout h = hand_out(a, num_blocks, start_together, warp_sums);
     const int num_parts = cut_line(a, h, num_blocks, parts, warp_sums);
-    rank_by_bins(parts, num_parts, bins, warp_sums);
+    if (h.is_owned)
+        give_ranges(a, parts, num_parts);
+    else
+        rank_by_bins(parts, num_parts, bins, warp_sums);
     const int heads = a.num_kv_heads;
     for (int i = threadIdx.x; i < h.num_whole; i += SCHEDULE_THREADS) {
         kv8_prefill_item item = whole_item(a, a.prefill.blocks[i]);
@@ -364,10 +403,13 @@ __device__ static void make_items(const kv8_kernel_args &a, int num_blocks, int 
         item.num_splits = part.num_splits;
         a.prefill.items[h.num_whole * heads + part.rank] = item;
     }
-    if (threadIdx.x == 0) {
-        a.prefill.queue->num_items = h.num_whole * heads + num_parts;
-        a.prefill.queue->next = 0;
-    }
+    const int num_items = h.num_whole * heads + num_parts;
+    kv8_prefill_queue *const queue = a.prefill.queue;
+    for (int i = threadIdx.x; !h.is_owned && i <= a.prefill.num_blocks; i += SCHEDULE_THREADS)
+        queue->own[i] = h.has_first ? min(i, num_items) : 0;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        queue->num_items = num_items, queue->next = queue->own[a.prefill.num_blocks];
 }
 
 // Blocks that a request's rows make; those of few rows may be left to decode.
@@ -384,20 +426,21 @@ extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
     const kv8_kernel_args &a = s.args;
     __shared__ int bins[LENGTH_BINS];
     __shared__ int warp_sums[SCHEDULE_THREADS / 32];
-    int num_blocks = 0, total;
+    int num_blocks = 0, total, has_decode = 0;
     for (int first = 0; first < a.batch; first += SCHEDULE_THREADS) {
         const int b = first + threadIdx.x;
         const int blocks = b < a.batch ? count_blocks(s, b) : 0;
         const int before = scan(blocks, warp_sums, &total);
         if (b < a.batch) a.prefill.block_indptr[b] = num_blocks + before;
         num_blocks += total;
+        has_decode |= s.decode_lens != nullptr && b < a.batch && s.decode_lens[b] > 0;
     }
     for (int i = threadIdx.x; i < a.prefill.max_slots * (a.prefill.block_rows / 64);
          i += SCHEDULE_THREADS)
         a.prefill.arrivals[i] = 0;
-    __syncthreads();
+    has_decode = __syncthreads_or(has_decode);
     sort_blocks(a, num_blocks, bins, warp_sums);
-    make_items(a, num_blocks, bins, warp_sums);
+    make_items(a, num_blocks, !has_decode, bins, warp_sums);
 }
 
 }  // namespace kv8

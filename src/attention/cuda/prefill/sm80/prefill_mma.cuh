@@ -353,14 +353,15 @@ __device__ __forceinline__ void prefill_mma(const kv8_kernel_args &a) {
     const uint32_t base = smem_address(memory);
     MmaBlock<SHAPE> block(a, base);
     int next = 0;
-    if (threadIdx.x == 0) next = atomicAdd(&a.prefill.queue->next, 1);
+    kv8_prefill_queue *const queue = a.prefill.queue;
+    if (threadIdx.x == 0) next = first_item(a);
     for (;;) {
         __syncthreads();  // the last item has been left
         if (threadIdx.x == 0) {
-            const int left = next - a.prefill.queue->num_items;
+            const int left = next - queue->num_items;
             const bool more = left < 0;
             // Every block asks once in vain; the last of them leaves the queue as it was.
-            if (left == (int)gridDim.x - 1) a.prefill.queue->next = 0;
+            if (left == (int)gridDim.x - 1) queue->next = queue->own[gridDim.x];
 #pragma unroll
             for (int i = 0; i < KV8_PREFILL_ITEM_BYTES / 16; i++) {
                 uint4 words = make_uint4(~0u, 0, 0, 0);  // request -1: no more
@@ -374,7 +375,7 @@ __device__ __forceinline__ void prefill_mma(const kv8_kernel_args &a) {
         const kv8_prefill_item &item =
             *(const kv8_prefill_item *)(memory + (block.loader.item_at - base));
         if (item.request < 0) break;
-        if (threadIdx.x == 0) next = atomicAdd(&a.prefill.queue->next, 1);
+        if (threadIdx.x == 0) next = item_behind(a, next);
         block.run(item);
     }
 }

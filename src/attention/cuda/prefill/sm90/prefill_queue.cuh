@@ -1,6 +1,6 @@
-// prefill_queue.cuh - how a block's items pass from the first producer warp, which takes them from
-// the queue, to everybody: a few slots in shared memory, so that producers may be an item ahead of
-// the consumers, which see the next item before they end one.
+// prefill_queue.cuh - how a block's items pass from the first producer warp, which takes the
+// block's own and then from the queue, to everybody: a few slots in shared memory, so that
+// producers may be an item ahead of the consumers, which see the next item before they end one.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -35,7 +35,7 @@ __device__ __forceinline__ bool item_missing(uint32_t shared, int slot) {
 // The next item's place in the queue, by the first lane of a warp: asked for before it is fetched,
 // so that nobody waits for it.
 __device__ __forceinline__ int ask_queue(const kv8_kernel_args &a) {
-    return threadIdx.x % 32 == 0 ? atomicAdd(&a.prefill.queue->next, 1) : 0;
+    return threadIdx.x % 32 == 0 ? take_from_queue(a) : 0;
 }
 // Item n into its slot, by one warp; n becomes the next one's, or LATER.
 constexpr int LATER = -1;
@@ -44,16 +44,17 @@ __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t sh
                                            const ItemRing &r, int &n) {
     barrier_wait(item_barrier<SHAPE>(shared, ITEM_EMPTY, r.stage()), r.parity() ^ 1);
     if (threadIdx.x % 32 == 0) {
-        const int left = n - a.prefill.queue->num_items;
+        kv8_prefill_queue *const queue = a.prefill.queue;
+        const int left = n - queue->num_items, own_end = queue->own[blockIdx.x + 1];
         // Every block asks once in vain; the last of them leaves the queue as it was.
-        if (left == (int)gridDim.x - 1) a.prefill.queue->next = 0;
+        if (left == (int)gridDim.x - 1) queue->next = queue->own[gridDim.x];
         const uint32_t at = item_address<SHAPE>(shared, r.stage());
         const uint32_t full = item_barrier<SHAPE>(shared, ITEM_FULL, r.stage());
         store_shared(at + offsetof(ItemSlot, cleared), 0, (uint32_t)n, 0, 0);
         if (left < 0) {
             expect_bytes(full, KV8_PREFILL_ITEM_BYTES);
             copy_bulk(at, a.prefill.items + n, KV8_PREFILL_ITEM_BYTES, full, leave_first_policy());
-            n = ASKS_AHEAD ? ask_queue(a) : LATER;
+            n = n + 1 < own_end ? n + 1 : ASKS_AHEAD ? ask_queue(a) : LATER;
         } else {
             store_shared(at, ~0u, 0, 0, 0);  // request -1: no more
             barrier_arrive(full);
@@ -85,7 +86,7 @@ struct ItemWalk {
     int asked;          // the next one's place in the queue, or LATER
 
     __device__ __forceinline__ void start(const kv8_kernel_args &a, uint32_t shared) {
-        asked = ask_queue(a);
+        asked = threadIdx.x % 32 == 0 ? first_item(a) : 0;
         fetch_item<SHAPE, false>(a, shared, items, asked);
     }
     template <bool ASKS_AHEAD, class LOADER>

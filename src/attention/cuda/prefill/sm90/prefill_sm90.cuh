@@ -23,7 +23,7 @@ __device__ __forceinline__ void produce_items(const kv8_kernel_args &a, uint32_t
     registers_give<SHAPE::PRODUCER_REGISTERS>();
     PRODUCER p(a, shared);
     ItemRing items, fetched;
-    int asked = p.warp == 0 ? ask_queue(a) : 0;
+    int asked = threadIdx.x % 128 == 0 ? first_item(a) : 0;
     if (p.warp == 0) fetch_item<SHAPE, true>(a, shared, fetched, asked);
     for (;;) {
         const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
