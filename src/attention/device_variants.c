@@ -82,6 +82,10 @@ enum {
 
 /* Of several that take a spec and work one way, the first is taken: the faster stand first. */
 static const kv8_variant variants[] = {
+#define KV8_DECODE_ROWS32(format, name, dim, rows, warps, stages, bytes)                       \
+    DECODE(KV8_##format, KV8_##format, KV8_WAY_ROWS, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
+           INT32_MAX, DECODE_TAKES & ~KV8_NEEDS_INVARIANT, warps, 1, bytes)
+#include "cuda/decode/decode_rows32_kernels.inc"
 #define KV8_DECODE_CLUSTER(format, name, dim, rows, warps, stages, bytes)                         \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_CLUSTER, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
            1, CLUSTER_TAKES, warps, 1, bytes)
@@ -217,7 +221,7 @@ static int32_t most_heads_per_block(const kv8_variant *variant, const kv8_attent
     if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
     return most;
 }
-/* Of short windows as few as leave a multiprocessor one block: the fewer heads, the more warps
+/* Of few keys as few as leave a multiprocessor one block: the fewer heads, the more warps
  * share the granules of each. */
 static int32_t window_heads_per_block(const kv8_attention_spec *spec) {
     enum { BLOCKS = 128 };
@@ -286,13 +290,31 @@ static bool has_more_rows_than(const kv8_attention_spec *spec, int32_t rows) {
     const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
     return packed > (int64_t)rows * spec->max_batch;
 }
-/* Under batch_invariant a kernel is for every batch or for none. */
-static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    return spec->batch_invariant ? 1 : variant->min_batch;
+static bool has_short_window(const kv8_attention_spec *spec) {
+    enum { SHORT = 512 };
+    return spec->window_left >= 0 && spec->window_left < SHORT;
 }
-/* A wide tile of decode is for rows that a narrow one would take two of. */
-static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    return variant->block_rows == KV8_DECODE_ROWS || has_more_rows_than(spec, KV8_DECODE_ROWS);
+/* Under batch_invariant a kernel is for every batch or for none. Over few keys without a window,
+ * blocks of several heads are for so many requests as leave few multiprocessors idle. */
+static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec *spec) {
+    enum { BLOCKS = 64 };
+    if (spec->batch_invariant) return 1;
+    if (variant->way != KV8_WAY_WINDOW || has_short_window(spec)) return variant->min_batch;
+    const int32_t heads = kv8_variant_heads_per_block(variant, spec);
+    return heads == 1 ? 1 : (int32_t)kv8_ceil_div(BLOCKS * heads, spec->num_kv_heads);
+}
+/* A wide tile of decode is for rows that one of 8 fewer would take two of. One of more than 16 is
+ * for many keys and more heads of requests than prefill has blocks of one warpgroup at once, and
+ * not for single rows among chunks. */
+static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec,
+                      const kv8_device_info *info) {
+    enum { LEAST_KEYS = 8192, BLOCKS_PER_SM = 2 };
+    const int32_t rows = variant->block_rows;
+    if (rows == KV8_DECODE_ROWS) return true;
+    if (!has_more_rows_than(spec, rows - KV8_DECODE_ROWS)) return false;
+    if (rows <= MOST_DECODE_ROWS) return true;
+    return (int64_t)spec->max_batch * spec->num_kv_heads > BLOCKS_PER_SM * info->num_sms &&
+           !has_more_rows_than(spec, rows) && spec->max_kv_len >= LEAST_KEYS;
 }
 /* Tiles of 16 rows are more than the registers of a block with a producer hold: rows take them, but
  * where batch_invariant wants one arithmetic. */
@@ -301,11 +323,11 @@ static bool fits_whole_pages(const kv8_attention_spec *spec) {
     return spec->batch_invariant || kv8_may_mix(spec) || !has_wide_rows ||
            !has_more_rows_than(spec, KV8_DECODE_ROWS);
 }
-/* Windows of few keys, of so few requests that each has so many multiprocessors. */
-static bool has_short_windows(const kv8_attention_spec *spec, const kv8_device_info *info,
-                              int32_t sms) {
-    enum { SHORT = 512 };
-    return spec->window_left >= 0 && spec->window_left < SHORT && !spec->batch_invariant &&
+/* Few keys, of a window or in all, and so few requests that each has so many multiprocessors. */
+static bool sees_few_keys(const kv8_attention_spec *spec, const kv8_device_info *info,
+                          int32_t sms) {
+    enum { FEW = 1024 };
+    return (has_short_window(spec) || spec->max_kv_len <= FEW) && !spec->batch_invariant &&
            spec->max_batch <= info->num_sms / sms;
 }
 /* Keys of a head, read once for each tile of rows, not so many that reading them takes longer than
@@ -351,17 +373,17 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
         (v->num_kv_heads != 0 && v->num_kv_heads != spec->num_kv_heads))
         return false;
     switch (v->way) {
-        case KV8_WAY_CLUSTER: return fits_rows(v, spec) && fits_cluster(v, spec);
+        case KV8_WAY_CLUSTER: return fits_rows(v, spec, info) && fits_cluster(v, spec);
         case KV8_WAY_WINDOW:
             /* Of more requests whole pages are faster, which e4m3 alone has. */
-            return has_short_windows(spec, info, spec->k_dtype == KV8_E4M3 ? 2 : 1) &&
+            return sees_few_keys(spec, info, spec->k_dtype == KV8_E4M3 ? 2 : 1) &&
                    fits_decode(v, spec, info) &&
                    (kv8_may_mix(spec) || !has_more_rows_than(spec, v->block_rows));
         case KV8_WAY_BULK:
             /* Of few requests heads are better spread over blocks. */
-            return !has_short_windows(spec, info, 4) && fits_whole_pages(spec) &&
-                   fits_rows(v, spec) && fits_decode(v, spec, info);
-        case KV8_WAY_ROWS: return fits_rows(v, spec) && fits_decode(v, spec, info);
+            return !sees_few_keys(spec, info, 4) && fits_whole_pages(spec) &&
+                   fits_rows(v, spec, info) && fits_decode(v, spec, info);
+        case KV8_WAY_ROWS: return fits_rows(v, spec, info) && fits_decode(v, spec, info);
         case KV8_WAY_PREFILL:
             return fits_window(v, spec) &&
                    (!kv8_variant_is_on_wgmma(v) || v->block_rows > WARPGROUP_ROWS ||
@@ -398,6 +420,19 @@ static int add_ways(const choosing *c, uint32_t needs, kv8_way first, kv8_way la
     return count;
 }
 
+/* Whether decode takes more than MOST_DECODE_ROWS over the keys at once. */
+static bool has_wide_rows(const choosing *c) {
+    const kv8_device_info *const info = kv8_device_get_info(c->device);
+    const uint32_t needs = kv8_needs_of_spec(c->spec);
+    for (int i = 0; i < NUM_VARIANTS; i++) {
+        const kv8_variant *const v = &variants[i];
+        if (v->way == KV8_WAY_ROWS && v->block_rows > MOST_DECODE_ROWS &&
+            takes_spec(v, c->spec, needs, info) && kv8_kernel_exists(c->device, v->name))
+            return true;
+    }
+    return false;
+}
+
 bool kv8_may_mix(const kv8_attention_spec *spec) {
     return has_more_rows_than(spec, WARPGROUP_ROWS) && spec->max_batch >= BULK_LEAST_BATCH &&
            spec->num_qo_heads <= MOST_DECODE_ROWS * spec->num_kv_heads && !spec->batch_invariant;
@@ -423,7 +458,7 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
     }
     if (!many) count = add_ways(&c, 0, KV8_WAY_CLUSTER, KV8_WAY_CLUSTER, out, count);
     const int before = count;
-    if (has_more_rows_than(spec, MOST_DECODE_ROWS)) {
+    if (has_more_rows_than(spec, MOST_DECODE_ROWS) && !has_wide_rows(&c)) {
         count = add_prefill(&c, out, count);
         if (count > before && !kv8_variant_is_on_wgmma(out[before]) &&
             !has_more_rows_than(spec, WARPGROUP_ROWS - 1))

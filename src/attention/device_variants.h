@@ -16,7 +16,7 @@
 /* How a kernel works, in the order of preference among those for a few rows. */
 typedef enum kv8_way {
     KV8_WAY_CLUSTER = 0, /* one request, a cluster of blocks a KV head */
-    KV8_WAY_WINDOW,      /* decode over windows of few keys, a block for heads of a request */
+    KV8_WAY_WINDOW,      /* decode over few keys, a block for heads of a request */
     KV8_WAY_BULK,        /* decode where the tokens of a page lie one after another */
     KV8_WAY_ROWS,        /* decode over pages of any strides */
     KV8_WAY_PREFILL,     /* many rows share a tile of keys: wgmma or mma.sync */

@@ -47,7 +47,13 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.num_qo_heads = 8 * 16; BOTH(KV8_BF16), "kv8_decode_bf16_bf16_d64_rows16__sm90");
     TAKES(spec.max_total_q = 65, "kv8_decode_f16_e4m3_d64_rows16__sm90");
     TAKES(spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_rows16__sm90");
-    TAKES(spec.max_total_q = 129, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 129, "kv8_decode_f16_e4m3_d64_rows24__sm90");
+    TAKES(spec.max_total_q = 192, "kv8_decode_f16_e4m3_d64_rows24__sm90");
+    TAKES(spec.max_total_q = 256; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_total_q = 256; spec.max_kv_len = 8191, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 132; spec.max_batch = 33, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 136; spec.max_batch = 34, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_total_q = 257, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 512;
           spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
@@ -96,6 +102,20 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.window_left = 127; spec.max_batch = spec.max_total_q = 1;
           spec.max_kv_len = 131072, "kv8_decode_f16_e4m3_d64_window__sm90");
     TAKES(spec.window_left = 512, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    /* Few keys in all. */
+    TAKES(spec.max_kv_len = 1024, "kv8_decode_f16_e4m3_d64_window__sm90");
+    TAKES(spec.max_kv_len = 1025, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.max_kv_len = 1024; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.max_kv_len = 1024;
+          spec.max_batch = spec.max_total_q = 67, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.max_kv_len = 1024; BOTH(KV8_INT8);
+          spec.max_batch = spec.max_total_q = 4, "kv8_decode_f16_int8_d64_window__sm90");
+    TAKES(spec.max_kv_len = 1024; BOTH(KV8_BF16);
+          spec.max_batch = spec.max_total_q = 132, "kv8_decode_bf16_bf16_d64_window__sm90");
+    TAKES(spec.max_kv_len = 1024;
+          spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
+    TAKES(spec.max_kv_len = 1024; spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_rows16__sm90");
+    TAKES(spec.max_kv_len = 1024; spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.causal = 0; spec.window_right = 5, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.v_dtype = KV8_INT8, "kv8_decode_f16_e4m3_int8_d64_pairs__sm90");
     TAKES(spec.k_dtype = KV8_INT8; spec.head_dim = 128, "kv8_decode_f16_int8_e4m3_d128_rows__sm90");
@@ -217,6 +237,11 @@ static void each_run_has_its_kernel(void **state) {
     LAUNCHES(spec.window_left = 127, "kv8_decode_f16_e4m3_d64_window__sm90");
     LAUNCHES(spec.window_left = 127;
              in.args.logits_soft_cap = 30, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    /* Over few keys, heads of few requests fill few blocks. */
+    LAUNCHES(spec.max_kv_len = 1024, "kv8_decode_f16_e4m3_d64_window__sm90");
+    LAUNCHES(spec.max_kv_len = 1024; in.args.batch = 32, "kv8_decode_f16_e4m3_d64_window__sm90");
+    LAUNCHES(spec.max_kv_len = 1024; in.args.batch = 31, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    LAUNCHES(spec.max_kv_len = 1024; in.args.batch = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
     /* Kernels of several rows, and what takes the rest. */
     LAUNCHES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     LAUNCHES(spec.max_total_q = 1024; spec.window_left = 127;

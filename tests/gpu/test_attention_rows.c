@@ -84,6 +84,22 @@ static void rows_of_pages(void **state) {
     }
 }
 
+static void wide_rows_of_pages(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    kernels = "kv8_decode_*_rows[23][24]__*";
+    for (uint64_t n = 0; n < 6 * NUM_ROWS; n++) {
+        attention_case c = rows_case(n, num_rows[n % NUM_ROWS]);
+        c.num_kv_heads = 8 + 2 * (int32_t)(n % 3);
+        c.batch = 34 + (int32_t)(n % 3);
+        c.layout = n % 3 ? LAYOUT_NHD : LAYOUT_HND;
+        c.mask = n % 8 == 3 ? MASK_TREE : n % 8 == 7 ? MASK_RANDOM : MASK_NONE;
+        c.soft_cap = n % 11 == 10 ? 20.0f : 0.0f;
+        set_lengths(&c, n, num_rows[n % NUM_ROWS], 1);
+        c.kv_len[1] = 8192;
+        if (packed_rows(&c) > 16 && packed_rows(&c) < 32) check(g, &c, 0);
+    }
+}
+
 static void a_cluster(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     kernels = "kv8_decode_*_cluster_rows16__*";
@@ -165,9 +181,10 @@ static void decode_beside_prefill(void **state) {
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_pages), cmocka_unit_test(rows_of_pages),
-        cmocka_unit_test(a_cluster),   cmocka_unit_test(one_warpgroup),
-        cmocka_unit_test(warpgroups),  cmocka_unit_test(decode_beside_prefill),
+        cmocka_unit_test(whole_pages),           cmocka_unit_test(rows_of_pages),
+        cmocka_unit_test(wide_rows_of_pages),    cmocka_unit_test(a_cluster),
+        cmocka_unit_test(one_warpgroup),         cmocka_unit_test(warpgroups),
+        cmocka_unit_test(decode_beside_prefill),
     };
     return cmocka_run_group_tests_name("attention_rows", tests, gpu_open, gpu_close);
 }

@@ -42,24 +42,28 @@ class LaneCopies {
                 copy16_once<WIDE>(stage + R::at(row, index % CHUNKS), at + further(p, n));
         }
     }
-    // Zeros for what nobody sees: of pages of whole granules, tokens outside [begin, end).
-    __device__ void copy_visible_rows(const kv8_kernel_pages &p, const PageSlot &place, int token,
-                                      KeyRange seen, uint32_t stage) const {
+    // Zeros for tokens outside [begin, end), and for all of them without a page.
+    __device__ void copy_visible_rows(const kv8_kernel_pages &p, const PageSlot &from,
+                                      bool has_page, int token, KeyRange seen,
+                                      uint32_t stage) const {
+        const uint8_t *const at = has_page ? row_at(p, from) : p.data;
 #pragma unroll
         for (int n = 0; n < PASSES; n++) {
             const int index = n * 32 + lane(), row = index / CHUNKS;
-            PageSlot from = place;
-            if constexpr (!GRANULE_PAGES) {
-                from.page = __shfl_sync(~0u, place.page, row % TOKENS);
-                from.slot = __shfl_sync(~0u, place.slot, row % TOKENS);
-            }
-            bool inside = from.page >= 0;  // an entry of its own says it all
-            if constexpr (GRANULE_PAGES)
-                inside = inside && token + row >= seen.begin && token + row < seen.end;
-            const uint8_t *const at = inside ? row_at(p, from) + further(p, n) : p.data;
+            const bool inside = has_page && token + row >= seen.begin && token + row < seen.end;
             if (CHUNKS * TOKENS % 32 == 0 || row < TOKENS)
-                copy16_once_or_zero<WIDE>(stage + R::at(row, index % CHUNKS), at, inside);
+                copy16_once_or_zero<WIDE>(stage + R::at(row, index % CHUNKS),
+                                          inside ? at + further(p, n) : p.data, inside);
         }
+    }
+    // The n-th pass over tokens that have pages of their own. Zeros without one: then nothing is
+    // read, whatever the address.
+    __device__ void copy_token(const kv8_kernel_pages &p, const PageSlot &from, bool has_page,
+                               int n, uint32_t stage) const {
+        static_assert(REGULAR, "a token begins a row of lanes");
+        const int index = n * 32 + lane();
+        const uint32_t to = stage + R::at(index / CHUNKS, index % CHUNKS);
+        copy16_once_or_zero<WIDE>(to, row_at(p, from), has_page);
     }
 
    private:
@@ -185,31 +189,44 @@ class Loader {
     }
 
     __device__ void fetch() const {
-        const uint32_t stage = ring + to * C::STAGE_BYTES, values = stage + C::RK::TILE_BYTES;
-        const int token = token_of(i);
-        PageSlot from = now;
-        if constexpr (C::GRANULE_PAGES) {
-            from.page = __shfl_sync(~0u, now.page, i % 32);
-            from.slot = __shfl_sync(~0u, now.slot, i % 32);
-            if (page_exists(a, from.page) && from.slot >= 0) {
-                k.copy_rows(a.k, from, stage);
-                v.copy_rows(a.v, from, values);
-                if constexpr (C::SCALE_BYTES > 0)
-                    copy_granule_scales(from, true, stage + C::SCALES);
-                return;
-            }
-            from.slot = from.slot < 0 ? ~from.slot : from.slot;
+        const uint32_t stage = ring + to * C::STAGE_BYTES;
+        if constexpr (C::GRANULE_PAGES)
+            fetch_granule(stage);
+        else
+            fetch_tokens(stage);
+    }
+    __device__ void fetch_granule(uint32_t stage) const {
+        const uint32_t values = stage + C::RK::TILE_BYTES;
+        PageSlot from = {__shfl_sync(~0u, now.page, i % 32), __shfl_sync(~0u, now.slot, i % 32)};
+        const bool has_page = page_exists(a, from.page);
+        if (has_page && from.slot >= 0) {
+            k.copy_rows(a.k, from, stage);
+            v.copy_rows(a.v, from, values);
+            if constexpr (C::SCALE_BYTES > 0) copy_granule_scales(from, true, stage + C::SCALES);
+            return;
         }
-        if (!page_exists(a, from.page)) from.page = UNSEEN;
-        k.copy_visible_rows(a.k, from, token, split.any, stage);
-        v.copy_visible_rows(a.v, from, token, split.any, values);
-        if constexpr (C::SCALE_BYTES > 0 && C::GRANULE_PAGES) {
-            const int t = token + lane() % TOKENS;
-            copy_granule_scales(from, from.page >= 0 && t >= split.any.begin && t < split.any.end,
+        from.slot = from.slot < 0 ? ~from.slot : from.slot;
+        const int token = token_of(i), t = token + lane() % TOKENS;
+        k.copy_visible_rows(a.k, from, has_page, token, split.any, stage);
+        v.copy_visible_rows(a.v, from, has_page, token, split.any, values);
+        if constexpr (C::SCALE_BYTES > 0)
+            copy_granule_scales(from, has_page && t >= split.any.begin && t < split.any.end,
                                 stage + C::SCALES);
-        } else if constexpr (C::SCALE_BYTES > 0) {
-            copy_token_scale(from, stage + C::SCALES);
+    }
+    // A token's place is looked up by one lane and shared once, for K and V.
+    __device__ void fetch_tokens(uint32_t stage) const {
+        static_assert(C::RK::CHUNKS == C::RV::CHUNKS);
+        constexpr int PASSES = C::RK::CHUNKS * TOKENS / 32;
+#pragma unroll
+        for (int n = 0; n < PASSES; n++) {
+            const int row = (n * 32 + lane()) / C::RK::CHUNKS;
+            const PageSlot from = {__shfl_sync(~0u, now.page, row),
+                                   __shfl_sync(~0u, now.slot, row)};
+            const bool has_page = page_exists(a, from.page);
+            k.copy_token(a.k, from, has_page, n, stage);
+            v.copy_token(a.v, from, has_page, n, stage + C::RK::TILE_BYTES);
         }
+        if constexpr (C::SCALE_BYTES > 0) copy_token_scale(now, stage + C::SCALES);
     }
 
     // int8: lane t copies the word that holds the scale of K's token t, lane 16 + t of V's.
@@ -228,7 +245,7 @@ class Loader {
     __device__ void copy_token_scale(const PageSlot &place, uint32_t to_words) const {
         if (!has_scales()) return;
         const kv8_kernel_pages &p = lane() < TOKENS ? a.k : a.v;
-        const bool inside = place.page >= 0;
+        const bool inside = page_exists(a, place.page);
         const uint16_t *const at = inside ? scale_lane + place.page * p.scale_stride_page +
                                                 place.slot * p.scale_stride_slot
                                           : p.row_scale;

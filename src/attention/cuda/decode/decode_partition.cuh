@@ -17,6 +17,13 @@ __device__ inline int quotient(int n, int d) {
     return rest < 0 ? q - 1 : rest >= d ? q + 1 : q;
 }
 
+// The same where the quotient is below 2^20.
+__device__ inline int small_quotient(int n, int d) {
+    const int q = __float2int_rz(__int2float_rn(n) * __fdividef(1.0f, __int2float_rn(d)));
+    const int rest = n - q * d;
+    return rest < 0 ? q - 1 : rest >= d ? q + 1 : q;
+}
+
 // A unit is one granule of one stream, or as much time. Each stream has `split_units` more than
 // granules, which stand for what a block spends between two splits.
 struct Partition {
@@ -29,7 +36,7 @@ struct Partition {
 
     __device__ int begin(int block) const { return min(block * range, total); }
     // The block whose range holds a unit.
-    __device__ int owner(int at) const { return quotient(at, range); }
+    __device__ int owner(int at) const { return small_quotient(at, range); }
 };
 
 template <class C>
@@ -91,7 +98,7 @@ __device__ bool unchanged(const kv8_kernel_args &a, const CachedLengths<MOST> &c
 template <int MOST>
 __device__ Lengths cached_lengths(const kv8_kernel_args &a, const CachedLengths<MOST> &cached,
                                   int b) {
-    const int lane = quotient(b, lengths_per_lane(a));
+    const int lane = small_quotient(b, lengths_per_lane(a));
     const Lengths own = cached.nth(b - lane * lengths_per_lane(a));
     return {__shfl_sync(~0u, own.qo_begin, lane), __shfl_sync(~0u, own.qo_end, lane),
             __shfl_sync(~0u, own.page_begin, lane), __shfl_sync(~0u, own.page_end, lane),
@@ -145,7 +152,7 @@ __device__ inline Partition cut_partition(const kv8_kernel_args &a, const Totals
     partition.total = sum.units, partition.even_units = 0, partition.stream_units = sum.longest;
     // Where there is a choice without the last few blocks, which start after the others.
     const int usual = sum.streams * 2 <= blocks ? blocks - blocks / 32 : blocks;
-    const int each = sum.streams > 0 ? quotient(usual, sum.streams) : 0;
+    const int each = sum.streams > 0 ? small_quotient(usual, sum.streams) : 0;
     const bool is_even = sum.units > 0 && sum.units == sum.streams * sum.longest;
     if (is_even && each * sum.streams * 8 >= blocks * 7) {
         const int granules = sum.longest - a.decode.split_units;
@@ -158,8 +165,8 @@ __device__ inline Partition cut_partition(const kv8_kernel_args &a, const Totals
     if (is_even && sum.longest == 2 * a.decode.split_units) {
         blocks = min(int(gridDim.x), sum.streams);
         partition.total = sum.units, partition.even_units = 0;
-        partition.range = quotient(sum.streams + blocks - 1, blocks) * sum.longest;
-        blocks = quotient(sum.units + partition.range - 1, partition.range);
+        partition.range = small_quotient(sum.streams + blocks - 1, blocks) * sum.longest;
+        blocks = small_quotient(sum.units + partition.range - 1, partition.range);
     }
     partition.num_blocks = blocks;
     partition.unit = partition.begin(blockIdx.x), partition.end = partition.begin(blockIdx.x + 1);
@@ -213,7 +220,8 @@ __device__ void next_split(const kv8_kernel_args &a, const int *starts, Partitio
         return;
     }
     const bool is_even = partition.even_units > 0;
-    const int nth = is_even ? quotient(partition.unit, partition.even_units) : 0;  // of all streams
+    // Of all streams.
+    const int nth = is_even ? small_quotient(partition.unit, partition.even_units) : 0;
     const int unit = is_even ? nth * partition.stream_units : partition.unit;
     const int b = find_request(a, starts, unit);
     const Lengths lengths = lengths_of(b);
@@ -222,14 +230,14 @@ __device__ void next_split(const kv8_kernel_args &a, const int *starts, Partitio
     const KeyRange keys = request_keys(a, r);
     const int granules = granules_of(keys), begin = keys.begin / TOKENS;
     const int stream_units = units_of(a, keys);
-    const int index = quotient(unit - starts[b], stream_units);
+    const int index = small_quotient(unit - starts[b], stream_units);
     const KeyRange any = open_stream<C>(a, r, index, into);
     const int units = is_even ? partition.even_units : stream_units;
     const int stream_begin = is_even ? nth * units : starts[b] + index * units;
     const int stream_end = stream_begin + units, more = units - granules;
     // The units beside the granules are spread evenly among them, so that cuts are even too.
     const auto granule = [&](int at) {
-        return begin + at - (more == 0 ? 0 : quotient(at * more, units));
+        return begin + at - (more == 0 ? 0 : small_quotient(at * more, units));
     };
     const int end = min(partition.end, stream_end);
     const int first_block = partition.owner(stream_begin), block = blockIdx.x;

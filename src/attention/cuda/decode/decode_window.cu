@@ -1,4 +1,4 @@
-// decode_window.cu - decode attention over windows of few keys. Grid, block, shared memory and
+// decode_window.cu - decode attention over few keys. Grid, block, shared memory and
 // bytes moved: decode_window.cuh.
 //
 // SPDX-License-Identifier: Apache-2.0

@@ -1,7 +1,7 @@
-// decode_window.cuh - a launch over windows of few keys, whose time is that of its longest chain of
-// loads and instructions: nothing is planned, and no stream is split. A block has one request and
-// some of its KV heads. It does nothing before the kernel ahead in the stream is done: it finds
-// room when that one ends, and a load made sooner is one more to wait for.
+// decode_window.cuh - a launch over few keys, of a window or in all, whose time is that of its
+// longest chain of loads and instructions: nothing is planned, and no stream is split. A block has
+// one request and some of its KV heads. It does nothing before the kernel ahead in the stream is
+// done: it finds room when that one ends, and a load made sooner is one more to wait for.
 //
 // Grid: (max_batch * blocks of heads). Block: WARPS * 32. Bound by: latency.
 //
