@@ -28,11 +28,12 @@ struct kv8_device_experts {
     bool has_fixed_order; /* kv8_device_experts_fix_order */
     kv8_kernel load, choose, sort, route_few, combine, combine_norm;
     kernel_form router; /* from the residual stream to the routing of few rows */
-    kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS][NUM_TILES];
+    kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS][NUM_TILES], packs[NUM_TILES];
     void *memory; /* of all below, in device memory */
     kv8_experts_routing routing;
-    uint16_t *gated; /* f16 [max_rows * top_k, intermediate] in the order of routing.sorted */
-    float *down;     /* [max_rows * top_k, hidden] by place */
+    /* f16 [max_rows * top_k, intermediate] in the order of routing.sorted, or packed. */
+    uint16_t *gated;
+    float *down; /* [max_rows * top_k, hidden] by place; until then the rows of gate and up, packed */
 };
 
 /* --- sizes --- */
@@ -81,9 +82,18 @@ static kv8_status check_shape(const kv8_experts_shape *s) {
     return KV8_OK;
 }
 
+/* Of `places` rows, packed or not. */
+static size_t packed_bytes(const kv8_experts_shape *shape, int part, size_t places) {
+    const size_t rows = KV8_EXPERTS_PACKED_ROWS(places, (size_t)shape->num_experts);
+    return rows * (size_t)kv8_round_up(part_cols(shape, part), KV8_TILE_COLS) * sizeof(uint16_t);
+}
+
 /* The arrays of the workspace, one after another; returns their bytes. memory NULL: counts. */
 static size_t lay_out(kv8_device_experts *e, uint8_t *memory) {
     const size_t places = (size_t)e->max_rows * (size_t)e->shape.top_k;
+    const size_t gated = packed_bytes(&e->shape, DOWN, places);
+    const size_t packed = packed_bytes(&e->shape, GATE_UP, places);
+    const size_t down = places * (size_t)e->shape.hidden * sizeof *e->down;
     const struct {
         void **array;
         size_t bytes;
@@ -93,8 +103,8 @@ static size_t lay_out(kv8_device_experts *e, uint8_t *memory) {
         {(void **)&e->routing.offsets,
          ((size_t)e->shape.num_experts + 1) * sizeof *e->routing.offsets},
         {(void **)&e->routing.sorted, places * sizeof *e->routing.sorted},
-        {(void **)&e->gated, places * (size_t)e->shape.intermediate * sizeof *e->gated},
-        {(void **)&e->down, places * (size_t)e->shape.hidden * sizeof *e->down},
+        {(void **)&e->gated, gated},
+        {(void **)&e->down, packed > down ? packed : down},
     };
     size_t bytes = 0;
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
@@ -164,11 +174,30 @@ static kv8_status get_tiles(kernel_form *form, kv8_device *device, int part, int
         {"kv8_experts_down_x48__sm90a", "kv8_experts_down_x96__sm90a"}};
     *form = (kernel_form){.is_mapped = true};
     if (!kv8_kernel_exists(device, names[part][which])) return KV8_OK;
-    form->launch = (kv8_launch){.grid = {(uint32_t)kv8_device_get_info(device)->num_sms},
-                                .block = {KV8_EXPERTS_TILES_THREADS},
-                                .dynamic_bytes = KV8_EXPERTS_TILES_BYTES};
-    return kv8_kernel_get(&form->kernel, device, names[part][which], sizeof(kv8_experts_tiles_args),
-                          form->launch.dynamic_bytes);
+    kv8_launch launch = {.grid = {KV8_EXPERTS_TILES_BLOCKS},
+                         .block = {KV8_EXPERTS_TILES_THREADS},
+                         .cluster = {KV8_EXPERTS_TILES_BLOCKS},
+                         .dynamic_bytes = KV8_EXPERTS_TILES_BYTES};
+    int32_t clusters = 0;
+    KV8_TRY(kv8_kernel_get(&form->kernel, device, names[part][which],
+                           sizeof(kv8_experts_tiles_args), launch.dynamic_bytes));
+    KV8_TRY(kv8_kernel_max_clusters(&form->kernel, &launch, &clusters));
+    launch.grid[0] *= (uint32_t)clusters;
+    form->launch = launch;
+    return KV8_OK;
+}
+
+/* Packs the rows of gate and up for them. */
+static kv8_status get_pack(kernel_form *form, kv8_device *device, int which) {
+    static const char *const names[NUM_TILES] = {"kv8_experts_pack_x48__sm90a",
+                                                 "kv8_experts_pack_x96__sm90a"};
+    enum { BLOCKS_EACH = 4 };
+    *form = (kernel_form){.num_x = 0};
+    if (!kv8_kernel_exists(device, names[which])) return KV8_OK;
+    form->launch =
+        (kv8_launch){.grid = {BLOCKS_EACH * (uint32_t)kv8_device_get_info(device)->num_sms},
+                     .block = {KV8_EXPERTS_PACK_THREADS}};
+    return kv8_kernel_get(&form->kernel, device, names[which], sizeof(kv8_experts_pack_args), 0);
 }
 
 static kv8_status get_router(kernel_form *form, kv8_device *device,
@@ -204,6 +233,8 @@ static kv8_status get_kernels(kv8_device_experts *e) {
         KV8_TRY(kv8_kernel_get(kernels[i].kernel, e->device, kernels[i].name, kernels[i].args_bytes,
                                0));
     KV8_TRY(get_router(&e->router, e->device, &e->shape));
+    for (int which = 0; which < NUM_TILES; which++)
+        KV8_TRY(get_pack(&e->packs[which], e->device, which));
     for (int part = 0; part < NUM_PARTS; part++) {
         for (int which = 0; which < NUM_STREAMS; which++)
             KV8_TRY(get_stream(&e->streams[part][which], e->device, &e->shape, part, which));
@@ -338,16 +369,22 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
     return launch_early(&e->sort, stream, sort, &a);
 }
 
-/* By rows an expert on average: then many experts have twice as many. Both streaming kernels sum in
- * one order, the tiles in another. */
-static const kernel_form *choose_form(const kv8_device_experts *e, int part, int32_t n) {
-    enum { X96_FROM = 40, TILES_FROM = 15, X16_FROM = 7 };
+/* Which kernels on wgmma, by rows an expert on average; -1: none, where there are few or the GPU has
+ * them not. They sum in another order than the streaming ones. */
+static int choose_tiles(const kv8_device_experts *e, int32_t n) {
+    enum { X96_FROM = 40, X48_FROM = 15 };
     const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
-    const kernel_form *const tiles = &e->tiles[part][places >= X96_FROM * experts ? X96 : X48];
-    if (tiles->launch.grid[0] != 0 && !e->has_fixed_order && places >= TILES_FROM * experts)
-        return tiles;
+    const int which = places >= X96_FROM * experts ? X96 : X48;
+    const bool fits = !e->has_fixed_order && places >= X48_FROM * experts;
+    return fits && e->tiles[GATE_UP][which].launch.grid[0] != 0 ? which : -1;
+}
+
+/* By rows an expert on average: then many experts have twice as many. Both sum in one order. */
+static const kernel_form *choose_stream(const kv8_device_experts *e, int part, int32_t n) {
+    enum { X16_FROM = 7 };
+    const int64_t places = (int64_t)n * e->shape.top_k;
     const kernel_form *const streams = e->streams[part];
-    const bool many = n > 8 && places > X16_FROM * experts;
+    const bool many = n > 8 && places > (int64_t)X16_FROM * e->shape.num_experts;
     return many && streams[X16].num_x > 0 ? &streams[X16] : &streams[X8];
 }
 
@@ -367,9 +404,29 @@ static kv8_status launch_mapped(const kv8_device_experts *e, kv8_stream *stream,
     return launch_early(&form->kernel, stream, form->launch, &mapped);
 }
 
+/* *x_out: the rows as the kernels of gate and up take them. */
+static kv8_status pack(const kv8_device_experts *e, kv8_stream *stream, const void *x, int32_t n,
+                       const void **x_out) {
+    const int tiles = choose_tiles(e, n);
+    *x_out = x;
+    if (tiles < 0) return KV8_OK;
+    KV8_RANGE("routing and gather");
+    const kv8_experts_pack_args a = {.routing = e->routing,
+                                     .x = x,
+                                     .packed = (uint16_t *)e->down,
+                                     .gated = e->gated,
+                                     .num_experts = e->shape.num_experts,
+                                     .top_k = e->shape.top_k,
+                                     .cols = e->shape.hidden,
+                                     .gated_cols = e->shape.intermediate};
+    *x_out = a.packed;
+    return launch_early(&e->packs[tiles].kernel, stream, e->packs[tiles].launch, &a);
+}
+
 static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int part,
                            const void *weights, const void *x, void *y, int32_t n) {
-    const kernel_form *const form = choose_form(e, part, n);
+    const int tiles = choose_tiles(e, n);
+    const kernel_form *const form = tiles < 0 ? choose_stream(e, part, n) : &e->tiles[part][tiles];
     const kv8_experts_matmul_args a = {.routing = e->routing,
                                        .w = strips_of(&e->shape, part, weights),
                                        .x = x,
@@ -415,7 +472,8 @@ kv8_status kv8_device_experts_run(kv8_device_experts *e, kv8_stream *stream,
     if (args->n == 0) return KV8_OK;
     KV8_RANGE("experts");
     KV8_TRY(route(e, stream, args));
-    const void *const x = args->router != NULL ? args->router->normed : args->x;
+    const void *x = args->router != NULL ? args->router->normed : args->x;
+    KV8_TRY(pack(e, stream, x, args->n, &x));
     KV8_TRY(multiply(e, stream, GATE_UP, args->gate_up, x, e->gated, args->n));
     KV8_TRY(multiply(e, stream, DOWN, args->down, e->gated, e->down, args->n));
     return combine(e, stream, args);

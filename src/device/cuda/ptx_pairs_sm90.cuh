@@ -31,6 +31,15 @@ __device__ __forceinline__ void copy_tile_to(uint32_t to, const void *map, int32
         "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
         : "memory");
 }
+// copy_bulk() likewise.
+__device__ __forceinline__ void copy_bulk_to(uint32_t to, const void *from, uint32_t bytes,
+                                             uint32_t barrier, uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "h"(blocks)
+        : "memory");
+}
 // Arrives at what stands at `barrier` here, of block `rank` of the cluster. Orders reads alone,
 // as wgmma's are that have been waited for: to release stores, it would take a fence of the whole
 // GPU.

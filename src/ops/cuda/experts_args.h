@@ -53,7 +53,9 @@ enum {
         KV8_EXPERTS_BULK_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES),
     KV8_EXPERTS_SUM_BYTES = KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
     /* The kernels on wgmma. */
+    KV8_EXPERTS_PACK_THREADS = 256,
     KV8_EXPERTS_TILES_THREADS = 384,
+    KV8_EXPERTS_TILES_BLOCKS = 2, /* of a cluster, which share rows */
     KV8_EXPERTS_WORK_STRIPS = 16,
     KV8_EXPERTS_X_BYTES = 9 * 96 * KV8_TILE_COLS * 2, /* of rows: 9 stages of 96 or 18 of 48 */
     KV8_EXPERTS_IN_FLIGHT = 4,                        /* products of a warpgroup */
@@ -67,6 +69,13 @@ enum {
                               1024, /* aligned to that */
     KV8_EXPERTS_STATIC_BYTES = 4096 /* at most, of the kernels' own */
 };
+
+/* Rows of f16 packed for the kernels on wgmma, item by item: the row that an expert's begin at. An
+ * item of n rows, its last 16 filled up, has n rows of 128 bytes for every 64 inputs, one tile after
+ * another, under the 128-byte swizzle: a tile is one bulk copy. Rows of an item begin at a multiple
+ * of 16 of its expert's, so all experts' take at most KV8_EXPERTS_PACKED_ROWS. */
+#define KV8_EXPERTS_PACKED_ROW(first_row, expert) (((first_row) + 15) / 16 * 16 + 16 * (expert))
+#define KV8_EXPERTS_PACKED_ROWS(places, experts) KV8_EXPERTS_PACKED_ROW(places, experts)
 
 /* The rings of the streaming kernels that the copy engine fills: a quarter of a strip's tiles in
  * chunks, and a barrier for each. */
@@ -150,8 +159,18 @@ typedef struct kv8_experts_matmul_args {
     float alpha, limit;  /* of the gate */
 } kv8_experts_matmul_args;
 
-/* The same on wgmma: maps of kv8_words_map_make of all experts' strips, a row of the matrix each.
- */
+/* Rows of x [n, cols] packed, those of an item in the order of sorted. Of gated rows, which gate and
+ * up packs, the inputs that fill the last tile are set to 0. */
+typedef struct kv8_experts_pack_args {
+    kv8_experts_routing routing;
+    const uint16_t *x; /* f16 */
+    uint16_t *packed, *gated;
+    int32_t num_experts, top_k;
+    int32_t cols, gated_cols;
+} kv8_experts_pack_args;
+
+/* The same on wgmma: x is packed, and so is y of gate and up. Maps of kv8_words_map_make of all
+ * experts' strips, a row of the matrix each. */
 typedef struct kv8_experts_tiles_args {
     uint64_t codes_map[16], scales_map[16];
     kv8_experts_matmul_args product;

@@ -8,6 +8,7 @@ namespace kv8 {
 
 struct Item {
     int expert, first, count;  // rows: places of sorted
+    int packed;                // its first row where rows are packed: experts_args.h
 };
 
 // In shared memory: how many items come before those of every expert, and its first row.
@@ -16,8 +17,8 @@ struct ItemList {
 };
 
 // By the whole block. An expert's rows are cut into as few items of at most ITEM_ROWS as there are.
-template <int ITEM_ROWS>
-__device__ __forceinline__ void count_items(const kv8_experts_matmul_args &a, ItemList &list) {
+template <int ITEM_ROWS, class ARGS>
+__device__ __forceinline__ void count_items(const ARGS &a, ItemList &list) {
     for (int e = threadIdx.x; e <= a.num_experts; e += blockDim.x)
         list.first_row[e] = __ldcg(&a.routing.offsets[e]);
     __syncthreads();
@@ -42,9 +43,8 @@ __device__ __forceinline__ void count_items(const kv8_experts_matmul_args &a, It
 }
 
 // Items of one expert are of about one size: rows in multiples of ROUND.
-template <int ITEM_ROWS, int ROUND>
-__device__ __forceinline__ Item item_of(const kv8_experts_matmul_args &a, const ItemList &list,
-                                        int item) {
+template <int ITEM_ROWS, int ROUND, class ARGS>
+__device__ __forceinline__ Item item_of(const ARGS &a, const ItemList &list, int item) {
     int low = 0, high = a.num_experts - 1;  // the last expert whose first item is not past it
     while (low < high) {
         const int mid = (low + high + 1) / 2;
@@ -57,7 +57,8 @@ __device__ __forceinline__ Item item_of(const kv8_experts_matmul_args &a, const 
     const int items = list.first_item[low + 1] - list.first_item[low];
     const int each = (rows + items * ROUND - 1) / (items * ROUND) * ROUND;
     const int begin = (item - list.first_item[low]) * each;
-    return {low, list.first_row[low] + begin, min(each, rows - begin)};
+    const int packed = KV8_EXPERTS_PACKED_ROW(list.first_row[low], low) + begin;
+    return {low, list.first_row[low] + begin, min(each, rows - begin), packed};
 }
 
 }  // namespace kv8

@@ -1,10 +1,12 @@
 // experts_tiles.cuh - strips of experts times many rows each, on wgmma.
 //
-// A work is 16 strips of an expert (256 weight rows) times up to 96 of the rows that chose it. The
-// block takes every gridDim-th work: the blocks at work together share rows and weights in L2. Two
-// warpgroups of consumers have eight strips each, as two products of 64 weight rows. A warpgroup of
-// producers gathers the rows into tiles of 64 inputs under the 128-byte swizzle, the B operand, and
-// one of its threads has the copy engine bring the codes of all 16 strips, chunks of tiles ahead
+// A work is 16 strips of an expert (256 weight rows) times up to 96 of the rows that chose it. Two
+// blocks of a cluster take works of the same rows and neighbouring strips, and the copy engine
+// brings each half of the rows to both: what L2 gives to the multiprocessors would bound them
+// otherwise. The pair takes every (gridDim / 2)-th pair of works: those at work together share rows
+// and weights in L2. Two warpgroups of consumers have eight strips each, as two products of 64
+// weight rows. Two threads of a third bring the packed rows (experts_pack.cu), tiles of 64 inputs
+// under the 128-byte swizzle, the B operand; and the codes of all 16 strips, chunks of tiles ahead
 // and into the next work. A consumer warp widens the codes of its two strips in registers, scaled:
 // the A operand, never stored. It does so 16 inputs at a time between products: while one operand
 // is widened, those before it are multiplied.
@@ -17,31 +19,43 @@
 #include "experts_gate.cuh"
 #include "experts_items.cuh"
 #include "mxfp4_strip.cuh"
+#include "ptx_pairs_sm90.cuh"
 #include "take_turn.cuh"
 #include "wgmma_rows.cuh"
 
 namespace kv8 {
 
 constexpr int WORK_STRIPS = KV8_EXPERTS_WORK_STRIPS;
-constexpr int MAX_X_STAGES = KV8_EXPERTS_X_BYTES / (48 * KV8_TILE_COLS * 2);
-constexpr int X_AHEAD = 3;  // stages that a producer has in flight
+constexpr int ROW_BYTES = KV8_TILE_COLS * 2;  // of a row in a tile
+constexpr int MAX_X_STAGES = KV8_EXPERTS_X_BYTES / (48 * ROW_BYTES);
 constexpr int W_STAGES = KV8_EXPERTS_W_STAGES, W_STAGE_BYTES = KV8_EXPERTS_W_STAGE_BYTES;
 constexpr int W_CODE_BYTES = KV8_EXPERTS_W_CODE_BYTES, W_SCALE_BYTES = KV8_EXPERTS_W_SCALE_BYTES;
 constexpr int CHUNK = KV8_EXPERTS_CHUNK_TILES;
 constexpr int ROUND_ROWS = 16, CONSUMERS = 256;
+constexpr int BLOCKS = KV8_EXPERTS_TILES_BLOCKS;
+static_assert(BLOCKS == 2, "as copy_rows() has it");
 
 // Works of up to ROWS rows, 48 or 96: more rows share a widened weight, fewer leave less undone
 // where experts have few.
 template <bool DOWN_, int ROWS_>
 struct WorkShape {
     static constexpr bool DOWN = DOWN_;
-    static constexpr int ROWS = ROWS_, X_STAGE_BYTES = ROWS * KV8_TILE_COLS * 2;
+    static constexpr int ROWS = ROWS_, X_STAGE_BYTES = ROWS * ROW_BYTES;
     static constexpr int X_STAGES = KV8_EXPERTS_X_BYTES / X_STAGE_BYTES;
 };
 
 struct Work {
     Item item;
     int strips;  // the first of 16
+
+    // The last pair of an item's works may have strips for one block alone.
+    __device__ __forceinline__ bool is_empty(const kv8_experts_matmul_args &a) const {
+        return strips >= a.w.num_strips;
+    }
+    // Of an item whose rows are packed, the last 16 filled up.
+    __device__ __forceinline__ int packed_rows() const {
+        return (item.count + ROUND_ROWS - 1) / ROUND_ROWS * ROUND_ROWS;
+    }
 };
 
 struct WorkList {
@@ -50,118 +64,92 @@ struct WorkList {
     uint64_t copied[W_STAGES], read[W_STAGES];  // of chunks of weights
 };
 
+// Works are counted by the pair.
 __device__ __forceinline__ int works_an_item(const kv8_experts_matmul_args &a) {
-    return (a.w.num_strips + WORK_STRIPS - 1) / WORK_STRIPS;
+    return (a.w.num_strips + BLOCKS * WORK_STRIPS - 1) / (BLOCKS * WORK_STRIPS);
 }
 __device__ __forceinline__ int works_of_all(const kv8_experts_matmul_args &a,
                                             const ItemList &list) {
     return list.first_item[a.num_experts] * works_an_item(a);
 }
+__device__ __forceinline__ int first_work() {
+    return blockIdx.x / BLOCKS;
+}
+__device__ __forceinline__ int work_step() {
+    return gridDim.x / BLOCKS;
+}
+// This block's of a pair's.
 template <int ROWS>
 __device__ __forceinline__ Work work_of(const kv8_experts_matmul_args &a, const ItemList &list,
                                         int work) {
     const int each = works_an_item(a);
-    return {item_of<ROWS, ROUND_ROWS>(a, list, work / each), work % each * WORK_STRIPS};
+    return {item_of<ROWS, ROUND_ROWS>(a, list, work / each),
+            (work % each * BLOCKS + static_cast<int>(blockIdx.x) % BLOCKS) * WORK_STRIPS};
 }
 
-// --- the producers: rows into swizzled tiles, and weights ---
+// --- the producers: a thread for the weights, one for the rows ---
 
-// Chunks of the works' 16 strips, one after another and work after work. Of one thread.
-template <int ROWS>
-struct WeightStream {
-    const kv8_experts_tiles_args &a;
-    WorkList &works;
-    uint32_t ring;
-    int num_works, work, tile, stage, phase;
-    int row;  // of the maps: the work's first strip
-
-    __device__ __forceinline__ void enter() {
-        tile = 0;
-        if (work >= num_works) return;
-        const Work next = work_of<ROWS>(a.product, works.list, work);
-        row = next.item.expert * a.product.w.num_strips + next.strips;
-    }
-    __device__ __forceinline__ void copy_next() {
-        if (work >= num_works) return;
-        barrier_wait(smem_address(&works.read[stage]), phase ^ 1);
-        const uint32_t copied = smem_address(&works.copied[stage]);
-        const uint32_t to = ring + stage * W_STAGE_BYTES;
-        expect_bytes(copied, W_STAGE_BYTES);
-        copy_tile_once(to, a.codes_map, tile * (KV8_TILE_CODE_BYTES / 8), row, copied,
-                       leave_first_policy());
-        copy_tile_once(to + WORK_STRIPS * W_CODE_BYTES, a.scales_map,
-                       tile * (KV8_TILE_SCALE_BYTES / 8), row, copied, leave_first_policy());
-        if (++stage == W_STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-        tile += CHUNK;
-        if (tile >= a.product.w.num_tiles) {
-            work += gridDim.x;
-            enter();
-        }
-    }
-};
-
+// Chunks of the works' 16 strips, one after another and work after work.
 template <class SHAPE>
-__device__ __forceinline__ void produce(const kv8_experts_tiles_args &args, WorkList &works,
-                                        uint32_t stages, uint32_t ring) {
+__device__ __forceinline__ void copy_weights(const kv8_experts_tiles_args &args, WorkList &works,
+                                             uint32_t ring) {
     const kv8_experts_matmul_args &a = args.product;
     const int num_works = works_of_all(a, works.list);
-    const int thread = threadIdx.x % 128, piece = thread % 8;
-    constexpr int ROWS = SHAPE::ROWS / 16,
-                  X_STAGES = SHAPE::X_STAGES;  // of a thread: thread / 8, then every 16th
-    const uint32_t to = thread / 8 * 128 + ((piece ^ (thread / 8 % 8)) << 4);
-    WeightStream<SHAPE::ROWS> weights = {args, works, ring, num_works, static_cast<int>(blockIdx.x),
-                                         0,    0,     0,    0};
-    if (thread == 0) {
-        weights.enter();
-        weights.copy_next();
+    int stage = 0, phase = 0;
+    for (int w = first_work(); w < num_works; w += work_step()) {
+        const Work work = work_of<SHAPE::ROWS>(a, works.list, w);
+        if (work.is_empty(a)) continue;
+        const int row = work.item.expert * a.w.num_strips + work.strips;  // of the maps
+        for (int tile = 0; tile < a.w.num_tiles; tile += CHUNK) {
+            const uint32_t copied = smem_address(&works.copied[stage]);
+            const uint32_t to = ring + stage * W_STAGE_BYTES;
+            barrier_wait(smem_address(&works.read[stage]), phase ^ 1);
+            expect_bytes(copied, W_STAGE_BYTES);
+            copy_tile_once(to, args.codes_map, tile * (KV8_TILE_CODE_BYTES / 8), row, copied,
+                           leave_first_policy());
+            copy_tile_once(to + WORK_STRIPS * W_CODE_BYTES, args.scales_map,
+                           tile * (KV8_TILE_SCALE_BYTES / 8), row, copied, leave_first_policy());
+            if (++stage == W_STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
     }
-    if (SHAPE::DOWN) take_turn();
-    int issued = 0;
-    const auto publish = [&](int stage) {
-        fence_stores_before_wgmma();
-        __syncwarp();
-        if (thread % 32 == 0) barrier_arrive(smem_address(&works.full[stage % X_STAGES]));
+}
+
+// Tiles of the works' rows. Each block of the pair copies half of a tile to both, once both have
+// read what was there.
+template <class SHAPE>
+__device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a, WorkList &works,
+                                          uint32_t stages) {
+    constexpr int STAGES = SHAPE::X_STAGES;
+    const int num_works = works_of_all(a, works.list), rank = cluster_rank();
+    uint32_t issued = 0;
+    const auto await_empty = [&] {
+        if (issued >= STAGES)
+            wait_for_bytes(smem_address(&works.empty[issued % STAGES]), (issued / STAGES - 1) & 1);
     };
-    for (int w = blockIdx.x; w < num_works; w += gridDim.x) {
-        const Item item = work_of<SHAPE::ROWS>(a, works.list, w).item;
-        uint32_t from[ROWS];  // in 16 bytes
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            const int row = thread / 8 + 16 * i, place = item.first + min(row, item.count - 1);
-            const int x_row = SHAPE::DOWN ? place : a.routing.sorted[place] / a.top_k;
-            from[i] = static_cast<uint32_t>(x_row) * (a.w.cols / 8) + piece;
-        }
-        for (int tile = 0; tile < a.w.num_tiles; tile++) {
-            const int stage = issued % X_STAGES;
-            barrier_wait(smem_address(&works.empty[stage]), (issued / X_STAGES & 1) ^ 1);
-            const bool inside = tile * KV8_TILE_COLS + piece * 8 < a.w.cols;
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                if (16 * i < item.count)
-                    copy16_or_zero(stages + stage * SHAPE::X_STAGE_BYTES + i * (16 * 128) + to,
-                                   a.x + static_cast<int64_t>(inside ? from[i] : 0) * 8, inside);
-                from[i] += KV8_TILE_COLS / 8;
-            }
-            copy_commit();
-            if (issued >= X_AHEAD) {
-                copy_wait<X_AHEAD>();
-                publish(issued - X_AHEAD);
-            }
-            // Behind the rows: of strips of one tile, the chunk that it waits for has these.
-            if (thread == 0 && tile % CHUNK == 0) weights.copy_next();
-            issued++;
+    for (int w = first_work(); w < num_works; w += work_step()) {
+        const Work work = work_of<SHAPE::ROWS>(a, works.list, w);
+        const uint32_t tile_bytes = work.packed_rows() * ROW_BYTES, half = tile_bytes / BLOCKS;
+        const uint8_t *from = reinterpret_cast<const uint8_t *>(a.x) +
+                              static_cast<int64_t>(work.item.packed) * a.w.num_tiles * ROW_BYTES +
+                              rank * half;
+        for (int tile = 0; tile < a.w.num_tiles; tile++, issued++, from += tile_bytes) {
+            const uint32_t stage = issued % STAGES, full = smem_address(&works.full[stage]);
+            await_empty();
+            expect_bytes(full, tile_bytes);
+            copy_bulk_to(stages + stage * SHAPE::X_STAGE_BYTES + rank * half, from, half, full,
+                         (1 << BLOCKS) - 1);
         }
     }
-    copy_wait<0>();
-    for (int stage = max(0, issued - X_AHEAD); stage < issued; stage++) publish(stage);
+    // Nothing of the other block is on its way when this one's shared memory goes.
+    for (int i = 0; i < STAGES; i++, issued++) await_empty();
 }
 
 // --- the consumers ---
 
-// One arrival, without a branch.
+// One arrival, without a branch, around which the compiler would wait for all products.
 __device__ __forceinline__ void barrier_arrive_if(uint32_t barrier, bool arrives) {
     asm volatile(
         "{\n"
@@ -170,6 +158,21 @@ __device__ __forceinline__ void barrier_arrive_if(uint32_t barrier, bool arrives
         "@arrives mbarrier.arrive.shared::cta.b64 _, [%0];\n"
         "}\n" ::"r"(barrier),
         "r"(static_cast<uint32_t>(arrives))
+        : "memory");
+}
+
+// barrier_arrive_at() likewise.
+__device__ __forceinline__ void barrier_arrive_at_if(uint32_t barrier, uint32_t rank,
+                                                     bool arrives) {
+    asm volatile(
+        "{\n"
+        ".reg .pred arrives;\n"
+        ".reg .b32 there;\n"
+        "setp.ne.u32 arrives, %2, 0;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "@arrives mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n"
+        "}\n" ::"r"(barrier),
+        "r"(rank), "r"(static_cast<uint32_t>(arrives))
         : "memory");
 }
 
@@ -267,12 +270,13 @@ __device__ __forceinline__ float gate_soon(float gate, float up, float alpha, fl
     return g * share * (l + 1.0f);
 }
 
-// A strip's gated outputs of eight rows (places from `place` on, of which `count` count): lane (g,
-// c) has output g of rows 2c and 2c + 1, and stores outputs 2c and 2c + 1 of row g.
-__device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, int strip, int place,
-                                            int count, const float *d, const float *factor,
-                                            const float *bias) {
-    const int lane = threadIdx.x % 32;
+// A strip's gated outputs of eight rows (of the work, from `first` on), packed: a strip is a chunk of
+// a row's tile. Lane (g, c) has output g of rows 2c and 2c + 1, and stores outputs 2c and 2c + 1 of
+// row g.
+__device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, const Work &work,
+                                            int strip, int first, const float *d,
+                                            const float *factor, const float *bias) {
+    const int lane = threadIdx.x % 32, row = first + lane / 4;
     float y[2];
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -280,11 +284,11 @@ __device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, in
             gate_soon(d[i] * factor[0] + bias[0], d[2 + i] * factor[1] + bias[1], a.alpha, a.limit);
     const __half2 both = __floats2half2_rn(y[0], y[1]);
     const uint32_t outputs = transpose_matrix(*reinterpret_cast<const uint32_t *>(&both));
-    if (lane / 4 < count)
-        *reinterpret_cast<uint32_t *>(static_cast<__half *>(a.y) +
-                                      static_cast<int64_t>(place + lane / 4) *
-                                          (a.w.num_strips * 8) +
-                                      strip * 8 + lane % 4 * 2) = outputs;
+    const int tiles = (a.w.num_strips + 7) / 8, rows = work.packed_rows();
+    const int64_t tile = static_cast<int64_t>(work.item.packed) * tiles + strip / 8 * rows;
+    if (row < work.item.count)
+        *reinterpret_cast<uint32_t *>(static_cast<uint8_t *>(a.y) + (tile + row) * ROW_BYTES +
+                                      ((strip ^ row) % 8 * 16 + lane % 4 * 4)) = outputs;
 }
 
 // What the end of a work needs from global memory, asked for at its beginning: factors and biases,
@@ -334,8 +338,8 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 if (first + h < a.w.num_strips)
-                    store_gated(a, first + h, work.item.first + 8 * j, work.item.count - 8 * j,
-                                &sums.d[h][4 * j], strips.factor[h], strips.bias[h]);
+                    store_gated(a, work, first + h, 8 * j, &sums.d[h][4 * j], strips.factor[h],
+                                strips.bias[h]);
         }
     }
 }
@@ -381,11 +385,11 @@ struct Consumer {
                           scales_at + h * W_SCALE_BYTES + TILE * KV8_TILE_SCALE_BYTES);
     }
 
-    // Of a stage, -1 for none: without a branch, around which the compiler would wait for all
-    // products.
+    // Of a stage, -1 for none, in both blocks.
     __device__ __forceinline__ void release(int of_stage) {
-        barrier_arrive_if(smem_address(&works.empty[max(of_stage, 0)]),
-                          of_stage >= 0 && threadIdx.x % 32 == 0);
+        const int lane = threadIdx.x % 32;
+        barrier_arrive_at_if(smem_address(&works.empty[max(of_stage, 0)]), lane % BLOCKS,
+                             of_stage >= 0 && lane < BLOCKS);
     }
 
     // Product STEP of a tile: 16 inputs of one strip.
@@ -423,16 +427,19 @@ struct Consumer {
     }
 
     // One work of which this warpgroup has no strip: the others' rows and weights go by.
-    __device__ __forceinline__ void pass() {
+    __device__ __forceinline__ void pass(const Work &work) {
+        const bool has_weights = !work.is_empty(a);
         for (int tile = 0; tile < a.w.num_tiles; tile++) {
-            if (tile % CHUNK == 0) barrier_wait(smem_address(&works.copied[w_stage]), w_phase);
+            if (has_weights && tile % CHUNK == 0)
+                barrier_wait(smem_address(&works.copied[w_stage]), w_phase);
             barrier_wait(smem_address(&works.full[x_stage]), x_phase);
             release(x_stage);
             if (++x_stage == SHAPE::X_STAGES) {
                 x_stage = 0;
                 x_phase ^= 1;
             }
-            if (tile % CHUNK == CHUNK - 1 || tile == a.w.num_tiles - 1) leave_chunk();
+            if (has_weights && (tile % CHUNK == CHUNK - 1 || tile == a.w.num_tiles - 1))
+                leave_chunk();
         }
     }
 
@@ -481,14 +488,14 @@ __device__ __forceinline__ void consume(const kv8_experts_matmul_args &a, WorkLi
                                         uint32_t x_stages, uint32_t ring) {
     const int num_works = works_of_all(a, works.list);
     Consumer<SHAPE> consumer = {a, works, x_stages, ring, 0, 0, 0, 0, 0, 0};
-    if (SHAPE::DOWN) take_turn();
-    for (int w = blockIdx.x; w < num_works; w += gridDim.x) {
+    take_turn();
+    for (int w = first_work(); w < num_works; w += work_step()) {
         const Work work = work_of<SHAPE::ROWS>(a, works.list, w);
         // Few sizes: the compiler gives each registers of its own.
         const int count = work.item.count;
         if (work.strips + static_cast<int>(threadIdx.x) / 128 * (WORK_STRIPS / 2) >=
             a.w.num_strips) {
-            consumer.pass();
+            consumer.pass(work);
             continue;
         }
         if constexpr (SHAPE::ROWS == 48) {
@@ -516,8 +523,8 @@ __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &arg
     __shared__ WorkList works;
     if (threadIdx.x == 0) {
         for (int i = 0; i < SHAPE::X_STAGES; i++) {
-            barrier_init(smem_address(&works.full[i]), 4);
-            barrier_init(smem_address(&works.empty[i]), CONSUMERS / 32);
+            barrier_init(smem_address(&works.full[i]), 1);
+            barrier_init(smem_address(&works.empty[i]), BLOCKS * CONSUMERS / 32);
         }
         for (int i = 0; i < W_STAGES; i++) {
             barrier_init(smem_address(&works.copied[i]), 1);
@@ -525,8 +532,10 @@ __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &arg
         }
         barrier_init_fence();
     }
-    if (!SHAPE::DOWN) take_turn();            // down knows its weights earlier than its rows
-    count_items<SHAPE::ROWS>(a, works.list);  // its barriers cover those above
+    __syncwarp();
+    cluster_arrive_first();  // both blocks' barriers stand
+    count_items<SHAPE::ROWS>(a, works.list);
+    cluster_wait();
     const uint32_t x_stages = (smem_address(shared) + 1023) & ~1023u;
     const uint32_t ring = x_stages + KV8_EXPERTS_X_BYTES;
     if (threadIdx.x < CONSUMERS) {
@@ -534,7 +543,11 @@ __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &arg
         consume<SHAPE>(a, works, x_stages, ring);
     } else {
         registers_give<40>();
-        produce<SHAPE>(args, works, x_stages, ring);
+        // Which weights is known before the kernel ahead has ended, rows are not.
+        if (threadIdx.x == CONSUMERS) copy_weights<SHAPE>(args, works, ring);
+        if (threadIdx.x != CONSUMERS + 32) return;
+        take_turn();
+        copy_rows<SHAPE>(a, works, x_stages);
     }
 }
 
