@@ -10,15 +10,16 @@
 enum { GATE_UP = KV8_EXPERTS_GATE_UP, DOWN = KV8_EXPERTS_DOWN, NUM_PARTS };
 /* Streaming kernels by the rows of an item: 8 and 16. */
 enum { X8, X16, NUM_STREAMS };
-/* Kernels on wgmma by the rows of a work: 48 and 96. */
-enum { X48, X96, NUM_TILES };
+/* Kernels on wgmma by the rows of a work. */
+enum { X48, X96, X192, NUM_TILES };
+static const int32_t tile_rows[NUM_TILES] = {48, 96, 192};
 
 /* A kernel of one part and how it is launched. */
 typedef struct kernel_form {
     kv8_kernel kernel;
     kv8_launch launch; /* grid 0: this GPU has it not */
     int32_t num_x;     /* of a streaming kernel */
-    bool is_mapped;    /* takes kv8_experts_tiles_args */
+    int32_t rows;      /* of a kernel on wgmma, which takes kv8_experts_tiles_args */
 } kernel_form;
 
 struct kv8_device_experts {
@@ -170,14 +171,17 @@ static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_ex
 /* On wgmma, where the GPU has it. */
 static kv8_status get_tiles(kernel_form *form, kv8_device *device, int part, int which) {
     static const char *const names[NUM_PARTS][NUM_TILES] = {
-        {"kv8_experts_gate_up_x48__sm90a", "kv8_experts_gate_up_x96__sm90a"},
-        {"kv8_experts_down_x48__sm90a", "kv8_experts_down_x96__sm90a"}};
-    *form = (kernel_form){.is_mapped = true};
+        {"kv8_experts_gate_up_x48__sm90a", "kv8_experts_gate_up_x96__sm90a",
+         "kv8_experts_gate_up_x192__sm90a"},
+        {"kv8_experts_down_x48__sm90a", "kv8_experts_down_x96__sm90a",
+         "kv8_experts_down_x192__sm90a"}};
+    const int32_t rows = tile_rows[which];
+    *form = (kernel_form){.rows = rows};
     if (!kv8_kernel_exists(device, names[part][which])) return KV8_OK;
     kv8_launch launch = {.grid = {KV8_EXPERTS_TILES_BLOCKS},
-                         .block = {KV8_EXPERTS_TILES_THREADS},
+                         .block = {(uint32_t)KV8_EXPERTS_TILES_THREADS(rows)},
                          .cluster = {KV8_EXPERTS_TILES_BLOCKS},
-                         .dynamic_bytes = KV8_EXPERTS_TILES_BYTES};
+                         .dynamic_bytes = (size_t)KV8_EXPERTS_TILES_BYTES(rows)};
     int32_t clusters = 0;
     KV8_TRY(kv8_kernel_get(&form->kernel, device, names[part][which],
                            sizeof(kv8_experts_tiles_args), launch.dynamic_bytes));
@@ -190,7 +194,8 @@ static kv8_status get_tiles(kernel_form *form, kv8_device *device, int part, int
 /* Packs the rows of gate and up for them. */
 static kv8_status get_pack(kernel_form *form, kv8_device *device, int which) {
     static const char *const names[NUM_TILES] = {"kv8_experts_pack_x48__sm90a",
-                                                 "kv8_experts_pack_x96__sm90a"};
+                                                 "kv8_experts_pack_x96__sm90a",
+                                                 "kv8_experts_pack_x192__sm90a"};
     enum { BLOCKS_EACH = 4 };
     *form = (kernel_form){.num_x = 0};
     if (!kv8_kernel_exists(device, names[which])) return KV8_OK;
@@ -372,10 +377,11 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
 /* Which kernels on wgmma, by rows an expert on average; -1: none, where there are few or the GPU has
  * them not. They sum in another order than the streaming ones. */
 static int choose_tiles(const kv8_device_experts *e, int32_t n) {
-    enum { X96_FROM = 40, X48_FROM = 15 };
+    static const int32_t from[NUM_TILES] = {15, 40, 104};
     const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
-    const int which = places >= X96_FROM * experts ? X96 : X48;
-    const bool fits = !e->has_fixed_order && places >= X48_FROM * experts;
+    int which = -1;
+    while (which + 1 < NUM_TILES && places >= from[which + 1] * experts) which++;
+    const bool fits = !e->has_fixed_order && which >= 0;
     return fits && e->tiles[GATE_UP][which].launch.grid[0] != 0 ? which : -1;
 }
 
@@ -396,10 +402,10 @@ static kv8_status launch_mapped(const kv8_device_experts *e, kv8_stream *stream,
     const int64_t code_bytes = (int64_t)w->num_tiles * KV8_TILE_CODE_BYTES;
     const int64_t scale_bytes = (int64_t)w->num_tiles * KV8_TILE_SCALE_BYTES;
     KV8_TRY(kv8_words_map_make(mapped.codes_map, e->device, w->data, strips, code_bytes / 8,
-                               w->strip_bytes, KV8_EXPERTS_WORK_STRIPS,
+                               w->strip_bytes, KV8_EXPERTS_WORK_STRIPS(form->rows),
                                KV8_EXPERTS_W_CODE_BYTES / 8));
     KV8_TRY(kv8_words_map_make(mapped.scales_map, e->device, w->data + code_bytes, strips,
-                               scale_bytes / 8, w->strip_bytes, KV8_EXPERTS_WORK_STRIPS,
+                               scale_bytes / 8, w->strip_bytes, KV8_EXPERTS_WORK_STRIPS(form->rows),
                                KV8_EXPERTS_W_SCALE_BYTES / 8));
     return launch_early(&form->kernel, stream, form->launch, &mapped);
 }
@@ -437,7 +443,7 @@ static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int 
                                        .num_x = form->num_x,
                                        .alpha = e->shape.alpha,
                                        .limit = e->shape.limit};
-    return form->is_mapped ? launch_mapped(e, stream, form, &a)
+    return form->rows > 0 ? launch_mapped(e, stream, form, &a)
                            : launch_early(&form->kernel, stream, form->launch, &a);
 }
 

@@ -54,21 +54,25 @@ enum {
     KV8_EXPERTS_SUM_BYTES = KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
     /* The kernels on wgmma. */
     KV8_EXPERTS_PACK_THREADS = 256,
-    KV8_EXPERTS_TILES_THREADS = 384,
     KV8_EXPERTS_TILES_BLOCKS = 2, /* of a cluster, which share rows */
-    KV8_EXPERTS_WORK_STRIPS = 16,
-    KV8_EXPERTS_X_BYTES = 9 * 96 * KV8_TILE_COLS * 2, /* of rows: 9 stages of 96 or 18 of 48 */
-    KV8_EXPERTS_IN_FLIGHT = 4,                        /* products of a warpgroup */
-    KV8_EXPERTS_W_STAGES = 4,                         /* chunks of 16 strips */
+    KV8_EXPERTS_W_STAGES = 4,     /* chunks of a work's strips */
     KV8_EXPERTS_W_CODE_BYTES = KV8_EXPERTS_CHUNK_TILES * KV8_TILE_CODE_BYTES,   /* of a strip */
     KV8_EXPERTS_W_SCALE_BYTES = KV8_EXPERTS_CHUNK_TILES * KV8_TILE_SCALE_BYTES, /* of a strip */
-    KV8_EXPERTS_W_STAGE_BYTES =
-        KV8_EXPERTS_WORK_STRIPS * (KV8_EXPERTS_W_CODE_BYTES + KV8_EXPERTS_W_SCALE_BYTES),
-    KV8_EXPERTS_TILES_BYTES = KV8_EXPERTS_X_BYTES +
-                              KV8_EXPERTS_W_STAGES * KV8_EXPERTS_W_STAGE_BYTES +
-                              1024, /* aligned to that */
     KV8_EXPERTS_STATIC_BYTES = 4096 /* at most, of the kernels' own */
 };
+
+/* The kernels on wgmma by the rows of a work, 48, 96 or 192: warps that multiply, beside four that
+ * bring what they read; steps in which the rows of a work are counted; strips of a work; shared memory of rows (18, 9 or 6 stages), of a chunk of
+ * weights, and all of it, aligned to 1024. */
+#define KV8_EXPERTS_TILES_WARPS(rows)   ((rows) <= 96 ? 8 : 12)
+#define KV8_EXPERTS_TILES_THREADS(rows) (32 * (KV8_EXPERTS_TILES_WARPS(rows) + 4))
+#define KV8_EXPERTS_WORK_STEP(rows)     ((rows) <= 96 ? 16 : 48)
+#define KV8_EXPERTS_WORK_STRIPS(rows)   ((rows) <= 96 ? 16 : 12)
+#define KV8_EXPERTS_X_BYTES(rows)       (((rows) <= 96 ? 9 * 96 : 6 * 192) * KV8_TILE_COLS * 2)
+#define KV8_EXPERTS_W_STAGE_BYTES(rows) \
+    (KV8_EXPERTS_WORK_STRIPS(rows) * (KV8_EXPERTS_W_CODE_BYTES + KV8_EXPERTS_W_SCALE_BYTES))
+#define KV8_EXPERTS_TILES_BYTES(rows) \
+    (KV8_EXPERTS_X_BYTES(rows) + KV8_EXPERTS_W_STAGES * KV8_EXPERTS_W_STAGE_BYTES(rows) + 1024)
 
 /* Rows of f16 packed for the kernels on wgmma, item by item: the row that an expert's begin at. An
  * item of n rows, its last 16 filled up, has n rows of 128 bytes for every 64 inputs, one tile after

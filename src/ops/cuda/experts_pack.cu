@@ -52,7 +52,7 @@ __device__ __forceinline__ void pack(const kv8_experts_pack_args &a) {
     constexpr int PARTS = ROWS / ROUND_ROWS;
     const int num_parts = list.first_item[a.num_experts] * PARTS;
     for (int part = blockIdx.x; part < num_parts; part += gridDim.x) {
-        const Item item = item_of<ROWS, ROUND_ROWS>(a, list, part / PARTS);
+        const Item item = item_of<ROWS, KV8_EXPERTS_WORK_STEP(ROWS)>(a, list, part / PARTS);
         const int first = part % PARTS * ROUND_ROWS;
         if (first < item.count) pack_rows(a, item, first);
     }
@@ -67,3 +67,4 @@ __device__ __forceinline__ void pack(const kv8_experts_pack_args &a) {
     }
 KV8_EXPERTS_PACK(kv8_experts_pack_x48__sm90a, 48)
 KV8_EXPERTS_PACK(kv8_experts_pack_x96__sm90a, 96)
+KV8_EXPERTS_PACK(kv8_experts_pack_x192__sm90a, 192)

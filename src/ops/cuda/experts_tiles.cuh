@@ -1,13 +1,13 @@
 // experts_tiles.cuh - strips of experts times many rows each, on wgmma.
 //
-// A work is 16 strips of an expert (256 weight rows) times up to 96 of the rows that chose it. Two
-// blocks of a cluster take works of the same rows and neighbouring strips, and the copy engine
+// A work is 16 strips of an expert (256 weight rows) times up to 96 of the rows that chose it, or 12
+// strips times up to 192. Two blocks of a cluster take works of the same rows and neighbouring strips, and the copy engine
 // brings each half of the rows to both: what L2 gives to the multiprocessors would bound them
 // otherwise. The pair takes every (gridDim / 2)-th pair of works: those at work together share rows
 // and weights in L2. Two warpgroups of consumers have eight strips each, as two products of 64
-// weight rows. Two threads of a third bring the packed rows (experts_pack.cu), tiles of 64 inputs
-// under the 128-byte swizzle, the B operand; and the codes of all 16 strips, chunks of tiles ahead
-// and into the next work. A consumer warp widens the codes of its two strips in registers, scaled:
+// weight rows, or three have four. Two threads of one more bring the packed rows (experts_pack.cu), tiles of 64 inputs
+// under the 128-byte swizzle, the B operand; and the codes of all strips, chunks of tiles ahead
+// and into the next work. A consumer warp widens the codes of its strips in registers, scaled:
 // the A operand, never stored. It does so 16 inputs at a time between products: while one operand
 // is widened, those before it are multiplied.
 //
@@ -25,28 +25,39 @@
 
 namespace kv8 {
 
-constexpr int WORK_STRIPS = KV8_EXPERTS_WORK_STRIPS;
 constexpr int ROW_BYTES = KV8_TILE_COLS * 2;  // of a row in a tile
-constexpr int MAX_X_STAGES = KV8_EXPERTS_X_BYTES / (48 * ROW_BYTES);
-constexpr int W_STAGES = KV8_EXPERTS_W_STAGES, W_STAGE_BYTES = KV8_EXPERTS_W_STAGE_BYTES;
+constexpr int MAX_X_STAGES = KV8_EXPERTS_X_BYTES(48) / (48 * ROW_BYTES);
+constexpr int W_STAGES = KV8_EXPERTS_W_STAGES;
 constexpr int W_CODE_BYTES = KV8_EXPERTS_W_CODE_BYTES, W_SCALE_BYTES = KV8_EXPERTS_W_SCALE_BYTES;
 constexpr int CHUNK = KV8_EXPERTS_CHUNK_TILES;
-constexpr int ROUND_ROWS = 16, CONSUMERS = 256;
+constexpr int ROUND_ROWS = 16;  // of packed rows
 constexpr int BLOCKS = KV8_EXPERTS_TILES_BLOCKS;
 static_assert(BLOCKS == 2, "as copy_rows() has it");
 
-// Works of up to ROWS rows, 48 or 96: more rows share a widened weight, fewer leave less undone
-// where experts have few.
+// Works of up to ROWS rows: more rows share a widened weight, fewer leave less undone where experts
+// have few. STRIPS of a consumer warp: up to 96 rows two, which share what they read of rows.
 template <bool DOWN_, int ROWS_>
 struct WorkShape {
     static constexpr bool DOWN = DOWN_;
     static constexpr int ROWS = ROWS_, X_STAGE_BYTES = ROWS * ROW_BYTES;
-    static constexpr int X_STAGES = KV8_EXPERTS_X_BYTES / X_STAGE_BYTES;
+    static constexpr int X_STAGES = KV8_EXPERTS_X_BYTES(ROWS) / X_STAGE_BYTES;
+    static constexpr int CONSUMERS = 32 * KV8_EXPERTS_TILES_WARPS(ROWS);
+    static constexpr int WORK_STRIPS = KV8_EXPERTS_WORK_STRIPS(ROWS);
+    static constexpr int STRIPS = WORK_STRIPS * 32 / CONSUMERS;
+    // Few sizes: the compiler gives each registers of its own.
+    static constexpr int STEP = KV8_EXPERTS_WORK_STEP(ROWS);
+    static constexpr int LEAST = ROWS == 48 ? 16 : ROWS == 96 ? 64 : 96;
+    static constexpr int W_STAGE_BYTES = KV8_EXPERTS_W_STAGE_BYTES(ROWS);
+    // Products that a warpgroup has in flight: before the next, its operand is widened into the
+    // registers that the oldest has read.
+    static constexpr int IN_FLIGHT = 2 * STRIPS;
+    static_assert(4 % IN_FLIGHT == 0 && CHUNK == 3, "as multiply_step() and multiply() have them");
+    static_assert(X_STAGES <= MAX_X_STAGES);
 };
 
 struct Work {
     Item item;
-    int strips;  // the first of 16
+    int strips;  // the first
 
     // The last pair of an item's works may have strips for one block alone.
     __device__ __forceinline__ bool is_empty(const kv8_experts_matmul_args &a) const {
@@ -65,56 +76,47 @@ struct WorkList {
 };
 
 // Works are counted by the pair.
+template <class SHAPE>
 __device__ __forceinline__ int works_an_item(const kv8_experts_matmul_args &a) {
-    return (a.w.num_strips + BLOCKS * WORK_STRIPS - 1) / (BLOCKS * WORK_STRIPS);
+    constexpr int EACH = BLOCKS * SHAPE::WORK_STRIPS;
+    return (a.w.num_strips + EACH - 1) / EACH;
 }
-__device__ __forceinline__ int works_of_all(const kv8_experts_matmul_args &a,
-                                            const ItemList &list) {
-    return list.first_item[a.num_experts] * works_an_item(a);
-}
-__device__ __forceinline__ int first_work() {
-    return blockIdx.x / BLOCKS;
-}
-__device__ __forceinline__ int work_step() {
-    return gridDim.x / BLOCKS;
-}
-// This block's of a pair's.
-template <int ROWS>
-__device__ __forceinline__ Work work_of(const kv8_experts_matmul_args &a, const ItemList &list,
-                                        int work) {
-    const int each = works_an_item(a);
-    return {item_of<ROWS, ROUND_ROWS>(a, list, work / each),
-            (work % each * BLOCKS + static_cast<int>(blockIdx.x) % BLOCKS) * WORK_STRIPS};
+// This block's of each of its pair's, to use(work).
+template <class SHAPE, class USE>
+__device__ __forceinline__ void for_works(const kv8_experts_matmul_args &a, const ItemList &list,
+                                          USE &&use) {
+    const int each = works_an_item<SHAPE>(a), num_works = list.first_item[a.num_experts] * each;
+    for (int w = blockIdx.x / BLOCKS; w < num_works; w += gridDim.x / BLOCKS)
+        use(Work{item_of<SHAPE::ROWS, SHAPE::STEP>(a, list, w / each),
+                 (w % each * BLOCKS + static_cast<int>(blockIdx.x) % BLOCKS) * SHAPE::WORK_STRIPS});
 }
 
 // --- the producers: a thread for the weights, one for the rows ---
 
-// Chunks of the works' 16 strips, one after another and work after work.
+// Chunks of the works' strips, one after another and work after work.
 template <class SHAPE>
 __device__ __forceinline__ void copy_weights(const kv8_experts_tiles_args &args, WorkList &works,
                                              uint32_t ring) {
     const kv8_experts_matmul_args &a = args.product;
-    const int num_works = works_of_all(a, works.list);
     int stage = 0, phase = 0;
-    for (int w = first_work(); w < num_works; w += work_step()) {
-        const Work work = work_of<SHAPE::ROWS>(a, works.list, w);
-        if (work.is_empty(a)) continue;
+    for_works<SHAPE>(a, works.list, [&](const Work &work) {
+        if (work.is_empty(a)) return;
         const int row = work.item.expert * a.w.num_strips + work.strips;  // of the maps
         for (int tile = 0; tile < a.w.num_tiles; tile += CHUNK) {
             const uint32_t copied = smem_address(&works.copied[stage]);
-            const uint32_t to = ring + stage * W_STAGE_BYTES;
+            const uint32_t to = ring + stage * SHAPE::W_STAGE_BYTES;
             barrier_wait(smem_address(&works.read[stage]), phase ^ 1);
-            expect_bytes(copied, W_STAGE_BYTES);
+            expect_bytes(copied, SHAPE::W_STAGE_BYTES);
             copy_tile_once(to, args.codes_map, tile * (KV8_TILE_CODE_BYTES / 8), row, copied,
                            leave_first_policy());
-            copy_tile_once(to + WORK_STRIPS * W_CODE_BYTES, args.scales_map,
+            copy_tile_once(to + SHAPE::WORK_STRIPS * W_CODE_BYTES, args.scales_map,
                            tile * (KV8_TILE_SCALE_BYTES / 8), row, copied, leave_first_policy());
             if (++stage == W_STAGES) {
                 stage = 0;
                 phase ^= 1;
             }
         }
-    }
+    });
 }
 
 // Tiles of the works' rows. Each block of the pair copies half of a tile to both, once both have
@@ -123,14 +125,13 @@ template <class SHAPE>
 __device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a, WorkList &works,
                                           uint32_t stages) {
     constexpr int STAGES = SHAPE::X_STAGES;
-    const int num_works = works_of_all(a, works.list), rank = cluster_rank();
+    const int rank = cluster_rank();
     uint32_t issued = 0;
     const auto await_empty = [&] {
         if (issued >= STAGES)
             wait_for_bytes(smem_address(&works.empty[issued % STAGES]), (issued / STAGES - 1) & 1);
     };
-    for (int w = first_work(); w < num_works; w += work_step()) {
-        const Work work = work_of<SHAPE::ROWS>(a, works.list, w);
+    for_works<SHAPE>(a, works.list, [&](const Work &work) {
         const uint32_t tile_bytes = work.packed_rows() * ROW_BYTES, half = tile_bytes / BLOCKS;
         const uint8_t *from = reinterpret_cast<const uint8_t *>(a.x) +
                               static_cast<int64_t>(work.item.packed) * a.w.num_tiles * ROW_BYTES +
@@ -142,7 +143,7 @@ __device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a, Work
             copy_bulk_to(stages + stage * SHAPE::X_STAGE_BYTES + rank * half, from, half, full,
                          (1 << BLOCKS) - 1);
         }
-    }
+    });
     // Nothing of the other block is on its way when this one's shared memory goes.
     for (int i = 0; i < STAGES; i++, issued++) await_empty();
 }
@@ -176,9 +177,10 @@ __device__ __forceinline__ void barrier_arrive_at_if(uint32_t barrier, uint32_t 
         : "memory");
 }
 
-// The first of the warp's two strips within a work.
+// The warp's first strip within a work.
+template <class SHAPE>
 __device__ __forceinline__ int warp_strip() {
-    return threadIdx.x / 32 * 2;
+    return threadIdx.x / 32 * SHAPE::STRIPS;
 }
 
 // The f16 exponents, in bits 10 to 14 of both halves of a word, that bring the codes of a tile's
@@ -222,20 +224,22 @@ struct TileCodes {
     }
 };
 
-// Sums of two strips by up to 96 rows.
+// Sums of a warp's strips by N rows.
+template <int STRIPS, int N>
 struct TileSums {
-    float d[2][48];
+    float d[STRIPS][N / 2];
 };
 
-// Factors and biases of the warp's two strips, for rows g and g + 8.
+// Factors and biases of the warp's strips, for rows g and g + 8.
+template <int STRIPS>
 struct StripEnds {
-    float factor[2][2], bias[2][2];
+    float factor[STRIPS][2], bias[STRIPS][2];
 
     __device__ __forceinline__ void load(const kv8_experts_matmul_args &a, const Work &work,
                                          int first) {
         const int g = threadIdx.x % 32 / 4;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+        for (int h = 0; h < STRIPS; h++) {
             const int strip = min(first + h, a.w.num_strips - 1);
             const uint8_t *const end = a.w.data + work.item.expert * a.w.expert_bytes +
                                        static_cast<int64_t>(strip + 1) * a.w.strip_bytes -
@@ -296,11 +300,11 @@ __device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, co
 template <class SHAPE>
 struct WorkEnds {
     static constexpr int PLACES = SHAPE::DOWN ? (SHAPE::ROWS + 31) / 32 : 1;
-    StripEnds strips;
+    StripEnds<SHAPE::STRIPS> strips;
     int places[PLACES];
 
     __device__ __forceinline__ void load(const kv8_experts_matmul_args &a, const Work &work) {
-        strips.load(a, work, work.strips + warp_strip());
+        strips.load(a, work, work.strips + warp_strip<SHAPE>());
         if constexpr (SHAPE::DOWN) {
             const int *const from = &a.routing.sorted[work.item.first];
 #pragma unroll
@@ -312,10 +316,11 @@ struct WorkEnds {
 
 template <int N, class SHAPE>
 __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, const Work &work,
-                                           const TileSums &sums, const WorkEnds<SHAPE> &ends) {
+                                           const TileSums<SHAPE::STRIPS, N> &sums,
+                                           const WorkEnds<SHAPE> &ends) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const int first = work.strips + warp_strip();
-    const StripEnds &strips = ends.strips;
+    const int first = work.strips + warp_strip<SHAPE>();
+    const auto &strips = ends.strips;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {  // columns 8j to 8j + 7
         if constexpr (SHAPE::DOWN) {
@@ -327,7 +332,7 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
                                   g;
                 const bool counts = 8 * j + 2 * c + i < work.item.count;
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
+                for (int h = 0; h < SHAPE::STRIPS; h++) {
                     if (!counts || first + h >= a.w.num_strips) continue;
                     const float *const d = &sums.d[h][4 * j + i];
                     to[h * 16] = d[0] * strips.factor[h][0] + strips.bias[h][0];
@@ -336,7 +341,7 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
             }
         } else {
 #pragma unroll
-            for (int h = 0; h < 2; h++)
+            for (int h = 0; h < SHAPE::STRIPS; h++)
                 if (first + h < a.w.num_strips)
                     store_gated(a, work, first + h, 8 * j, &sums.d[h][4 * j], strips.factor[h],
                                 strips.bias[h]);
@@ -344,14 +349,10 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
     }
 }
 
-// Products that a warpgroup has in flight: before the next, its operand is widened into the
-// registers that the oldest has read.
-constexpr int IN_FLIGHT = KV8_EXPERTS_IN_FLIGHT;
-static_assert(8 % IN_FLIGHT == 0 && CHUNK == 3, "as multiply_step() and multiply() have them");
-
 // What a consumer warp carries from work to work.
 template <class SHAPE>
 struct Consumer {
+    static constexpr int STRIPS = SHAPE::STRIPS, IN_FLIGHT = SHAPE::IN_FLIGHT;
     const kv8_experts_matmul_args &a;
     WorkList &works;
     uint32_t x_stages, ring;
@@ -362,11 +363,11 @@ struct Consumer {
     // The next chunk has come.
     __device__ __forceinline__ void enter_chunk() {
         barrier_wait(smem_address(&works.copied[w_stage]), w_phase);
-        const uint32_t chunk = ring + w_stage * W_STAGE_BYTES;
+        const uint32_t chunk = ring + w_stage * SHAPE::W_STAGE_BYTES;
         const int lane = threadIdx.x % 32;
-        codes_at = chunk + warp_strip() * W_CODE_BYTES + lane * 16;
+        codes_at = chunk + warp_strip<SHAPE>() * W_CODE_BYTES + lane * 16;
         scales_at =
-            chunk + WORK_STRIPS * W_CODE_BYTES + warp_strip() * W_SCALE_BYTES + lane / 4 * 4;
+            chunk + SHAPE::WORK_STRIPS * W_CODE_BYTES + warp_strip<SHAPE>() * W_SCALE_BYTES + lane / 4 * 4;
     }
     // Nobody reads it any more.
     __device__ __forceinline__ void leave_chunk() {
@@ -376,11 +377,11 @@ struct Consumer {
         w_phase ^= w_stage == W_STAGES;
         w_stage = w_stage == W_STAGES ? 0 : w_stage;
     }
-    // Tile TILE of the chunk, of both strips, into registers.
+    // Tile TILE of the chunk, of all strips, into registers.
     template <int TILE>
-    __device__ __forceinline__ void load_tile(TileCodes (&codes)[2]) {
+    __device__ __forceinline__ void load_tile(TileCodes (&codes)[STRIPS]) {
 #pragma unroll
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < STRIPS; h++)
             codes[h].load(codes_at + h * W_CODE_BYTES + TILE * KV8_TILE_CODE_BYTES,
                           scales_at + h * W_SCALE_BYTES + TILE * KV8_TILE_SCALE_BYTES);
     }
@@ -394,31 +395,36 @@ struct Consumer {
 
     // Product STEP of a tile: 16 inputs of one strip.
     template <int N, int STEP>
-    __device__ __forceinline__ void multiply_step(TileSums &sums, uint32_t (&wide)[IN_FLIGHT][4],
-                                                  TileCodes (&codes)[2], uint32_t x, int before) {
-        constexpr int BUFFER = STEP % IN_FLIGHT;
+    __device__ __forceinline__ void multiply_step(TileSums<STRIPS, N> &sums,
+                                                  uint32_t (&wide)[IN_FLIGHT][4],
+                                                  TileCodes (&codes)[STRIPS], uint32_t x,
+                                                  int before) {
+        constexpr int BUFFER = STEP % IN_FLIGHT, STRIP = STEP % STRIPS, OPERAND = STEP / STRIPS;
         wgmma_wait<IN_FLIGHT - 1>();
         if (STEP == IN_FLIGHT - 1) release(before);
-        codes[STEP % 2].template widen<STEP / 2>(wide[BUFFER]);
+        codes[STRIP].template widen<OPERAND>(wide[BUFFER]);
         if (STEP == 0) barrier_wait(smem_address(&works.full[x_stage]), x_phase);
         wgmma_fence();
-        wgmma_rows<N>(sums.d[STEP % 2], wide[BUFFER], row_descriptor_at<128>(x, STEP / 2 * 32));
+        wgmma_rows<N>(sums.d[STRIP], wide[BUFFER], row_descriptor_at<128>(x, OPERAND * 32));
         wgmma_commit();
     }
 
-    // A tile, both strips.
+    // A tile, all strips.
     template <int N>
-    __device__ __forceinline__ void multiply_tile(TileSums &sums, uint32_t (&wide)[IN_FLIGHT][4],
-                                                  TileCodes (&codes)[2], int &before) {
+    __device__ __forceinline__ void multiply_tile(TileSums<STRIPS, N> &sums,
+                                                  uint32_t (&wide)[IN_FLIGHT][4],
+                                                  TileCodes (&codes)[STRIPS], int &before) {
         const uint32_t x = matrix_descriptor(x_stages + x_stage * SHAPE::X_STAGE_BYTES, 16);
         multiply_step<N, 0>(sums, wide, codes, x, before);
         multiply_step<N, 1>(sums, wide, codes, x, before);
         multiply_step<N, 2>(sums, wide, codes, x, before);
         multiply_step<N, 3>(sums, wide, codes, x, before);
-        multiply_step<N, 4>(sums, wide, codes, x, before);
-        multiply_step<N, 5>(sums, wide, codes, x, before);
-        multiply_step<N, 6>(sums, wide, codes, x, before);
-        multiply_step<N, 7>(sums, wide, codes, x, before);
+        if constexpr (STRIPS == 2) {
+            multiply_step<N, 4>(sums, wide, codes, x, before);
+            multiply_step<N, 5>(sums, wide, codes, x, before);
+            multiply_step<N, 6>(sums, wide, codes, x, before);
+            multiply_step<N, 7>(sums, wide, codes, x, before);
+        }
         before = x_stage;
         if (++x_stage == SHAPE::X_STAGES) {
             x_stage = 0;
@@ -446,11 +452,11 @@ struct Consumer {
     // One work, of up to N rows: a chunk of three tiles at a time.
     template <int N>
     __device__ __forceinline__ void multiply(const Work &work) {
-        TileSums sums = {};
+        TileSums<STRIPS, N> sums = {};
         uint32_t wide[IN_FLIGHT][4];
-        TileCodes codes[2];
+        TileCodes codes[STRIPS];
         WorkEnds<SHAPE> ends;
-        ends.load(a, work);
+        if (STRIPS == 2) ends.load(a, work);
         int before = -1;  // the stage that the products in flight read
         int left = a.w.num_tiles;
         enter_chunk();
@@ -475,45 +481,38 @@ struct Consumer {
             enter_chunk();
             load_tile<0>(codes);
         }
+        if (STRIPS == 1) ends.load(a, work);
         wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums.d[i % 2][i / 2]));
+        for (int h = 0; h < STRIPS; h++) registers_pin(sums.d[h]);
         release(before);
-        store_sums<N>(a, work, sums, ends);
+        store_sums<N, SHAPE>(a, work, sums, ends);
     }
 };
+
+// As many columns as the rows want, N or more.
+template <class SHAPE, int N>
+__device__ __forceinline__ void multiply_by(Consumer<SHAPE> &consumer, const Work &work) {
+    if constexpr (N >= SHAPE::ROWS)
+        consumer.template multiply<SHAPE::ROWS>(work);
+    else if (work.item.count <= N)
+        consumer.template multiply<N>(work);
+    else
+        multiply_by<SHAPE, N + SHAPE::STEP>(consumer, work);
+}
 
 template <class SHAPE>
 __device__ __forceinline__ void consume(const kv8_experts_matmul_args &a, WorkList &works,
                                         uint32_t x_stages, uint32_t ring) {
-    const int num_works = works_of_all(a, works.list);
+    constexpr int GROUP_STRIPS = 4 * SHAPE::STRIPS;  // of a warpgroup
     Consumer<SHAPE> consumer = {a, works, x_stages, ring, 0, 0, 0, 0, 0, 0};
     take_turn();
-    for (int w = first_work(); w < num_works; w += work_step()) {
-        const Work work = work_of<SHAPE::ROWS>(a, works.list, w);
-        // Few sizes: the compiler gives each registers of its own.
-        const int count = work.item.count;
-        if (work.strips + static_cast<int>(threadIdx.x) / 128 * (WORK_STRIPS / 2) >=
-            a.w.num_strips) {
+    for_works<SHAPE>(a, works.list, [&](const Work &work) {
+        if (work.strips + static_cast<int>(threadIdx.x) / 128 * GROUP_STRIPS >= a.w.num_strips)
             consumer.pass(work);
-            continue;
-        }
-        if constexpr (SHAPE::ROWS == 48) {
-            if (count <= 16)
-                consumer.template multiply<16>(work);
-            else if (count <= 32)
-                consumer.template multiply<32>(work);
-            else
-                consumer.template multiply<48>(work);
-        } else {
-            if (count <= 64)
-                consumer.template multiply<64>(work);
-            else if (count <= 80)
-                consumer.template multiply<80>(work);
-            else
-                consumer.template multiply<96>(work);
-        }
-    }
+        else
+            multiply_by<SHAPE, SHAPE::LEAST>(consumer, work);
+    });
 }
 
 template <class SHAPE>
@@ -524,11 +523,11 @@ __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &arg
     if (threadIdx.x == 0) {
         for (int i = 0; i < SHAPE::X_STAGES; i++) {
             barrier_init(smem_address(&works.full[i]), 1);
-            barrier_init(smem_address(&works.empty[i]), BLOCKS * CONSUMERS / 32);
+            barrier_init(smem_address(&works.empty[i]), BLOCKS * SHAPE::CONSUMERS / 32);
         }
         for (int i = 0; i < W_STAGES; i++) {
             barrier_init(smem_address(&works.copied[i]), 1);
-            barrier_init(smem_address(&works.read[i]), CONSUMERS / 32);
+            barrier_init(smem_address(&works.read[i]), SHAPE::CONSUMERS / 32);
         }
         barrier_init_fence();
     }
@@ -537,15 +536,15 @@ __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &arg
     count_items<SHAPE::ROWS>(a, works.list);
     cluster_wait();
     const uint32_t x_stages = (smem_address(shared) + 1023) & ~1023u;
-    const uint32_t ring = x_stages + KV8_EXPERTS_X_BYTES;
-    if (threadIdx.x < CONSUMERS) {
-        registers_take<232>();
+    const uint32_t ring = x_stages + SHAPE::X_STAGES * SHAPE::X_STAGE_BYTES;
+    if (threadIdx.x < SHAPE::CONSUMERS) {
+        registers_take<SHAPE::CONSUMERS == 256 ? 232 : 152>();
         consume<SHAPE>(a, works, x_stages, ring);
     } else {
-        registers_give<40>();
+        registers_give<SHAPE::CONSUMERS == 256 ? 40 : 56>();
         // Which weights is known before the kernel ahead has ended, rows are not.
-        if (threadIdx.x == CONSUMERS) copy_weights<SHAPE>(args, works, ring);
-        if (threadIdx.x != CONSUMERS + 32) return;
+        if (threadIdx.x == SHAPE::CONSUMERS) copy_weights<SHAPE>(args, works, ring);
+        if (threadIdx.x != SHAPE::CONSUMERS + 32) return;
         take_turn();
         copy_rows<SHAPE>(a, works, x_stages);
     }
