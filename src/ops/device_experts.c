@@ -381,8 +381,11 @@ static int choose_tiles(const kv8_device_experts *e, int32_t n) {
     const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
     int which = -1;
     while (which + 1 < NUM_TILES && places >= from[which + 1] * experts) which++;
-    const bool fits = !e->has_fixed_order && which >= 0;
-    return fits && e->tiles[GATE_UP][which].launch.grid[0] != 0 ? which : -1;
+    if (e->has_fixed_order || which < 0) return -1;
+    const bool exist = e->packs[which].launch.grid[0] != 0 &&
+                       e->tiles[GATE_UP][which].launch.grid[0] != 0 &&
+                       e->tiles[DOWN][which].launch.grid[0] != 0;
+    return exist ? which : -1;
 }
 
 /* By rows an expert on average: then many experts have twice as many. Both sum in one order. */

@@ -8,7 +8,7 @@
 #include "stand_in.h"
 #include "testing.h"
 
-enum { UNKNOWN = 999, OUT_OF_MEMORY = 2, MAX_ROWS = 2048 };
+enum { UNKNOWN = 999, OUT_OF_MEMORY = 2, MAX_ROWS = 4096 };
 
 static const kv8_experts_shape large = {128, 4, 2880, 2880, 1.702f, 7.0f};
 
@@ -69,18 +69,40 @@ static void check_matmul(const stand_in_launch *launch, const void *weights, int
     assert_int_equal(a.w.strip_bytes, 24576);
     assert_int_equal(a.num_experts, 128);
     if (is_mapped) { /* strips of all experts: address, words of 8 bytes, strips, of a box */
+        const uint64_t box = strstr(launch->name, "x192") != NULL ? 12 : 16;
         const uint64_t tiles = (uint64_t)a.w.num_tiles, strips = 128 * (uint64_t)a.w.num_strips;
         const uint64_t address = (uint64_t)(uintptr_t)weights;
-        const uint64_t codes[] = {address, tiles * 64, strips, KV8_EXPERTS_WORK_STRIPS};
-        const uint64_t scales[] = {address + tiles * 512, tiles * 4, strips,
-                                   KV8_EXPERTS_WORK_STRIPS};
+        const uint64_t codes[] = {address, tiles * 64, strips, box};
+        const uint64_t scales[] = {address + tiles * 512, tiles * 4, strips, box};
         assert_memory_equal(mapped.codes_map, codes, sizeof codes);
         assert_memory_equal(mapped.scales_map, scales, sizeof scales);
+        assert_int_equal(launch->cluster[0], 2); /* blocks that share rows */
+        assert_int_equal(launch->grid[0] % 2, 0);
         return;
     }
     assert_true(a.num_x >= 1 && a.num_x <= KV8_EXPERTS_MAX_X);
     assert_true(a.x_row_bytes >= cols * 2 && a.x_row_bytes % 32 == 16); /* banks */
     assert_int_equal(launch->block[0] % KV8_EXPERTS_TEAM_THREADS, 0);
+}
+
+/* Rows are packed for the kernel of gate and up behind it, whose output has their place. */
+static void check_pack(const stand_in_launch *launch, const stand_in_launch *gate_up,
+                       const stand_in_launch *down) {
+    kv8_experts_pack_args a;
+    kv8_experts_tiles_args first, second;
+    assert_int_equal(launch->args_bytes, sizeof a);
+    memcpy(&a, launch->args, sizeof a);
+    memcpy(&first, gate_up->args, sizeof first);
+    memcpy(&second, down->args, sizeof second);
+    assert_ptr_equal(a.x, some_args.x);
+    assert_int_equal(a.num_experts, 128);
+    assert_int_equal(a.top_k, 4);
+    assert_int_equal(a.cols, large.hidden);
+    assert_int_equal(a.gated_cols, large.intermediate);
+    assert_ptr_equal(first.product.x, a.packed);
+    assert_ptr_equal(first.product.y, a.gated);
+    assert_ptr_equal(second.product.x, a.gated);
+    assert_ptr_equal(second.product.y, a.packed);
 }
 
 /* Kernels of one run, in order; "%" stands for the rows of a matmul's item: "x8__sm80". */
@@ -89,6 +111,10 @@ static const char *const few[] = {"kv8_experts_route_few__sm80", "kv8_experts_ga
 static const char *const many[] = {"kv8_experts_choose__sm80",  "kv8_experts_sort__sm80",
                                    "kv8_experts_gate_up_%",     "kv8_experts_down_%",
                                    "kv8_experts_combine__sm80", NULL};
+static const char *const packed[] = {"kv8_experts_choose__sm80",  "kv8_experts_sort__sm80",
+                                     "kv8_experts_pack_%",        "kv8_experts_gate_up_%",
+                                     "kv8_experts_down_%",        "kv8_experts_combine__sm80",
+                                     NULL};
 
 static void check_run(const stand *s, int32_t n, const char *const *names, const char *item) {
     int32_t at = stand_in_num_launches();
@@ -100,6 +126,8 @@ static void check_run(const stand *s, int32_t n, const char *const *names, const
         assert_string_equal(launch->name + prefix, (*names)[prefix] == '%' ? item : "");
         assert_int_equal(launch->overlaps_previous,
                          kv8_device_get_info(s->device)->sm_version >= 90);
+        if (strstr(launch->name, "pack") != NULL)
+            check_pack(launch, stand_in_get_launch(at + 1), stand_in_get_launch(at + 2));
         if (strstr(launch->name, "gate_up") != NULL)
             check_matmul(launch, some_args.gate_up, large.hidden, 2 * large.intermediate);
         if (strstr(launch->name, "down") != NULL)
@@ -112,18 +140,20 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
     (void)state;
     static const struct {
         int32_t sm_version;
-        const char *few, *many, *most;
-    } gpus[] = {{80, "x8__sm80", "x16__sm80", "x16__sm80"},
-                {90, "x8__sm90", "x48__sm90a", "x96__sm90a"},
-                {100, "x8__sm90", "x16__sm90", "x16__sm90"},
-                {120, "x8__sm90", "x8__sm90", "x8__sm90"}}; /* 16 rows do not fit */
+        const char *few, *many, *more, *most;
+    } gpus[] = {{80, "x8__sm80", "x16__sm80", "x16__sm80", "x16__sm80"},
+                {90, "x8__sm90", "x48__sm90a", "x96__sm90a", "x192__sm90a"},
+                {100, "x8__sm90", "x16__sm90", "x16__sm90", "x16__sm90"},
+                {120, "x8__sm90", "x8__sm90", "x8__sm90", "x8__sm90"}}; /* 16 rows do not fit */
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
         stand s = open_stand(gpus[i].sm_version, 132);
         open_experts(&s);
         check_run(&s, 1, few, gpus[i].few);
         check_run(&s, 64, few, gpus[i].few);
-        check_run(&s, 512, many, gpus[i].many);
-        check_run(&s, MAX_ROWS, many, gpus[i].most);
+        const char *const *const names = gpus[i].sm_version == 90 ? packed : many;
+        check_run(&s, 512, names, gpus[i].many);
+        check_run(&s, 2048, names, gpus[i].more);
+        check_run(&s, MAX_ROWS, names, gpus[i].most);
         close_stand(&s);
     }
 }
@@ -239,7 +269,8 @@ static void the_workspace_is_what_was_said(void **state) {
     (void)state;
     const size_t bytes = kv8_device_experts_workspace_bytes(&large, MAX_ROWS);
     const size_t places = (size_t)MAX_ROWS * 4, row = 2880 * (sizeof(float) + sizeof(uint16_t));
-    assert_true(bytes >= places * (row + 9) && bytes <= places * (row + 9) + 4096);
+    const size_t filling = (size_t)(128 + 1) * 16 * 2880 * sizeof(uint16_t); /* of gated rows */
+    assert_true(bytes >= places * (row + 9) && bytes <= places * (row + 9) + filling + 4096);
     stand s = open_stand(90, 132);
     open_experts(&s);
     const kv8_experts_routing *const r = kv8_device_experts_get_routing(s.experts);
@@ -253,7 +284,8 @@ static void the_workspace_is_what_was_said(void **state) {
 
 /* Questions whose refusal is an answer: no second argument; no context to return to. */
 static bool is_an_answer(const char *call) {
-    return strcmp(call, "cuFuncGetParamInfo") == 0 || strstr(call, "Pop") != NULL;
+    return strcmp(call, "cuFuncGetParamInfo") == 0 || strcmp(call, "cuFuncSetAttribute") == 0 ||
+           strcmp(call, "cuOccupancyMaxActiveClusters") == 0 || strstr(call, "Pop") != NULL;
 }
 
 /* Create fails at every call of the driver in turn, and leaves nothing behind. */
@@ -285,11 +317,11 @@ static void run_fails_by_name(void **state) {
     (void)state;
     stand s = open_stand(90, 132);
     open_experts(&s);
-    for (int64_t nth = 1; nth <= 5; nth++) {
+    for (int64_t nth = 1; nth <= 6; nth++) {
         stand_in_fail("cuLaunchKernelEx", nth, UNKNOWN);
         assert_refused(run_rows(&s, MAX_ROWS), KV8_ERR_DEVICE, "launch of kv8_experts_");
         assert_ok(kv8_stream_synchronize(s.stream));
-        check_run(&s, MAX_ROWS, many, "x96__sm90a");
+        check_run(&s, MAX_ROWS, packed, "x192__sm90a");
     }
     close_stand(&s);
 }
