@@ -2,7 +2,8 @@
  * with random weights, by rows: microseconds of the median replay of a graph over several layers,
  * routing to residual, bytes of the experts that were chosen over that time beside a plain read in
  * the same run, and TFLOP/s. Routing is random, then (the last lines) all rows to four experts.
- * Usage: bench_experts [rows...]
+ * With --zeros the rows are 0: what switches nothing leaves the GPU its clock, so that the
+ * difference is what power costs. Usage: bench_experts [--zeros] [rows...]
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
@@ -16,6 +17,7 @@ typedef struct bench {
     bench_gpu gpu;
     kv8_experts_shape shape;
     kv8_device_experts *experts;
+    bool zeros;
     uint8_t *gate_up[LAYERS], *down[LAYERS];
     float *logits[RUNS], *residual;
     void *x;
@@ -81,7 +83,7 @@ static void open_shape(bench *b, int32_t num_experts) {
     kv8_f16 *const host = malloc(values * sizeof *host);
     uint64_t state = 7;
     for (size_t i = 0; i < values; i++)
-        host[i].bits = (uint16_t)(0x3400 | (random_u64(&state) & 0x87ff));
+        host[i].bits = b->zeros ? 0 : (uint16_t)(0x3400 | (random_u64(&state) & 0x87ff));
     b->x = gpu_upload(&b->gpu, host, values * sizeof *host);
     free(host);
     b->residual = gpu_take(&b->gpu, values * sizeof(float));
@@ -155,7 +157,8 @@ static void print_rows(const bench *b, const char *name, int32_t n) {
 int main(int argc, char **argv) {
     static const int32_t all[] = {1,  2,   3,   4,   6,   8,   12,   16,   24,   32,   48,   64,
                                   96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384};
-    bench b = {.gpu = gpu_open()};
+    bench b = {.gpu = gpu_open(), .zeros = argc > 1 && strcmp(argv[1], "--zeros") == 0};
+    if (b.zeros) argc--, argv++;
     printf("%s: read %.0f GB/s at 1 GiB\n", kv8_device_get_info(b.gpu.device)->name,
            b.gpu.ceilings.read_gb_s);
     printf("%-12s %6s %8s %9s %8s %7s %8s\n", "shape", "rows", "experts", "us", "GB/s", "of read",

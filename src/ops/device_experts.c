@@ -34,7 +34,8 @@ struct kv8_device_experts {
     kv8_experts_routing routing;
     /* f16 [max_rows * top_k, intermediate] in the order of routing.sorted, or packed. */
     uint16_t *gated;
-    float *down; /* [max_rows * top_k, hidden] by place; until then the rows of gate and up, packed */
+    float
+        *down; /* [max_rows * top_k, hidden] by place; until then the rows of gate and up, packed */
 };
 
 /* --- sizes --- */
@@ -374,8 +375,8 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
     return launch_early(&e->sort, stream, sort, &a);
 }
 
-/* Which kernels on wgmma, by rows an expert on average; -1: none, where there are few or the GPU has
- * them not. They sum in another order than the streaming ones. */
+/* Which kernels on wgmma, by rows an expert on average; -1: none, where there are few or the GPU
+ * has them not. They sum in another order than the streaming ones. */
 static int choose_tiles(const kv8_device_experts *e, int32_t n) {
     static const int32_t from[NUM_TILES] = {15, 40, 104};
     const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
@@ -447,7 +448,7 @@ static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int 
                                        .alpha = e->shape.alpha,
                                        .limit = e->shape.limit};
     return form->rows > 0 ? launch_mapped(e, stream, form, &a)
-                           : launch_early(&form->kernel, stream, form->launch, &a);
+                          : launch_early(&form->kernel, stream, form->launch, &a);
 }
 
 static kv8_status combine(const kv8_device_experts *e, kv8_stream *stream,

@@ -111,9 +111,12 @@ static const char *const few[] = {"kv8_experts_route_few__sm80", "kv8_experts_ga
 static const char *const many[] = {"kv8_experts_choose__sm80",  "kv8_experts_sort__sm80",
                                    "kv8_experts_gate_up_%",     "kv8_experts_down_%",
                                    "kv8_experts_combine__sm80", NULL};
-static const char *const packed[] = {"kv8_experts_choose__sm80",  "kv8_experts_sort__sm80",
-                                     "kv8_experts_pack_%",        "kv8_experts_gate_up_%",
-                                     "kv8_experts_down_%",        "kv8_experts_combine__sm80",
+static const char *const packed[] = {"kv8_experts_choose__sm80",
+                                     "kv8_experts_sort__sm80",
+                                     "kv8_experts_pack_%",
+                                     "kv8_experts_gate_up_%",
+                                     "kv8_experts_down_%",
+                                     "kv8_experts_combine__sm80",
                                      NULL};
 
 static void check_run(const stand *s, int32_t n, const char *const *names, const char *item) {
@@ -154,6 +157,27 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
         check_run(&s, 512, names, gpus[i].many);
         check_run(&s, 2048, names, gpus[i].more);
         check_run(&s, MAX_ROWS, names, gpus[i].most);
+        close_stand(&s);
+    }
+}
+
+/* A GPU that has room for no pair of blocks of one of the two products takes neither. */
+static void without_clusters_rows_stream(void **state) {
+    (void)state;
+    for (int64_t nth = 1; nth <= 6; nth++) { /* 48, 96 and 192 rows of gate and up, then of down */
+        stand s = open_stand(90, 132);
+        stand_in_fail("cuOccupancyMaxActiveClusters", nth, UNKNOWN);
+        open_experts(&s);
+        stand_in_fail(NULL, 0, 0);
+        static const struct {
+            int32_t rows;
+            const char *tiles;
+        } sizes[] = {{512, "x48__sm90a"}, {2048, "x96__sm90a"}, {MAX_ROWS, "x192__sm90a"}};
+        for (int64_t i = 0; i < 3; i++) {
+            const bool streams = (nth - 1) % 3 == i;
+            check_run(&s, sizes[i].rows, streams ? many : packed,
+                      streams ? "x16__sm90" : sizes[i].tiles);
+        }
         close_stand(&s);
     }
 }
@@ -329,6 +353,7 @@ static void run_fails_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_follow_the_rows_and_the_gpu),
+        cmocka_unit_test(without_clusters_rows_stream),
         cmocka_unit_test(few_rows_are_routed_by_one_kernel),
         cmocka_unit_test(the_sum_is_normed),
         cmocka_unit_test(a_graph_runs_the_same),

@@ -62,8 +62,8 @@ enum {
 };
 
 /* The kernels on wgmma by the rows of a work, 48, 96 or 192: warps that multiply, beside four that
- * bring what they read; steps in which the rows of a work are counted; strips of a work; shared memory of rows (18, 9 or 6 stages), of a chunk of
- * weights, and all of it, aligned to 1024. */
+ * bring what they read; steps in which the rows of a work are counted; strips of a work; shared
+ * memory of rows (18, 9 or 6 stages), of a chunk of weights, and all of it, aligned to 1024. */
 #define KV8_EXPERTS_TILES_WARPS(rows)   ((rows) <= 96 ? 8 : 12)
 #define KV8_EXPERTS_TILES_THREADS(rows) (32 * (KV8_EXPERTS_TILES_WARPS(rows) + 4))
 #define KV8_EXPERTS_WORK_STEP(rows)     ((rows) <= 96 ? 16 : 48)
@@ -75,11 +75,11 @@ enum {
     (KV8_EXPERTS_X_BYTES(rows) + KV8_EXPERTS_W_STAGES * KV8_EXPERTS_W_STAGE_BYTES(rows) + 1024)
 
 /* Rows of f16 packed for the kernels on wgmma, item by item: the row that an expert's begin at. An
- * item of n rows, its last 16 filled up, has n rows of 128 bytes for every 64 inputs, one tile after
- * another, under the 128-byte swizzle: a tile is one bulk copy. Rows of an item begin at a multiple
- * of 16 of its expert's, so all experts' take at most KV8_EXPERTS_PACKED_ROWS. */
+ * item of n rows, its last 16 filled up, has n rows of 128 bytes for every 64 inputs, one tile
+ * after another, under the 128-byte swizzle: a tile is one bulk copy. Rows of an item begin at a
+ * multiple of 16 of its expert's, so all experts' take at most KV8_EXPERTS_PACKED_ROWS. */
 #define KV8_EXPERTS_PACKED_ROW(first_row, expert) (((first_row) + 15) / 16 * 16 + 16 * (expert))
-#define KV8_EXPERTS_PACKED_ROWS(places, experts) KV8_EXPERTS_PACKED_ROW(places, experts)
+#define KV8_EXPERTS_PACKED_ROWS(places, experts)  KV8_EXPERTS_PACKED_ROW(places, experts)
 
 /* The rings of the streaming kernels that the copy engine fills: a quarter of a strip's tiles in
  * chunks, and a barrier for each. */
@@ -163,8 +163,8 @@ typedef struct kv8_experts_matmul_args {
     float alpha, limit;  /* of the gate */
 } kv8_experts_matmul_args;
 
-/* Rows of x [n, cols] packed, those of an item in the order of sorted. Of gated rows, which gate and
- * up packs, the inputs that fill the last tile are set to 0. */
+/* Rows of x [n, cols] packed, those of an item in the order of sorted. Of gated rows, which gate
+ * and up packs, the inputs that fill the last tile are set to 0. */
 typedef struct kv8_experts_pack_args {
     kv8_experts_routing routing;
     const uint16_t *x; /* f16 */

@@ -1,15 +1,16 @@
 // experts_tiles.cuh - strips of experts times many rows each, on wgmma.
 //
-// A work is 16 strips of an expert (256 weight rows) times up to 96 of the rows that chose it, or 12
-// strips times up to 192. Two blocks of a cluster take works of the same rows and neighbouring strips, and the copy engine
-// brings each half of the rows to both: what L2 gives to the multiprocessors would bound them
-// otherwise. The pair takes every (gridDim / 2)-th pair of works: those at work together share rows
-// and weights in L2. Two warpgroups of consumers have eight strips each, as two products of 64
-// weight rows, or three have four. Two threads of one more bring the packed rows (experts_pack.cu), tiles of 64 inputs
-// under the 128-byte swizzle, the B operand; and the codes of all strips, chunks of tiles ahead
-// and into the next work. A consumer warp widens the codes of its strips in registers, scaled:
-// the A operand, never stored. It does so 16 inputs at a time between products: while one operand
-// is widened, those before it are multiplied.
+// A work is 16 strips of an expert (256 weight rows) times up to 96 of the rows that chose it, or
+// 12 strips times up to 192. Two blocks of a cluster take works of the same rows and neighbouring
+// strips, and each has the copy engine bring half of the rows to both: what L2 gives to the
+// multiprocessors would bound them otherwise. A pair takes every (gridDim / 2)-th pair of works:
+// those at work together share rows and weights in L2. Two warpgroups of consumers have eight
+// strips each, as two products of 64 weight rows, or three have four. Two threads of one more have
+// the copy engine bring the packed rows (experts_pack.cu), tiles of 64 inputs under the 128-byte
+// swizzle, the B operand; and the codes of all strips, chunks of tiles ahead and into the next
+// work. A consumer warp widens the codes of its strips in registers, scaled: the A operand, never
+// stored. It does so 16 inputs at a time between products: while one operand is widened, those
+// before it are multiplied.
 //
 // Scaled weights are f16: exact for scales down to 2^-24 of the row's largest; what is smaller
 // rounds to a multiple of 2^-24 of the largest scale, as f32 sums would.
@@ -274,9 +275,9 @@ __device__ __forceinline__ float gate_soon(float gate, float up, float alpha, fl
     return g * share * (l + 1.0f);
 }
 
-// A strip's gated outputs of eight rows (of the work, from `first` on), packed: a strip is a chunk of
-// a row's tile. Lane (g, c) has output g of rows 2c and 2c + 1, and stores outputs 2c and 2c + 1 of
-// row g.
+// A strip's gated outputs of eight rows (of the work, from `first` on), packed: a strip is a chunk
+// of a row's tile. Lane (g, c) has output g of rows 2c and 2c + 1, and stores outputs 2c and 2c + 1
+// of row g.
 __device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, const Work &work,
                                             int strip, int first, const float *d,
                                             const float *factor, const float *bias) {
@@ -366,8 +367,8 @@ struct Consumer {
         const uint32_t chunk = ring + w_stage * SHAPE::W_STAGE_BYTES;
         const int lane = threadIdx.x % 32;
         codes_at = chunk + warp_strip<SHAPE>() * W_CODE_BYTES + lane * 16;
-        scales_at =
-            chunk + SHAPE::WORK_STRIPS * W_CODE_BYTES + warp_strip<SHAPE>() * W_SCALE_BYTES + lane / 4 * 4;
+        scales_at = chunk + SHAPE::WORK_STRIPS * W_CODE_BYTES +
+                    warp_strip<SHAPE>() * W_SCALE_BYTES + lane / 4 * 4;
     }
     // Nobody reads it any more.
     __device__ __forceinline__ void leave_chunk() {

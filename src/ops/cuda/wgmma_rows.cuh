@@ -20,12 +20,12 @@ namespace kv8 {
     KV8_R0_31 ", " KV8_R16(32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47)
 #define KV8_R0_23 KV8_R0_15 ", " KV8_R8(16, 17, 18, 19, 20, 21, 22, 23)
 #define KV8_R0_39 KV8_R0_31 ", " KV8_R8(32, 33, 34, 35, 36, 37, 38, 39)
-#define KV8_R0_71                                                                              \
-    KV8_R0_47 ", " KV8_R16(48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63) ", " \
-        KV8_R8(64, 65, 66, 67, 68, 69, 70, 71)
-#define KV8_R0_95                                                                            \
-    KV8_R0_71 ", " KV8_R16(72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87) \
-        ", " KV8_R8(88, 89, 90, 91, 92, 93, 94, 95)
+#define KV8_R0_71                                                                      \
+    KV8_R0_47 ", " KV8_R16(48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, \
+                           63) ", " KV8_R8(64, 65, 66, 67, 68, 69, 70, 71)
+#define KV8_R0_95                                                                      \
+    KV8_R0_71 ", " KV8_R16(72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, \
+                           87) ", " KV8_R8(88, 89, 90, 91, 92, 93, 94, 95)
 #define KV8_S8(d, i)                                                                            \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -43,7 +43,7 @@ template <int N>
 __device__ __forceinline__ void wgmma_rows(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b);
 #define KV8_WGMMA_ROWS(N, REGS, D, A0, A1, A2, A3, B)                                            \
     template <>                                                                                  \
-    __device__ __forceinline__ void wgmma_rows<N>(float(&d)[N / 2], const uint32_t(&a)[4],          \
+    __device__ __forceinline__ void wgmma_rows<N>(float(&d)[N / 2], const uint32_t(&a)[4],       \
                                                   uint64_t b) {                                  \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" REGS "}, {%" #A0 \
                      ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, 0;\n"                   \

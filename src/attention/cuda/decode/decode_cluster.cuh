@@ -11,6 +11,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include "decode/decode_combine.cuh"
+#include "decode/decode_prefetch.cuh"
 
 namespace kv8 {
 
@@ -134,7 +135,7 @@ __device__ Partial combine_ranks(const ClusterExchange<C> &exchange, const Clust
     return all;
 }
 
-template <class C>
+template <class C, bool LOOKS_EARLY>
 __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t rings[];
     __shared__ ClusterExchange<C> exchange;
@@ -149,15 +150,25 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
     }
     __syncwarp();
     cluster_arrive_first();  // once all have come, their shared memory may be written
-    // While the kernel ahead ends, the page table comes nearer, if it is where it seems to be.
-    if (warp == 0) {
-        const Lengths seen = load_lengths(a, 0);
-        prefetch_pages(a,
-                       make_split(a, make_request(a, 0, seen), request_pages(a, 0, seen), 0, own));
+    // While the kernel ahead ends, the page table comes nearer, if it is where it seems to be. A
+    // block that starts when it has ended, since none finds room beside another, also looks up its
+    // first pages there, beside its second look at the lengths.
+    Lengths seen;
+    Split early;
+    if (LOOKS_EARLY || warp == 0) {
+        seen = load_lengths(a, 0);
+        early = make_split(a, make_request(a, 0, seen), request_pages(a, 0, seen),
+                           LOOKS_EARLY ? blockIdx.z * C::ROWS : 0, own);
     }
+    if (warp == 0) prefetch_pages(a, early);
     if (C::ROWS == 8 && warp == 1) touch_args(a);  // more rows would spill more for it
     wait_for_previous();
+    int early_page = -1;
+    if (LOOKS_EARLY)
+        early_page =
+            page_if_there(a, early, early.granule_begin + warp + threadIdx.x % 32 * C::WARPS);
     const Lengths lengths = load_lengths(a, 0);
+    if (LOOKS_EARLY && lengths != seen) early_page = -1;
     const Request r = make_request(a, 0, lengths);
     const int32_t *const pages = request_pages(a, 0, lengths);
     const int num_rows = r.qo_len * a.group_size;
@@ -169,12 +180,13 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
         const int granules = split.granule_end - split.granule_begin;
         const int busy_warps = min(max(granules, 1), C::WARPS);
         if (warp < busy_warps)
-            run_mainloop<C>(a, split, split.head_begin, split.granule_begin + warp, C::WARPS,
-                            max(granules - warp + C::WARPS - 1, 0) / C::WARPS,
-                            rings + warp * C::RING_BYTES, [&] {
-                                if (warp == 0)
-                                    copy_row_ends(a, split, split.head_begin, exchange.ends);
-                            });
+            run_mainloop<C>(
+                a, split, split.head_begin, split.granule_begin + warp, C::WARPS,
+                max(granules - warp + C::WARPS - 1, 0) / C::WARPS, rings + warp * C::RING_BYTES,
+                [&] {
+                    if (warp == 0) copy_row_ends(a, split, split.head_begin, exchange.ends);
+                },
+                row == int(blockIdx.z) * C::ROWS ? early_page : -1);
         cluster_wait();
         __syncthreads();
         if (threadIdx.x == 0) expect_bytes(barrier, bytes);
@@ -207,5 +219,5 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
         using config =                                                                          \
             kv8::DecodeConfig<format, format, head_dim, rows / 8, warps, stages, true, true>;   \
         static_assert(config::FIXED_BYTES == fixed_bytes);                                      \
-        kv8::cluster_body<config>(a);                                                           \
+        kv8::cluster_body<config, head_dim * kv8::size_of(format) != 64>(a);                    \
     }

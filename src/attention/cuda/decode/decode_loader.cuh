@@ -95,9 +95,10 @@ class LaneCopies {
 template <class C>
 class Loader {
    public:
-    // The granules first, first + step, ..: `count` of them.
+    // The granules first, first + step, ..: `count` of them. early_page: the page of the lane's
+    // n-th for n = lane, -1: not looked up.
     __device__ Loader(const kv8_kernel_args &args, Split &split_in, uint32_t ring_in, int head,
-                      int first_in, int step_in, int count_in)
+                      int first_in, int step_in, int count_in, int early_page)
         : a(args),
           split(split_in),
           ring(ring_in),
@@ -106,7 +107,7 @@ class Loader {
           count(count_in),
           k(args.k, head),
           v(args.v, head) {
-        look_up(0, now);
+        look_up(0, now, early_page);
         if constexpr (!C::GRANULE_PAGES) look_up(1, next);
         if constexpr (C::SCALE_BYTES > 0) {
             const kv8_kernel_pages &from = lane() < TOKENS ? a.k : a.v;
@@ -170,7 +171,7 @@ class Loader {
     }
 
     // A page that no row of the tile may see is never read.
-    __device__ void look_up(int batch, PageSlot &place) const {
+    __device__ void look_up(int batch, PageSlot &place, int early_page = -1) const {
         constexpr int SPAN = C::GRANULE_PAGES ? TOKENS : 1;  // tokens of an entry
         const int n = C::GRANULE_PAGES ? batch * 32 + lane() : batch;
         const int token = token_of(n) + (C::GRANULE_PAGES ? 0 : lane() % TOKENS);
@@ -181,7 +182,7 @@ class Loader {
         const int index = divide(token, a.by_page);
         place.slot = token - index * a.page_size;
         if (token < split.any.begin || token + SPAN > split.any.end) place.slot = ~place.slot;
-        place.page = __ldg(split.pages + index);
+        place.page = C::IS_CLUSTER && early_page >= 0 ? early_page : __ldg(split.pages + index);
     }
     // Whether rows of the lane's operand, K or V, have scales.
     __device__ static bool has_scales() {

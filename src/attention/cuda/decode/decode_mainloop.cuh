@@ -457,11 +457,11 @@ __device__ void store_result(uint8_t *to, State<C> &state) {
 template <class C, class MEANWHILE>
 __device__ __forceinline__ void run_mainloop(const kv8_kernel_args &a, Split &split, int head,
                                              int first, int step, int count, uint8_t *ring_bytes,
-                                             MEANWHILE &&meanwhile) {
+                                             MEANWHILE &&meanwhile, int early_page = -1) {
     const uint32_t ring = keep(smem_address(ring_bytes));
     WarpAttention<C> attention(a, split, head);
     if constexpr (C::HEADS == 1) attention.load_queries();
-    Loader<C> loader(a, split, ring, head, first, step, count);
+    Loader<C> loader(a, split, ring, head, first, step, count, early_page);
     loader.fill();
     if constexpr (C::HEADS > 1) attention.load_queries();  // earlier it would not fit the registers
     loader.find_gaps();
