@@ -91,24 +91,32 @@ class PrefixFiles(unittest.TestCase):
         self.assertGreater(min(self.ask(last, prompt)[0] for prompt in PROMPTS[:2]), 0)
         self.assertEqual(last.stop(), 0)
 
+    def unfinished(self):
+        return [path for path in self.files() if not path.endswith(".kv8")]
+
     def test_killed_while_writing(self):
         """Whatever is killed at whatever moment: what was on disk is, and every file is whole."""
         first = self.serve()
         self.ask(first, PROMPTS[0])
         self.assertEqual(first.stop(), 0)
         delays = random.Random(1)
-        for prompt in PROMPTS[1:]:
+        hits = 0
+        for prompt in PROMPTS[1:] * 2:
             server = self.serve()
             self.assertFalse(any("refused" in line for line in server.lines), server.lines)
             self.assertGreater(self.ask(server, PROMPTS[0])[0], 0)
-            self.ask(server, prompt)
+            self.ask(server, [prompt[0] + hits] + prompt[1:])
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(delays.uniform(0, 0.06))
+            while server.process.poll() is None and not self.unfinished():
+                pass
+            time.sleep(delays.uniform(0, 0.001))
             server.stop(signal.SIGKILL)
+            hits += bool(self.unfinished())
+        self.assertGreater(hits, 0, "no write was ever under way")
         last = self.serve()
         self.assertGreater(self.ask(last, PROMPTS[0])[0], 0)
         self.assertEqual(last.stop(), 0)
-        self.assertTrue(all(path.endswith(".kv8") for path in self.files()), self.files())
+        self.assertFalse(self.unfinished())
 
 
 if __name__ == "__main__":

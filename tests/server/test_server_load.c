@@ -339,11 +339,16 @@ static void thousands_that_only_wait(void **state) {
             assert_true(send_all(fds[i], "POST /v1/completions HTTP/1.1\r\nContent-Le"));
         }
     }
-    const double beside = time_to_first_token(it->port);
+    /* The least of five: other programs take the processor too. */
+    double beside = time_to_first_token(it->port);
+    for (int i = 1; i < 5; i++) {
+        const double again = time_to_first_token(it->port);
+        if (again < beside) beside = again;
+    }
     print_message("first token in %.0f us, beside %d connections in %.0f us\n", before * 1e6, num,
                   beside * 1e6);
     for (int i = 0; i < num; i++) close(fds[i]);
-    assert_true(beside <= 2 * before + 10e-3); /* other programs take the processor too */
+    assert_true(beside <= 2 * before + 0.2e-3);
 }
 
 /* --- those that go --- */
