@@ -189,13 +189,19 @@ static bool refuse_unsupported(const fields *f) {
     if (beams) return field_fail(f, "use_beam_search", "is not supported");
     if (field_any(f, "best_of") != NULL && best_of != n)
         return field_fail(f, "best_of", "is %d, must be n, %d", best_of, n);
-    static const char *const names[] = {"suffix",        "guided_json",    "guided_regex",
-                                        "guided_choice", "guided_grammar", "structured_outputs",
-                                        "prompt_embeds", "audio",          "logits_processors"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (field_any(f, names[i]) != NULL) return field_fail(f, names[i], "is not supported");
-    }
-    return true;
+    static const char *const names[] = {"suffix",
+                                        "guided_json",
+                                        "guided_regex",
+                                        "guided_choice",
+                                        "guided_grammar",
+                                        "structured_outputs",
+                                        "prompt_embeds",
+                                        "audio",
+                                        "logits_processors",
+                                        "allowed_token_ids",
+                                        "bad_words",
+                                        "truncate_prompt_tokens"};
+    return field_refuse(f, names, sizeof names / sizeof names[0]);
 }
 
 bool api_request_read_common(api_request *request, const api_model *model, const fields *f) {

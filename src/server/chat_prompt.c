@@ -97,6 +97,10 @@ bool chat_prompt_choose(chat_prompt *chat, const json_t *choice, const fields *f
 bool chat_prompt_constrain(chat_prompt *chat, const api_model *model, api_request *request,
                            const json_t *format, const char *param, api_error *error) {
     answer_shape shape = {.is_chat = true, .functions = chat->names, .forced = chat->forced};
+    if (model->harmony && request->show_special)
+        return api_fail_value(error, "skip_special_tokens",
+                              "skip_special_tokens is false, control tokens are what channels are "
+                              "parsed by here");
     if (!api_read_format(&shape, format, param, error)) return false;
     if (shape.schema != NULL) {
         const json_t *const inner = json_object_get(format, "json_schema");

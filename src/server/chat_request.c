@@ -107,6 +107,41 @@ static bool read_logprobs(api_request *request, const fields *f) {
            field_fail(f, "top_logprobs", "goes with logprobs, which is not true");
 }
 
+/* Output other than text; modalities is null, empty or ["text"]. */
+static bool refuse_modalities(const fields *f) {
+    json_t *modalities = NULL, *item;
+    size_t i;
+    if (!field_array(f, "modalities", &modalities)) return false;
+    json_array_foreach(modalities, i, item) {
+        const char *const name = json_string_value(item);
+        if (name == NULL || strcmp(name, "text") != 0)
+            return field_fail(f, "modalities", "holds something else than \"text\"");
+    }
+    return true;
+}
+
+/* The older form of tool_choice; both its words ask for nothing without functions. */
+static bool refuse_function_call(const fields *f) {
+    const json_t *const call = field_any(f, "function_call");
+    const char *const word = json_string_value(call);
+    if (call == NULL || (word != NULL && (strcmp(word, "none") == 0 || strcmp(word, "auto") == 0)))
+        return true;
+    return field_fail(f, "function_call", "is not supported, tool_choice is");
+}
+
+/* What would change the prompt or the answer and is not computed here is refused by name. */
+static bool refuse_unsupported(const fields *f) {
+    static const char *const names[] = {"chat_template", "continue_final_message", "echo",
+                                        "functions"};
+    bool generates = true;
+    if (!field_refuse(f, names, sizeof names / sizeof names[0]) ||
+        !field_bool(f, "add_generation_prompt", &generates))
+        return false;
+    if (!generates)
+        return field_fail(f, "add_generation_prompt", "is false, which is not supported");
+    return refuse_function_call(f) && refuse_modalities(f);
+}
+
 bool api_request_read_chat(api_request *request, const api_model *model, json_t *body,
                            api_error *error) {
     const fields f = {.object = body, .within = "", .error = error};
@@ -114,9 +149,10 @@ bool api_request_read_chat(api_request *request, const api_model *model, json_t 
     chat_prompt chat = {0};
     json_t *format = NULL;
     const bool good =
-        api_request_read_common(request, model, &f) && read_logprobs(request, &f) &&
-        read_reasoning(request, &chat, &f) && read_messages(&chat, &f) &&
-        chat_reader_tools(&chat, &f, "function") && field_object(&f, "response_format", &format) &&
+        refuse_unsupported(&f) && api_request_read_common(request, model, &f) &&
+        read_logprobs(request, &f) && read_reasoning(request, &chat, &f) &&
+        read_messages(&chat, &f) && chat_reader_tools(&chat, &f, "function") &&
+        field_object(&f, "response_format", &format) &&
         chat_prompt_constrain(&chat, model, request, format, "response_format", error) &&
         chat_prompt_render(&chat, model, request, error) &&
         api_request_check_lengths(request, model, model->max_model_len, error);

@@ -102,3 +102,13 @@ bool field_object(const fields *f, const char *name, json_t **value) {
     *value = given;
     return true;
 }
+
+bool field_refuse(const fields *f, const char *const *names, size_t num) {
+    for (size_t i = 0; i < num; i++) {
+        const json_t *const given = field_any(f, names[i]);
+        const bool asks = given != NULL && !json_is_false(given) &&
+                          !(json_is_array(given) && json_array_size(given) == 0);
+        if (asks) return field_fail(f, names[i], "is not supported");
+    }
+    return true;
+}

@@ -26,6 +26,8 @@ bool field_float(const fields *f, const char *name, double min, double max, floa
 bool field_string(const fields *f, const char *name, const char **value);
 bool field_array(const fields *f, const char *name, json_t **value);
 bool field_object(const fields *f, const char *name, json_t **value);
+/* Fields that are not computed pass as null, false or an empty array, which ask for nothing. */
+bool field_refuse(const fields *f, const char *const *names, size_t num);
 /* "must be a string, is a number", and so on. */
 bool field_fail_type(const fields *f, const char *name, const char *wanted);
 bool field_fail(const fields *f, const char *name, const char *format, ...)

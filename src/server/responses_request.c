@@ -74,15 +74,19 @@ static bool read_settings(api_request *request, chat_prompt *chat, const fields 
     json_t *reasoning = NULL, *text = NULL, *format = NULL;
     const char *effort = NULL, *instructions = NULL, *previous = NULL;
     bool background = false;
+    int32_t top_logprobs = 0;
     if (!field_object(f, "reasoning", &reasoning) || !field_object(f, "text", &text) ||
         !field_string(f, "instructions", &instructions) ||
         !field_string(f, "previous_response_id", &previous) ||
         !field_bool(f, "background", &background) ||
+        !field_int32(f, "top_logprobs", 0, API_MAX_LOGPROBS, &top_logprobs) ||
         !field_int32(f, "max_output_tokens", 1, INT32_MAX, &request->max_tokens))
         return false;
     if (previous != NULL)
         return field_fail(f, "previous_response_id", "is not supported: responses are not stored");
     if (background) return field_fail(f, "background", "is not supported");
+    if (top_logprobs > 0)
+        return field_fail(f, "top_logprobs", "is not supported: responses have no logprobs");
     const fields of_reasoning = {.object = reasoning, .within = "reasoning.", .error = f->error};
     const fields of_text = {.object = text, .within = "text.", .error = f->error};
     if (!field_string(&of_reasoning, "effort", &effort) ||

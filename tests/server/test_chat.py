@@ -174,6 +174,21 @@ class Chat(ServerTest):
                 ("tool_choice", {**ASK, "tools": [WEATHER], "tool_choice": "always"})):
             self.refused(PATH, 400, param, **body)
 
+    def test_unsupported_fields(self):
+        for param, value in (
+                ("allowed_token_ids", [5]), ("bad_words", ["x"]), ("truncate_prompt_tokens", 8),
+                ("skip_special_tokens", False), ("continue_final_message", True), ("echo", True),
+                ("add_generation_prompt", False), ("chat_template", "{{ messages }}"),
+                ("modalities", ["text", "audio"]), ("functions", [WEATHER["function"]]),
+                ("function_call", {"name": "get_weather"})):
+            error = self.refused(PATH, 400, param, **ASK, **{param: value})
+            self.assertIn(param, error["message"])
+            self.assertEqual(error["type"], "invalid_request_error")
+        self.server.ask(PATH, **ASK, max_tokens=1, allowed_token_ids=None, bad_words=[],
+                        skip_special_tokens=True, continue_final_message=False, echo=False,
+                        add_generation_prompt=True, chat_template=None, modalities=["text"],
+                        functions=[], function_call="none")
+
 
 class WithoutChannels(ServerTest):
     OPTIONS = ("--reasoning-parser", "none", "--served-model-name", "one,two", "--date",

@@ -217,7 +217,8 @@ class Completions(ServerTest):
 
     def test_nulls_and_strangers_pass(self):
         self.server.ask(PATH, prompt="x", max_tokens=1, logprobs=None, stop=None, seed=None,
-                        stream=None, stream_options=None, name=None, n=None, user="me",
+                        stream=None, stream_options=None, name=None, n=None, user="me", bad_words=[],
+                        allowed_token_ids=None, truncate_prompt_tokens=None, logits_processors=[],
                         something_new={"a": 1})
 
     def test_bench_serve(self):
@@ -258,6 +259,7 @@ class Completions(ServerTest):
                 ("prompt", None), ("prompt", ""), ("prompt", []), ("prompt", [[]]), ("prompt", 5),
                 ("prompt", [1, "a"]), ("prompt", [5000]), ("prompt", [-1]), ("prompt", {"a": 1}),
                 ("best_of", 2), ("suffix", "x"), ("guided_json", {}), ("use_beam_search", True),
+                ("bad_words", ["x"]), ("allowed_token_ids", [5]), ("truncate_prompt_tokens", 8),
                 ("response_format", {"type": "grammar"}), ("min_tokens", 2), ("cache_salt", ""),
                 ("stream_options", {"include_usage": True}), ("priority", "high")):
             body = dict(good)

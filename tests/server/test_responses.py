@@ -110,12 +110,15 @@ class Responses(ServerTest):
                                                              "call_id": "x", "output": "1"}]}),
                             ("previous_response_id", {"input": "x", "previous_response_id": "r"}),
                             ("background", {"input": "x", "background": True}),
+                            ("top_logprobs", {"input": "x", "top_logprobs": 2}),
+                            ("bad_words", {"input": "x", "bad_words": ["y"]}),
                             ("text.format", {"input": "x", "text": {
                                 "format": {"type": "json_schema"}}}),
                             ("reasoning.effort", {"input": "x", "reasoning": {"effort": "huge"}}),
                             ("tools", {"input": "x", "tools": [{"type": "web_search"}]}),
                             ("max_output_tokens", {"input": "x", "max_output_tokens": 0})):
             self.refused(PATH, 400, param, **body)
+        self.server.ask(PATH, input="x", max_output_tokens=1, top_logprobs=0, background=False)
 
 
 if __name__ == "__main__":
