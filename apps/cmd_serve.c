@@ -211,10 +211,14 @@ static kv8_status make_engine(running *r) {
     return status;
 }
 
-/* A GPU's memory by part. */
+/* Memory by part: on the CPU weights as the checkpoint's files hold them, on a GPU all of it. */
 static void print_memory(const running *r) {
     const kv8_model_memory *const m = &r->memory;
-    if (r->model.device == NULL) return;
+    if (r->model.device == NULL) {
+        fprintf(stderr, "memory     GB: weights %.2f, KV %.2f\n",
+                (double)r->model.info.bytes * 1e-9, (double)r->pool.bytes * 1e-9);
+        return;
+    }
     fprintf(stderr,
             "memory     GB: dense weights %.2f, experts %.2f, activations %.2f, logits %.2f, "
             "workspaces %.2f, KV %.2f\n",
@@ -242,21 +246,33 @@ static kv8_status print_paths(const running *r) {
     return KV8_OK;
 }
 
+/* What a token takes in bf16, and how many the pool's bytes would hold. */
+static int measure_bf16(const running *r, kv8_cache_stats *token, int64_t *num_tokens_out) {
+    running other = *r;
+    if (kv8_kv_setting_parse("bf16", &other.setting) != KV8_OK) return cli_fail_kv("bf16");
+    other.scales = (cli_scales){0};
+    const kv8_kv_cache_options options = pool_options(&other);
+    kv8_status status = measure_token(&other, token);
+    if (status == KV8_OK)
+        status = kv8_kv_setting_count_tokens(r->model.model, &other.setting, &options,
+                                             r->pool.bytes, num_tokens_out);
+    return status == KV8_OK ? CLI_OK : cli_fail_status(status);
+}
+
 /* What it will do, before the first request. */
 static int print_plan(const running *r) {
     const kv8_model_info *const info = &r->model.info;
     kv8_cache_stats bf16;
-    running other = *r;
-    if (kv8_kv_setting_parse("bf16", &other.setting) != KV8_OK) return cli_fail_kv("bf16");
-    other.scales = (cli_scales){0};
-    const kv8_status status = measure_token(&other, &bf16);
-    if (status != KV8_OK) return cli_fail_status(status);
+    int64_t bf16_tokens = 0;
+    const int measured = measure_bf16(r, &bf16, &bf16_tokens);
+    if (measured != CLI_OK) return measured;
     const double saved = (double)bf16.bytes_per_token / (double)r->pool.bytes_per_token;
     fprintf(stderr,
             "model      %s (%s), %.3g GB of weights, %d layers, vocabulary %d\n"
             "device     %s, %s, %d threads\n"
             "kv         %s, %llu bytes a token (bf16: %llu), scales %s\n"
             "           %.3g GB: %lld tokens in pages, in bf16 they would take %.2f times as much\n"
+            "           in bf16 the same memory would hold %lld tokens\n"
             "           %lld requests of %d tokens fit at once\n"
             "batch      %d requests and %d tokens a step%s, prefixes %s\n",
             r->args->model, info->architecture, (double)info->bytes * 1e-9, info->num_layers,
@@ -265,9 +281,9 @@ static int print_plan(const running *r) {
             kv8_isa_name(r->model.isa), kv8_threads_count(r->model.threads), r->setting.name,
             (unsigned long long)r->pool.bytes_per_token, (unsigned long long)bf16.bytes_per_token,
             r->args->scales != NULL ? r->args->scales : "1", (double)r->pool.bytes * 1e-9,
-            (long long)r->num_tokens, saved, (long long)(r->num_tokens / r->max_model_len),
-            r->max_model_len, r->max_seqs, r->step_tokens,
-            r->args->step_tokens == 0 ? ", fewer of prompts beside decode" : "",
+            (long long)r->num_tokens, saved, (long long)bf16_tokens,
+            (long long)(r->num_tokens / r->max_model_len), r->max_model_len, r->max_seqs,
+            r->step_tokens, r->args->step_tokens == 0 ? ", fewer of prompts beside decode" : "",
             r->args->share_prefixes ? "shared" : "computed again");
     print_memory(r);
     const kv8_status planned = print_paths(r);

@@ -35,11 +35,15 @@ class Program(unittest.TestCase):
                      r"device +cpu, \w+, \d+ threads",
                      r"kv +e4m3, 1536 bytes a token \(bf16: 3072\), scales 1\n",
                      r" 0\.\d+ GB: \d+ tokens in pages, in bf16 they would take 2\.00 times as much\n",
+                     r" in bf16 the same memory would hold \d+ tokens\n",
                      r" \d+ requests of 2048 tokens fit at once\n",
-                     r"batch +64 requests and 512 tokens a step"):
+                     r"batch +64 requests and 512 tokens a step",
+                     r"memory +GB: weights 0\.01, KV 0\.\d\d\n"):
             self.assertRegex(plan, said)
-        tokens, requests = (int(re.search(rf"(\d+) {what}", plan)[1]) for what in ("tokens in", "requests of"))
+        tokens, requests, bf16 = (int(re.search(said, plan)[1]) for said in (
+            r"(\d+) tokens in", r"(\d+) requests of", r"hold (\d+) tokens"))
         self.assertEqual(requests, tokens // 2048)
+        self.assertLess(bf16, 0.6 * tokens)
         self.assertLess(float(re.search(r"ready in ([\d.]+) s", plan)[1]), 2)
 
     def test_words_of_vllm(self):
