@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -105,19 +106,45 @@ static kv8_kv_cache_options pool_options(const running *r) {
     return options;
 }
 
+static kv8_status tokens_of(const running *r, uint64_t bytes, int64_t *num_out) {
+    const kv8_kv_cache_options options = pool_options(r);
+    return kv8_kv_setting_count_tokens(r->model.model, &r->setting, &options, bytes, num_out);
+}
+
+/* The KV memory does not hold `num` tokens; says how much would, to some percent. */
+static int fail_budget(const running *r, uint64_t budget, int64_t num) {
+    uint64_t low = budget, least = budget + (1 << 20); /* what is needed lies between them */
+    int64_t held = 0;
+    kv8_status status = tokens_of(r, least, &held);
+    for (; status == KV8_OK && held < num; status = tokens_of(r, least, &held)) {
+        low = least;
+        least *= 2;
+    }
+    while (status == KV8_OK && least - low > least / 64) {
+        const uint64_t middle = low + (least - low) / 2;
+        status = tokens_of(r, middle, &held);
+        if (held >= num)
+            least = middle;
+        else
+            low = middle;
+    }
+    if (status != KV8_OK) return cli_fail_status(status);
+    return cli_fail(
+        "the KV memory is %.3g MB, must be at least %.4g MB for the windows of %d requests, a step "
+        "of "
+        "%d tokens and %lld more: --kv-memory, --max-num-seqs",
+        (double)budget * 1e-6, ceil((double)least * 1e-6), r->max_seqs, r->step_tokens,
+        (long long)num);
+}
+
 /* Tokens that fit into the KV memory, and no more than can be in use. */
 static int count_tokens(running *r) {
+    const int64_t most = (int64_t)r->max_seqs * r->max_model_len, least = most < 256 ? most : 256;
     uint64_t budget = 0;
     if (count_budget(r, &budget) != CLI_OK) return CLI_FAILED;
-    const kv8_kv_cache_options options = pool_options(r);
-    const kv8_status status =
-        kv8_kv_setting_count_tokens(r->model.model, &r->setting, &options, budget, &r->num_tokens);
+    const kv8_status status = tokens_of(r, budget, &r->num_tokens);
     if (status != KV8_OK) return cli_fail_status(status);
-    if (r->num_tokens < 256)
-        return cli_fail(
-            "the KV memory is %.3g MB, too little for the windows of %d requests, a step "
-            "of %d tokens and 256 more: --kv-memory, --max-num-seqs",
-            (double)budget * 1e-6, r->max_seqs, r->step_tokens);
+    if (r->num_tokens < least) return fail_budget(r, budget, least);
     if (r->args->max_model_len > r->num_tokens)
         return cli_fail("--max-model-len is %d, the KV memory holds %lld tokens: --kv-memory",
                         r->args->max_model_len, (long long)r->num_tokens);

@@ -86,8 +86,10 @@ static int take_kv_memory(serve_args *args, const char *text) {
     }
     for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
         if (end == text || strcmp(end, units[i].suffix) != 0) continue;
-        if (!(number * units[i].factor >= 65536 && number * units[i].factor < 1e15)) break;
-        args->kv_bytes = (uint64_t)(number * units[i].factor);
+        const double bytes = number * units[i].factor;
+        /* A small number without a unit is more likely a fraction gone wrong. */
+        if (!(bytes >= (*end == '\0' ? 65536 : 1) && bytes < 1e15)) break;
+        args->kv_bytes = (uint64_t)bytes;
         return -1;
     }
     return cli_fail(

@@ -77,8 +77,22 @@ class Program(unittest.TestCase):
                  ["--max-num-batched-tokens", "4"]),
                 ("--max-model-len is 262144, the model's context holds 131072",
                  ["--max-model-len", "262144"]),
+                ("--kv-memory is \"1KB\", must be a size", ["--kv-memory", "1KB"]),
+                ("--kv-memory is \"-1GB\", must be a size", ["--kv-memory", "-1GB"]),
+                ("--kv-memory is \"25\", must be a size", ["--kv-memory", "25"]),
                 ("--swap-space", ["--swap-space", "4"])):
             self.assertIn(said, refusal(*options))
+
+    def test_says_how_much_memory_is_needed(self):
+        for size, more in (("1KiB", []), ("6MB", ["--kv", "f32"]), ("1KiB", ["--max-num-seqs", "1"])):
+            said = re.search(r"the KV memory is \S+ MB, must be at least (\d+) MB",
+                             refusal("--kv-memory", size, *more))
+            server = Server(options=["--kv-memory", f"{said[1]}MB", *more])
+            self.assertEqual(server.stop(), 0)
+
+    def test_serves_few_tokens(self):
+        server = Server(options=["--kv-memory", "40MB", "--max-num-seqs", "1", "--max-model-len", "128"])
+        self.assertEqual(server.stop(), 0)
 
 
 if __name__ == "__main__":
