@@ -7,9 +7,10 @@ import concurrent.futures
 import json
 import subprocess
 import tempfile
+import time
 import unittest
 
-from serving import MODEL, PLACE, PROGRAM, ServerTest
+from serving import DEVICE, MODEL, PLACE, PROGRAM, ServerTest
 
 PATH = "/v1/completions"
 PROMPT = "def f(x):\n    return"
@@ -205,6 +206,19 @@ class Completions(ServerTest):
         self.assertGreater(cached[1], 0.9 * first["usage"]["prompt_tokens"])
         self.assertEqual({a["choices"][0]["text"] for a in (first, again, other)},
                          {first["choices"][0]["text"]})
+
+    @unittest.skipIf(DEVICE != "cpu", "a GPU computes this model's prompts as soon as it finds them")
+    def test_a_prompt_found_waits_a_tenth(self):
+        """4096 tokens again: found in the cache, the first token after a tenth of the time at most."""
+        tokens = self.server.ask("/tokenize", prompt=held_text(20000))["tokens"][:4096]
+        self.assertEqual(len(tokens), 4096)
+        seconds = []
+        for cached in (0, 4095, 4095, 4095):
+            began = time.monotonic()
+            answer = self.server.ask(PATH, prompt=tokens, max_tokens=1, temperature=0, cache_salt="twice")
+            seconds.append(time.monotonic() - began)
+            self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], cached)
+        self.assertLess(min(seconds[1:]), 0.1 * seconds[0])
 
     def test_characters_come_whole(self):
         ids = self.server.ask("/tokenize", prompt="→ é 漢 🙂")["tokens"]
