@@ -81,6 +81,11 @@ class OpenAI(unittest.TestCase):
     def test_reasoning(self):
         answer = self.chat(LOOK_UP, max_tokens=80, reasoning_effort="low")
         self.assertTrue(answer.choices[0].message.reasoning)
+        self.assertEqual(answer.choices[0].message.reasoning_content, answer.choices[0].message.reasoning)
+        deltas = [chunk.choices[0].delta for chunk in self.chat(
+            LOOK_UP, max_tokens=80, reasoning_effort="low", stream=True)]
+        self.assertEqual("".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas),
+                         answer.choices[0].message.reasoning_content)
         self.assertGreater(answer.usage.completion_tokens_details.reasoning_tokens, 0)
 
     def test_tools(self):
@@ -104,6 +109,59 @@ class OpenAI(unittest.TestCase):
         stream = self.client.completions.create(model="tiny-gpt-oss", prompt="a", max_tokens=3,
                                                 stream=True)
         self.assertEqual(sum(1 for _ in stream), 3)
+
+    def test_stops(self):
+        """Ids that end a completion, and a stop string that stays in it."""
+        def ask(**extra):
+            return self.client.completions.create(model="tiny-gpt-oss", prompt="x = 1\ny =", max_tokens=20,
+                                                  temperature=0, extra_body=extra).choices[0]
+
+        whole = ask(return_token_ids=True)
+        end = whole.token_ids.index(whole.token_ids[3]) + 1
+        ended = ask(return_token_ids=True, stop_token_ids=[whole.token_ids[3]])
+        self.assertEqual(ended.token_ids, whole.token_ids[:end])
+        self.assertEqual((ended.finish_reason, ended.stop_reason), ("stop", whole.token_ids[3]))
+        stop = whole.text[4:7]
+        cut = ask(stop=stop).text
+        self.assertEqual(cut, whole.text[:whole.text.index(stop)])
+        self.assertEqual(ask(stop=stop, include_stop_str_in_output=True).text, cut + stop)
+
+    def test_prompt_logprobs(self):
+        """Of a prompt's tokens, under both of its forms."""
+        def ask(**options):
+            return self.client.completions.create(model="tiny-gpt-oss", prompt="x = 1\ny = 2", max_tokens=1,
+                                                  temperature=0, **options)
+
+        answer, echoed = ask(extra_body={"prompt_logprobs": 2}), ask(echo=True, logprobs=0)
+        entries, scored = answer.choices[0].prompt_logprobs, echoed.choices[0].logprobs.token_logprobs
+        self.assertEqual(len(entries), answer.usage.prompt_tokens)
+        self.assertEqual((entries[0], scored[0]), (None, None))
+        for entry, logprob in zip(entries[1:], scored[1:len(entries)], strict=True):
+            self.assertTrue(any(abs(item["logprob"] - logprob) < 1e-4 for item in entry.values()))
+
+    def test_cached_tokens(self):
+        ids = self.client.post("/tokenize", cast_to=dict, body={"prompt": "x = 1\n" * 200})["tokens"]
+        cached = [self.client.completions.create(
+            model="tiny-gpt-oss", prompt=ids, max_tokens=1, extra_body={"cache_salt": "cached"}
+        ).usage.prompt_tokens_details.cached_tokens for _ in range(2)]
+        self.assertEqual(cached[0], 0)
+        self.assertGreater(cached[1], 0.9 * len(ids))
+
+    def test_json_object(self):
+        for seed in range(2):
+            answer = self.client.chat.completions.create(
+                model="tiny-gpt-oss", messages=LOOK_UP, seed=seed, temperature=0.3, max_tokens=600,
+                response_format={"type": "json_object"})
+            self.assertIsInstance(json.loads(answer.choices[0].message.content), dict)
+
+    def test_tokens_and_text(self):
+        text = "→ é 漢 x = 1\n"
+        counted = self.client.post("/tokenize", cast_to=dict, body={"prompt": text})
+        self.assertEqual(counted["count"], len(counted["tokens"]))
+        self.assertEqual(self.client.post("/detokenize", cast_to=dict,
+                                          body={"tokens": counted["tokens"]})["prompt"], text)
+        chat = self.client.post("/tokenize", cast_to=dict, body={"messages": MESSAGES})
+        self.assertEqual(chat["count"], self.chat(max_tokens=1).usage.prompt_tokens)
 
     def test_responses(self):
         answer = self.client.responses.create(model="tiny-gpt-oss", input=LOOK_UP, temperature=0,
@@ -130,6 +188,9 @@ class OpenAI(unittest.TestCase):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.chat(top_p=5)
         self.assertEqual(caught.exception.param, "top_p")
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(extra_body={"bad_words": ["x"]})
+        self.assertEqual(caught.exception.param, "bad_words")
 
     def test_many_at_once(self):
         """64 streams at temperature 0 give, each, what it gives alone."""
