@@ -131,8 +131,7 @@ static int fail_budget(const running *r, uint64_t budget, int64_t num) {
     if (status != KV8_OK) return cli_fail_status(status);
     return cli_fail(
         "the KV memory is %.3g MB, must be at least %.4g MB for the windows of %d requests, a step "
-        "of "
-        "%d tokens and %lld more: --kv-memory, --max-num-seqs",
+        "of %d tokens and %lld more: --kv-memory, --max-num-seqs",
         (double)budget * 1e-6, ceil((double)least * 1e-6), r->max_seqs, r->step_tokens,
         (long long)num);
 }
