@@ -6,6 +6,7 @@
 #include "http_connection.h"
 
 #include <ctype.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,32 +14,106 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
+/* --- the request line --- */
+
+static char bad_target; /* its address stands for a request whose target is none */
+
+/* The authority of an absolute target, behind its scheme; NULL = another form. */
+static const char *authority_of(const char *target) {
+    return strncasecmp(target, "http://", 7) == 0    ? target + 7
+           : strncasecmp(target, "https://", 8) == 0 ? target + 8
+                                                     : NULL;
+}
+
+void *http_look_at_target(void *cookie, const char *target, struct MHD_Connection *connection) {
+    (void)cookie;
+    (void)connection;
+    if (target == NULL) return &bad_target;
+    for (const char *c = target; *c != '\0'; c++) {
+        if ((unsigned char)*c <= 0x20 || *c == 0x7f) return &bad_target;
+    }
+    /* An escaped slash there would move the path's beginning. */
+    const char *const authority = authority_of(target);
+    const bool escapes = authority != NULL && authority[strcspn(authority, "%/?")] == '%';
+    return escapes ? &bad_target : NULL;
+}
+
+/* The path of a target, without what proxies put before it: http://host/version is /version. */
+static const char *path_of(const char *url) {
+    const char *const authority = authority_of(url);
+    if (authority == NULL) return url;
+    const char *const path = strchr(authority, '/');
+    return path == NULL ? "/" : path;
+}
+
 /* --- headers --- */
 
-/* What says how long the body is. Two parties that read it differently would see two different
- * requests in the same bytes. */
+/* What says how long the body is, and for whom the request is. Two parties that read it differently
+ * would see two different requests in the same bytes. */
 typedef struct framing {
-    int num_lengths, num_encodings;
+    int num_lengths, num_encodings, num_hosts;
     const char *length, *encoding;
     bool expects;
-    bool malformed; /* a name that is no token: others may read "Content-Length :" as a length */
+    const char *malformed; /* what is wrong with a header; NULL = nothing */
+    const char *end;       /* of the last header's value */
 } framing;
+
+/* is_folded: the header goes on in a second line. libmicrohttpd 0.9.75 puts that line behind the
+ * name ("Content-Len: 5" and " gth" are "Content-Length: 5"), which it copies elsewhere for it; the
+ * name and the value of one line lie in it, with the colon's place and white space between. */
+static bool is_folded(const char *name, const char *value) {
+    const uintptr_t between = (uintptr_t)name + strlen(name) + 1;
+    if ((uintptr_t)value < between || (uintptr_t)value - between > CONNECTION_BYTES) return true;
+    const char *const space = name + strlen(name) + 1;
+    return space + strspn(space, " \t") != value;
+}
+
+static const char *check_header(const char *name, const char *value) {
+    for (const char *c = name; *c != '\0'; c++) {
+        if (*c <= 0x20 || *c >= 0x7f || *c == ':') return "a header's name holds white space";
+    }
+    for (const char *c = value; *c != '\0'; c++) {
+        if (*c == 0x7f || ((unsigned char)*c < 0x20 && *c != '\t'))
+            return "a header's value holds a control character";
+    }
+    return name[0] == '\0'          ? "a header has no name"
+           : is_folded(name, value) ? "a header goes on in a second line"
+                                    : NULL;
+}
 
 static enum MHD_Result look_at_header(void *cookie, enum MHD_ValueKind kind, const char *name,
                                       const char *value) {
     framing *const f = cookie;
     (void)kind;
-    f->malformed |= name[0] == '\0' || name[strcspn(name, " \t\v\f\r\n:")] != '\0';
+    if (value == NULL) value = "";
+    if (f->malformed == NULL) f->malformed = check_header(name, value);
+    f->end = value + strlen(value);
     if (strcasecmp(name, "Content-Length") == 0) {
         f->num_lengths++;
-        f->length = value == NULL ? "" : value;
+        f->length = value;
     } else if (strcasecmp(name, "Transfer-Encoding") == 0) {
         f->num_encodings++;
-        f->encoding = value == NULL ? "" : value;
+        f->encoding = value;
+    } else if (strcasecmp(name, "Host") == 0) {
+        f->num_hosts++;
     } else if (strcasecmp(name, "Expect") == 0) {
         f->expects = true;
     }
     return MHD_YES;
+}
+
+/* look_at_headers: the headers end where libmicrohttpd says so. A line ": a" behind the first it
+ * takes for the end of them, but it is none: what follows it would be the body or a request. */
+static void look_at_headers(struct MHD_Connection *connection, const char *method,
+                            const char *version, framing *f) {
+    f->end = version + strlen(version);
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, look_at_header, f);
+    const union MHD_ConnectionInfo *const info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    const size_t two_lines = strlen("\r\n\r\n");
+    if (f->malformed == NULL &&
+        (info == NULL || (uintptr_t)method + info->header_size > (uintptr_t)f->end + two_lines))
+        f->malformed = "a header has no name, or holds a zero";
 }
 
 static bool is_number(const char *text) {
@@ -48,11 +123,8 @@ static bool is_number(const char *text) {
     return text[0] != '\0' && strlen(text) <= 18;
 }
 
-/* Returns true when the answer must come before the body, and the connection end with it. */
-static bool check_framing(exchange *x, const framing *f) {
-    if (f->malformed)
-        api_fail(&x->error, 400, "invalid_header", NULL, "a header's name holds white space");
-    else if (f->num_lengths + f->num_encodings > 1)
+static void check_length(exchange *x, const framing *f, bool old_version) {
+    if (f->num_lengths + f->num_encodings > 1)
         api_fail(&x->error, 400, "ambiguous_length", NULL,
                  "the length of the body is given more than once");
     else if (f->length != NULL && !is_number(f->length))
@@ -61,6 +133,20 @@ static bool check_framing(exchange *x, const framing *f) {
     else if (f->encoding != NULL && strcasecmp(f->encoding, "chunked") != 0)
         api_fail(&x->error, 400, "ambiguous_length", NULL,
                  "Transfer-Encoding is \"%.32s\", must be chunked", f->encoding);
+    else if (f->encoding != NULL && old_version)
+        api_fail(&x->error, 400, "ambiguous_length", NULL, "HTTP/1.0 has no Transfer-Encoding");
+}
+
+/* Returns true when the answer must come before the body, and the connection end with it. */
+static bool check_framing(exchange *x, const framing *f, const char *version) {
+    const bool old_version = strcmp(version, "HTTP/1.0") == 0;
+    if (f->malformed != NULL)
+        api_fail(&x->error, 400, "invalid_header", NULL, "%s", f->malformed);
+    else if (f->num_hosts > 1 || (f->num_hosts == 0 && !old_version))
+        api_fail(&x->error, 400, "invalid_header", NULL, "there are %d Host headers, must be one",
+                 f->num_hosts);
+    else
+        check_length(x, f, old_version);
     if (x->error.status != 0) return true;
     const size_t limit = x->server->options.max_body_bytes;
     if (f->length != NULL && (size_t)strtoll(f->length, NULL, 10) > limit)
@@ -85,20 +171,9 @@ static void choose_request_id(exchange *x) {
              (unsigned long long)random[1]);
 }
 
-/* Standing behind the headers, "Connection: close" makes libmicrohttpd close after the answer. */
 static enum MHD_Result refuse_now(exchange *x) {
-    byte_buffer text = {0};
-    answer_add_json(&text, api_error_json(&x->error));
-    struct MHD_Response *const response =
-        text.failed
-            ? NULL
-            : MHD_create_response_from_buffer(text.length, text.data, MHD_RESPMEM_MUST_COPY);
-    byte_buffer_free(&text);
-    if (response != NULL) {
-        (void)MHD_add_response_header(response, "Connection", "close");
-        (void)MHD_add_response_header(response, "Content-Type", "application/json");
-    }
-    reply_with(x, x->error.status, response);
+    x->closes = true;
+    reply_error(x, &x->error);
     return x->status == 0 ? MHD_NO : MHD_YES;
 }
 
@@ -172,6 +247,8 @@ static json_t *parse_body(exchange *x) {
 static enum MHD_Result handle(exchange *x) {
     const bool posts = x->route != NULL && strcmp(x->route->method, "POST") == 0;
     x->handled = true;
+    /* libmicrohttpd ends trailers early too, at a line ": a": nothing is read behind any. */
+    x->closes = MHD_get_connection_values(x->connection, MHD_FOOTER_KIND, NULL, NULL) > 0;
     (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT,
                                     (unsigned)IDLE_SECONDS);
     json_t *const body =
@@ -186,23 +263,29 @@ static enum MHD_Result handle(exchange *x) {
     return x->status == 0 ? MHD_NO : MHD_YES;
 }
 
+static enum MHD_Result take_headers(server *s, struct MHD_Connection *connection, const char *path,
+                                    const char *method, const char *version, void **state) {
+    const bool has_target = *state != &bad_target;
+    framing f = {0};
+    exchange *const x = begin(s, connection, method);
+    *state = x;
+    if (x == NULL) return MHD_NO;
+    look_at_headers(connection, method, version, &f);
+    if (!has_target)
+        api_fail(&x->error, 400, "invalid_target", NULL, "the request's target is no path or URL");
+    if (!has_target || check_framing(x, &f, version)) return refuse_now(x);
+    find_route(x, path);
+    if (x->error.status != 0 && f.expects) return refuse_now(x);
+    await_body(x, &f);
+    return MHD_YES;
+}
+
 enum MHD_Result http_answer(void *cookie, struct MHD_Connection *connection, const char *url,
                             const char *method, const char *version, const char *upload,
                             size_t *upload_size, void **state) {
-    exchange *x = *state;
-    (void)version;
-    if (x == NULL) {
-        framing f = {0};
-        x = begin(cookie, connection, method);
-        if (x == NULL) return MHD_NO;
-        *state = x;
-        MHD_get_connection_values(connection, MHD_HEADER_KIND, look_at_header, &f);
-        if (check_framing(x, &f)) return refuse_now(x);
-        find_route(x, url);
-        if (x->error.status != 0 && f.expects) return refuse_now(x);
-        await_body(x, &f);
-        return MHD_YES;
-    }
+    if (*state == NULL || *state == &bad_target)
+        return take_headers(cookie, connection, path_of(url), method, version, state);
+    exchange *const x = *state;
     if (*upload_size > 0) {
         const size_t length = *upload_size;
         *upload_size = 0;
@@ -213,7 +296,7 @@ enum MHD_Result http_answer(void *cookie, struct MHD_Connection *connection, con
 
 void http_completed(void *cookie, struct MHD_Connection *connection, void **state,
                     enum MHD_RequestTerminationCode why) {
-    exchange *const x = *state;
+    exchange *const x = *state == &bad_target ? NULL : *state;
     (void)cookie;
     (void)connection;
     (void)why;

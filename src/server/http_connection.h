@@ -6,6 +6,8 @@
 
 #include "server_state.h"
 
+/* The state that a request begins with, by its target as it was sent. */
+void *http_look_at_target(void *cookie, const char *target, struct MHD_Connection *connection);
 enum MHD_Result http_answer(void *cookie, struct MHD_Connection *connection, const char *url,
                             const char *method, const char *version, const char *upload,
                             size_t *upload_size, void **state);

@@ -16,6 +16,8 @@ void reply_with(exchange *x, int status, struct MHD_Response *response) {
     add_header(response, "X-Request-Id", x->request_id);
     add_header(response, "Access-Control-Allow-Origin", "*");
     add_header(response, "Access-Control-Expose-Headers", "X-Request-Id");
+    /* libmicrohttpd closes after an answer that says so. */
+    if (x->closes) add_header(response, "Connection", "close");
     if (status == 503) add_header(response, "Retry-After", "1");
     if (status == 401) add_header(response, "WWW-Authenticate", "Bearer");
     if (x->allow != NULL && status == 405) add_header(response, "Allow", x->allow);
@@ -48,6 +50,7 @@ void reply_empty(exchange *x, int status) {
         MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     const bool preflight = response != NULL && strcmp(x->method, "OPTIONS") == 0;
     if (preflight) {
+        add_header(response, "Allow", x->allow);
         const char *const asked = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND,
                                                               "Access-Control-Request-Headers");
         add_header(response, "Access-Control-Allow-Methods", x->allow);

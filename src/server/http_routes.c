@@ -82,8 +82,9 @@ static void check_phase(exchange *x) {
 void find_route(exchange *x, const char *url) {
     const bool versioned = strncmp(url, "/v1/", 4) == 0;
     const char *const path = versioned ? url + 3 : url;
+    const bool whole_server = strcmp(x->method, "OPTIONS") == 0 && strcmp(url, "*") == 0;
     x->path = strdup(path);
-    x->allow = methods_of(path, versioned);
+    x->allow = whole_server ? "GET, HEAD, POST, OPTIONS" : methods_of(path, versioned);
     if (x->path == NULL) {
         api_fail_memory(&x->error);
         return;

@@ -21,8 +21,7 @@ enum {
     DEFAULT_BODY_BYTES = 32 << 20,
     DEFAULT_THREADS = 2,
     BACKLOG = 4096,
-    CONNECTION_BYTES = 32768, /* headers and one event */
-    RESERVED_FILES = 64       /* of the process, that are no connections */
+    RESERVED_FILES = 64 /* of the process, that are no connections */
 };
 
 /* --- the socket --- */
@@ -85,13 +84,13 @@ static unsigned count_connections(void) {
 static struct MHD_Daemon *start_daemon(server *s) {
     const unsigned num_threads =
         s->options.num_threads > 0 ? (unsigned)s->options.num_threads : DEFAULT_THREADS;
-    return MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL,
-                            http_answer, s, MHD_OPTION_LISTEN_SOCKET, s->listen_fd,
-                            MHD_OPTION_THREAD_POOL_SIZE, num_threads, MHD_OPTION_CONNECTION_LIMIT,
-                            count_connections(), MHD_OPTION_CONNECTION_TIMEOUT,
-                            (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                            (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-                            MHD_OPTION_NOTIFY_COMPLETED, http_completed, s, MHD_OPTION_END);
+    return MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, http_answer, s,
+        MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_THREAD_POOL_SIZE, num_threads,
+        MHD_OPTION_CONNECTION_LIMIT, count_connections(), MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+        MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_URI_LOG_CALLBACK, http_look_at_target, s,
+        MHD_OPTION_NOTIFY_COMPLETED, http_completed, s, MHD_OPTION_END);
 }
 
 server *server_start(const server_options *options, char *error, size_t error_size) {

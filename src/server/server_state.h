@@ -14,6 +14,8 @@ typedef enum server_phase { SERVER_LOADING, SERVER_OPEN, SERVER_DRAINING } serve
 
 typedef struct exchange exchange;
 
+enum { CONNECTION_BYTES = 32768 }; /* of memory for one: headers and one event */
+
 /* How long a connection may neither send nor take. */
 enum {
     IDLE_SECONDS = 600, /* between requests, and while it is answered */
@@ -67,7 +69,8 @@ struct exchange {
     api_error error;    /* of the headers; told when the body has passed */
     const char *allow;  /* methods, for 405 and OPTIONS */
     bool handled;
-    int status; /* of the answer; 0 = none yet */
+    bool closes; /* the answer ends the connection */
+    int status;  /* of the answer; 0 = none yet */
 
     /* What is generated for it. */
     generation *generation; /* NULL = nothing */

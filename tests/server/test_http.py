@@ -232,20 +232,98 @@ class Http(ServerTest):
                         ["Content-Length: -1"], ["Content-Length: "],
                         ["Content-Length: 99999999999999999999999"],
                         ["Content-Length : 5"], ["Transfer-Encoding : chunked"]):
-            with self.server.connect() as connection:
-                connection.sendall(raw_post("/v1/completions", b"0\r\n\r\n" + hidden, *headers))
-                data = b""
-                try:
-                    while True:
-                        more = connection.recv(65536)
-                        if not more:
-                            break
-                        data += more
-                except ConnectionResetError:
-                    pass
+            data = self.everything(raw_post("/v1/completions", b"0\r\n\r\n" + hidden, *headers))
             self.assertRegex(data, rb"^HTTP/1.1 4(00|13) ", headers)
             self.assertNotIn(b" 200 ", data, headers)
             self.assertNotIn(b'"list"', data, headers)
+
+    def test_headers_of_two_readings(self):
+        """Refused with an error object, and the connection ends: what is behind is not read."""
+        hidden = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+        for headers in (["Content-Length:\r\n 5"], ["Content-Length:\r\n\t5"],
+                        ["Content-Length: 3\r\n 0"], ["Content-Len: 5\r\n gth"],
+                        ["Content-Length:\r\n 5", "Content-Length: 30"],
+                        ["Transfer-Encoding:\r\n chunked"], ["Transfer-Enc: chunked\r\n oding"],
+                        ["Transfer-Encoding:\r\n chunked", "Content-Length: 5"],
+                        ["Content-Length: 5", "Transfer-Encoding:\r\n chunked"],
+                        ["Content-Length: 5", "X: a\r\n b"], ["Content-Length: 5", "X: a\r\n b\r\n c"],
+                        ["X: a\rTransfer-Encoding: chunked", "Content-Length: 5"],
+                        ["X: a\x01", "Content-Length: 5"], ["X\x0bY: a", "Content-Length: 5"],
+                        [": a", "Content-Length: 5"], ["Content-Length: 5", "X: a", ": b", "X: c"],
+                        ["Content-Length: 5", "X: a\x00b"], ["Host: b", "Content-Length: 5"]):
+            data = self.everything(raw_post("/v1/completions", b"0\r\n\r\n" + hidden, *headers))
+            self.refuses(data, "invalid_header", headers)
+        self.refuses(self.everything(b"GET /version HTTP/1.1\r\nX: a\r\n\r\n" + hidden),
+                     "invalid_header")
+        self.refuses(self.everything(
+            b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden),
+            "ambiguous_length")
+
+    def test_long_headers(self):
+        """More of them than libmicrohttpd reads at first, in one piece and in many."""
+        body = json.dumps(SHORT).encode()
+        request = raw_post("/v1/completions?" + "a=%41&" * 9, body, sized(body),
+                           *(f"X-{i}: {'x' * 1700}" for i in range(12)))
+        for size in (len(request), 1000):
+            with self.server.connect() as connection:
+                for at in range(0, len(request), size):
+                    connection.sendall(request[at:at + size])
+                    time.sleep(0.001)
+                self.assertIn("200", read_http(connection)[0], size)
+
+    def test_trailers(self):
+        """They are passed over, and end the connection: libmicrohttpd may see too early an end."""
+        body = json.dumps(SHORT).encode()
+        chunk = b"%x\r\n%s\r\n0\r\n" % (len(body), body)
+        hidden = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+        for trailers in (b"X: a\r\n\r\n", b"X: a\r\n b\r\n\r\n", b"X: a\r\n: b\r\n"):
+            data = self.everything(raw_post(
+                "/v1/completions", chunk + trailers + hidden, "Transfer-Encoding: chunked"))
+            self.assertEqual(data.count(b"HTTP/1.1 200"), 1, (trailers, data))
+            self.assertIn(b"text_completion", data)
+            self.assertNotIn(b'"list"', data)
+
+    def refuses(self, data, code, about=None):
+        """One answer of 400, which ends the connection."""
+        self.assertEqual(data.count(b"HTTP/1.1 "), 1, (about, data))
+        self.assertRegex(data, rb"^HTTP/1.1 400 ", about)
+        self.assertRegex(data, rb"(?i)\r\nconnection: close\r\n", about)
+        self.assertEqual(json.loads(data.split(b"\r\n\r\n", 1)[1])["error"]["code"], code, about)
+
+    def everything(self, request):
+        """What comes until the server closes the connection."""
+        data = b""
+        with self.server.connect() as connection:
+            try:
+                connection.sendall(request)
+                while more := connection.recv(65536):
+                    data += more
+            except (ConnectionResetError, BrokenPipeError):
+                pass
+        return data
+
+    def test_targets(self):
+        """Absolute ones, as proxies send them; one for the whole server; none."""
+        def get(target, method="GET"):
+            return self.exchange(f"{method} {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+
+        for target in ("/version", "http://host/version", "HTTPS://host:80/version?x=1"):
+            line, _, body = get(target)
+            self.assertIn("200", line, target)
+            self.assertIn("version", json.loads(body), target)
+        self.assertIn("200", get("http://host/v1/models/tiny-gpt-oss")[0])
+        for target in ("http://host", "http://host?x=/version"):
+            self.assertEqual(get(target)[1]["content-type"], "text/html; charset=utf-8", target)
+        self.assertIn("404", get("ftp://host/version")[0])
+        for target, allow in (("*", "GET, HEAD, POST, OPTIONS"), ("/version", "GET, HEAD, OPTIONS")):
+            line, headers, _ = get(target, "OPTIONS")
+            self.assertIn("204", line)
+            self.assertEqual(headers["allow"], allow)
+        self.assertIn("404", get("*")[0])
+        for target in ("/version /x", "/version?a b", "/version\rX:", "http://a%2Fversion/x"):
+            self.refuses(self.everything(
+                f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n".encode()),
+                "invalid_target", target)
 
     def test_bodies_too_large(self):
         line, headers, _ = self.exchange(
