@@ -190,16 +190,48 @@ static exchange *begin(server *s, struct MHD_Connection *connection, const char 
 
 /* --- the body --- */
 
+/* refuse_within: libmicrohttpd takes no answer within a body, so this one goes to the socket, and
+ * what still comes is dropped: a client that is closed upon while it sends may never read why. */
+static void refuse_within(exchange *x) {
+    const size_t limit = x->server->options.max_body_bytes;
+    const union MHD_ConnectionInfo *const info =
+        MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    byte_buffer body = {0}, text = {0};
+    x->error = (api_error){0};
+    api_fail(&x->error, 413, "body_too_large", NULL, "the body has more than %zu bytes", limit);
+    byte_buffer_free(&x->body);
+    answer_add_json(&body, api_error_json(&x->error));
+    byte_buffer_printf(&text,
+                       "HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n"
+                       "Content-Type: application/json\r\nContent-Length: %zu\r\n"
+                       "X-Request-Id: %s\r\nAccess-Control-Allow-Origin: *\r\n"
+                       "Access-Control-Expose-Headers: X-Request-Id\r\n\r\n",
+                       body.length, x->request_id);
+    byte_buffer_add(&text, body.data, body.length);
+    if (info != NULL && !body.failed && !text.failed) {
+        (void)send(info->connect_fd, text.data, text.length, MSG_DONTWAIT | MSG_NOSIGNAL);
+        (void)shutdown(info->connect_fd, SHUT_WR);
+    }
+    byte_buffer_free(&body);
+    byte_buffer_free(&text);
+    x->status = x->error.status;
+    x->refused_ns = monotonic_ns();
+}
+
 static void take_body(exchange *x, const char *bytes, size_t length) {
     const size_t limit = x->server->options.max_body_bytes;
+    x->num_taken += length;
+    if (x->status == 0 && x->num_taken > limit) refuse_within(x); /* chunked: nobody said so */
     if (x->error.status != 0) return;
-    if (x->body.length + length > limit) { /* chunked: nobody said so before */
-        api_fail(&x->error, 413, "body_too_large", NULL, "the body has more than %zu bytes", limit);
-        byte_buffer_free(&x->body);
-        return;
-    }
     byte_buffer_add(&x->body, bytes, length);
     if (x->body.failed) api_fail_memory(&x->error);
+}
+
+/* drops_enough: of a body that is refused already as much again has come, or for long. */
+static bool drops_enough(const exchange *x) {
+    return x->refused_ns > 0 &&
+           (x->num_taken / 2 > x->server->options.max_body_bytes ||
+            monotonic_ns() - x->refused_ns > (uint64_t)BODY_SECONDS * 1000000000);
 }
 
 /* peer_has_gone: the client has closed, and nothing of it is left to read. libmicrohttpd's epoll
@@ -223,6 +255,7 @@ static void await_body(exchange *x, const framing *f) {
 /* Returns MHD_NO, which ends the connection, when the rest of the body never comes. */
 static enum MHD_Result take_part(exchange *x, const char *bytes, size_t length) {
     take_body(x, bytes, length);
+    if (drops_enough(x)) return MHD_NO;
     x->num_awaited -= length < x->num_awaited ? length : x->num_awaited;
     return x->num_awaited > 0 && peer_has_gone(x->connection) ? MHD_NO : MHD_YES;
 }
@@ -245,6 +278,7 @@ static json_t *parse_body(exchange *x) {
 /* --- the answer --- */
 
 static enum MHD_Result handle(exchange *x) {
+    if (x->refused_ns > 0) return MHD_NO;
     const bool posts = x->route != NULL && strcmp(x->route->method, "POST") == 0;
     x->handled = true;
     /* libmicrohttpd ends trailers early too, at a line ": a": nothing is read behind any. */

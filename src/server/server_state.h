@@ -65,9 +65,11 @@ struct exchange {
     char request_id[132];
     uint64_t arrived_ns;
     byte_buffer body;
-    size_t num_awaited; /* bytes that Content-Length announces and that have not come */
-    api_error error;    /* of the headers; told when the body has passed */
-    const char *allow;  /* methods, for 405 and OPTIONS */
+    size_t num_taken;    /* of the body's bytes, kept or not */
+    uint64_t refused_ns; /* when the answer came within the body; 0 = it has not */
+    size_t num_awaited;  /* bytes that Content-Length announces and that have not come */
+    api_error error;     /* of the headers; told when the body has passed */
+    const char *allow;   /* methods, for 405 and OPTIONS */
     bool handled;
     bool closes; /* the answer ends the connection */
     int status;  /* of the answer; 0 = none yet */

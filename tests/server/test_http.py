@@ -18,6 +18,7 @@ from serving import Server, ServerTest, read_http
 
 SHORT = {"prompt": "x", "max_tokens": 2, "temperature": 0}
 LONG = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
+CHUNK = b"10000\r\n" + b" " * 65536 + b"\r\n"  # of a chunked body; 512 are what is taken
 
 
 METRICS = dict(
@@ -330,11 +331,28 @@ class Http(ServerTest):
             raw_post("/v1/completions", b"", "Content-Length: 100000000"))
         self.assertIn("413", line)
         self.assertEqual(headers["connection"].lower(), "close")
-        chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
         line, _, answer = self.exchange(raw_post(
-            "/v1/completions", chunk * 520 + b"0\r\n\r\n", "Transfer-Encoding: chunked"))
+            "/v1/completions", CHUNK * 520 + b"0\r\n\r\n", "Transfer-Encoding: chunked"))
         self.assertIn("413", line)
         self.assertEqual(json.loads(answer)["error"]["code"], "body_too_large")
+
+    def test_bodies_without_end(self):
+        """The answer comes once the limit is passed, the connection ends soon after; also where the
+        answer is settled by the headers."""
+        for path in ("/v1/completions", "/v1/nothing"):
+            with self.server.connect() as connection:
+                connection.sendall(raw_post(path, CHUNK * 513, "Transfer-Encoding: chunked"))
+                line, headers, answer = read_http(connection)
+                self.assertIn("413", line)
+                self.assertEqual(headers["connection"], "close")
+                self.assertEqual(json.loads(answer)["error"]["code"], "body_too_large")
+                with self.assertRaises(OSError):
+                    for _ in range(3000):
+                        connection.sendall(CHUNK)
+        data = self.everything(raw_post("/v1/completions", CHUNK * 520 + b"0\r\n\r\n",
+                                        "Transfer-Encoding: chunked") +
+                               b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+        self.assertEqual(data.count(b"HTTP/1.1 "), 1)
 
     def test_http_1_0(self):
         body = json.dumps(dict(SHORT, stream=True)).encode()
@@ -409,6 +427,10 @@ class Abuse(ServerTest):
     """Over a pool so small that all of it is in use soon: what grows then is no page of it."""
     OPTIONS = ("--kv-memory", "24MB", "--max-model-len", "1024", "--max-num-seqs", "8")
 
+    HUGE = (raw_post("/v1/completions", b" " * (33 << 20), f"Content-Length: {33 << 20}"),
+            raw_post("/v1/completions", CHUNK * 528 + b"0\r\n\r\n", "Transfer-Encoding: chunked"),
+            raw_post("/v1/completions", CHUNK * 528, "Transfer-Encoding: chunked"))
+
     @staticmethod
     def bodies():
         def asking(**fields):
@@ -422,6 +444,7 @@ class Abuse(ServerTest):
                 b"GET /" + b"x" * 40000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
                 b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 9000 + b"\r\n",
                 raw_post("/v1/completions", b" " * 1000, "Content-Length: 99999999999"),
+                *Abuse.HUGE,
                 raw_post("/v1/completions", b"[" * (64 << 10), sized(b"[" * (64 << 10))),
                 asking(prompt="too long " * 2000), asking(prompt="x" * 1024, stream=True),
                 asking(stream=True, n=3), asking(stream=True, logprobs=5), asking(echo=True)]
@@ -445,6 +468,24 @@ class Abuse(ServerTest):
                         stop.wait(0.01)
             except OSError:
                 pass
+
+    def test_huge_bodies(self):
+        """More bytes than are taken, all of them sent: 413, and nothing of them stays."""
+        def send(request):
+            with self.server.connect() as connection:
+                try:
+                    connection.sendall(request)
+                except OSError:  # refused by its length, before it is all sent
+                    pass
+                self.assertIn("413", read_http(connection)[0])
+
+        for request in self.HUGE:
+            send(request)
+        before = self.resident_bytes()
+        for request in self.HUGE * 3:
+            send(request)
+        self.assertLess(self.resident_bytes(), before + (16 << 20))
+        self.assertEqual(len(self.server.ask("/v1/completions", **SHORT)["choices"]), 1)
 
     def test_abuse_beside_work(self):
         """Thirty requests, and as many more as KV8_ABUSE_SECONDS hold: memory is then flat."""
