@@ -123,6 +123,15 @@ class ServerTest(unittest.TestCase):
         return error
 
 
+def raw_post(path, body, *headers):
+    head = [f"POST {path} HTTP/1.1", "Host: a", *headers]
+    return ("\r\n".join(head) + "\r\n\r\n").encode() + body
+
+
+def sized(body):
+    return f"Content-Length: {len(body)}"
+
+
 def read_http(connection):
     """One answer from a raw socket: (status line, headers, body)."""
     data = b""

@@ -1,5 +1,5 @@
 """test_http - HTTP as clients and proxies send it, on raw sockets where a library would be too well
-behaved; errors, keys, ids, and clients that go.
+behaved; errors, ids, and clients that go.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -7,14 +7,12 @@ import itertools
 import json
 import os
 import re
-import signal
 import socket
-import tempfile
 import threading
 import time
 import unittest
 
-from serving import Server, ServerTest, read_http
+from serving import ServerTest, raw_post, read_http, sized
 
 SHORT = {"prompt": "x", "max_tokens": 2, "temperature": 0}
 LONG = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
@@ -34,15 +32,6 @@ METRICS = dict(
     [(f"kv8:{name}", "gauge") for name in ("kv_pages", "kv_pool_bytes", "kv_pool_tokens")] +
     [(f"kv8:{name}_total", "counter") for name in (
         "steps", "step_seconds", "step_read_bytes", "kv_clip", "kv_nan")])
-
-
-def raw_post(path, body, *headers):
-    head = [f"POST {path} HTTP/1.1", "Host: a", *headers]
-    return ("\r\n".join(head) + "\r\n\r\n").encode() + body
-
-
-def sized(body):
-    return f"Content-Length: {len(body)}"
 
 
 def wait_until(check, seconds=20):
@@ -513,107 +502,6 @@ class Abuse(ServerTest):
             self.assertLess(self.resident_bytes(), middle + (16 << 20))
             print(f"{num} requests; {middle >> 20} MiB in the middle, {self.resident_bytes() >> 20} "
                   "at the end")
-
-
-class Keys(unittest.TestCase):
-    def test_keys(self):
-        with tempfile.NamedTemporaryFile("w") as file:
-            file.write("first-key\nsecond-key\n")
-            file.flush()
-            server = Server("--api-key-file", file.name)
-        for key, wanted in ((None, 401), ("Bearer first-key", 200), ("bearer second-key", 200),
-                            ("Bearer first-keyx", 401), ("Bearer first-ke", 401), ("Bearer ", 401),
-                            ("first-key", 401), ("Basic first-key", 401)):
-            headers = {"Authorization": key} if key else {}
-            for method, path, body in (("GET", "/v1/models", None), ("GET", "/models", None),
-                                       ("POST", "/v1/completions", SHORT),
-                                       ("POST", "/tokenize", {"prompt": "x"})):
-                status, got, data = server.request(method, path, body, headers)
-                self.assertEqual(status, wanted, (key, path))
-                if wanted == 401:
-                    self.assertEqual(json.loads(data)["error"]["code"], "invalid_api_key")
-                    self.assertEqual(got["WWW-Authenticate"], "Bearer")
-        for path in ("/health", "/version", "/metrics", "/"):
-            self.assertEqual(server.request("GET", path)[0], 200)
-        self.assertEqual(server.request("OPTIONS", "/v1/models")[0], 204)
-        self.assertEqual(server.stop(), 0)
-
-
-class Ends(unittest.TestCase):
-    def test_drain(self):
-        """SIGTERM: what runs ends as it would have, nothing new is taken."""
-        server = Server("--log", "json")
-        body = json.dumps(dict(LONG, max_tokens=400, stream=True)).encode()
-        connection = server.connect()
-        connection.sendall(raw_post("/v1/completions", body, sized(body)))
-        idle = server.connect()
-        idle.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
-        self.assertIn("200", read_http(idle)[0])
-        data = connection.recv(100)
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
-        short = json.dumps(SHORT).encode()
-        idle.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-        self.assertIn("503", read_http(idle)[0])
-        idle.sendall(raw_post("/v1/completions", short, sized(short)))
-        self.assertIn("503", read_http(idle)[0])
-        with self.assertRaises(OSError):
-            server.connect()
-        while more := connection.recv(65536):
-            data += more
-            if data.endswith(b"0\r\n\r\n"):
-                break
-        self.assertIn(b"data: [DONE]", data)
-        self.assertEqual(data.count(b"data: {"), 400)
-        connection.close()
-        idle.close()
-        self.assertEqual(server.process.wait(20), 0)
-        self.assertEqual(server.stop(signal.SIGTERM), 0)
-        lines = [json.loads(line) for line in server.lines if line.startswith("{")]
-        self.assertEqual([line["path"] for line in lines],
-                         ["/ping", "/health", "/completions", "/completions"])
-        self.assertEqual(lines[-1]["completion_tokens"], 400)
-        self.assertEqual(lines[-1]["finish"], "length")
-
-    def test_figures_while_it_ends(self):
-        """Connections that ask for figures until the server closes them."""
-        for _ in range(4):
-            server = Server("--log", "none")
-            began = threading.Barrier(5, timeout=60)
-
-            def ask(connection, path):
-                count = 0
-                try:
-                    while True:
-                        connection.sendall(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path)
-                        if not read_http(connection)[0]:
-                            break
-                        count += 1
-                        if count == 5:
-                            began.wait()
-                except OSError:
-                    pass
-
-            threads = [threading.Thread(target=ask, args=(server.connect(), path))
-                       for path in (b"/stats", b"/metrics", b"/stats", b"/health")]
-            for thread in threads:
-                thread.start()
-            began.wait()
-            self.assertEqual(server.stop(), 0)
-            for thread in threads:
-                thread.join()
-
-    def test_second_signal(self):
-        server = Server()
-        body = json.dumps(dict(LONG, stream=True)).encode()
-        with server.connect() as connection:
-            connection.sendall(raw_post("/v1/completions", body, sized(body)))
-            connection.recv(100)
-            server.process.send_signal(signal.SIGINT)
-            time.sleep(0.05)
-            began = time.monotonic()
-            self.assertEqual(server.stop(signal.SIGINT), 130)
-            self.assertLess(time.monotonic() - began, 2)
 
 
 if __name__ == "__main__":
