@@ -236,7 +236,7 @@ static void take_body(exchange *x, const char *bytes, size_t length) {
 static bool drops_enough(const exchange *x) {
     return x->refused_ns > 0 &&
            (x->num_taken / 2 > x->server->options.max_body_bytes ||
-            monotonic_ns() - x->refused_ns > (uint64_t)BODY_SECONDS * 1000000000);
+            monotonic_ns() - x->refused_ns > (uint64_t)REQUEST_SECONDS * 1000000000);
 }
 
 /* peer_has_gone: the client has closed, and nothing of it is left to read. libmicrohttpd's epoll
@@ -249,20 +249,35 @@ static bool peer_has_gone(struct MHD_Connection *connection) {
     return info != NULL && recv(info->connect_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
+void http_connected(void *cookie, struct MHD_Connection *connection, void **state,
+                    enum MHD_ConnectionNotificationCode what) {
+    (void)cookie;
+    (void)state;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED)
+        (void)MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT,
+                                        (unsigned)REQUEST_SECONDS);
+}
+
 /* await_body: the body stands still for less long than a connection between requests. */
 static void await_body(exchange *x, const framing *f) {
     if (f->length == NULL && f->encoding == NULL) return;
     if (f->length != NULL) x->num_awaited = (size_t)strtoll(f->length, NULL, 10);
+    x->is_chunked = f->encoding != NULL;
     (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT,
-                                    (unsigned)BODY_SECONDS);
+                                    (unsigned)REQUEST_SECONDS);
 }
 
-/* Returns MHD_NO, which ends the connection, when the rest of the body never comes. */
+/* Returns MHD_NO, which ends the connection, when the rest of the body never comes; what is known
+ * of no length is given a second. */
 static enum MHD_Result take_part(exchange *x, const char *bytes, size_t length) {
     take_body(x, bytes, length);
     if (drops_enough(x)) return MHD_NO;
     x->num_awaited -= length < x->num_awaited ? length : x->num_awaited;
-    return x->num_awaited > 0 && peer_has_gone(x->connection) ? MHD_NO : MHD_YES;
+    if (!peer_has_gone(x->connection)) return MHD_YES;
+    /* Of a chunked body the end may be read already, and comes at once then. */
+    if (x->is_chunked)
+        (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
+    return x->num_awaited > 0 ? MHD_NO : MHD_YES;
 }
 
 static json_t *parse_body(exchange *x) {

@@ -65,14 +65,21 @@ static ssize_t copy_event(exchange *x, char *to, size_t room) {
     return (ssize_t)length;
 }
 
+/* end_abruptly: libmicrohttpd 0.9 leaves a connection that ends here open until it is the one that
+ * was silent longest; a timeout of its own has it looked at. */
+static ssize_t end_abruptly(exchange *x) {
+    (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
+    return MHD_CONTENT_READER_END_WITH_ERROR;
+}
+
 static ssize_t read_stream(void *cookie, uint64_t position, char *to, size_t room) {
     exchange *const x = cookie;
     (void)position;
     for (;;) {
-        if (x->out.failed) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (x->out.failed) return end_abruptly(x);
         if (x->out.length > 0) return copy_event(x, to, room);
         if (x->stream_ended) return MHD_CONTENT_READER_END_OF_STREAM;
-        if (generation_is_hung_up(x->generation)) return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (generation_is_hung_up(x->generation)) return end_abruptly(x);
         if (!stream_more(x) && sleep_now(x)) return 0;
     }
 }

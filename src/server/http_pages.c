@@ -41,7 +41,7 @@ void handle_models(exchange *x, json_t *body) {
 
 void handle_model(exchange *x, json_t *body) {
     const server *const s = x->server;
-    const char *const name = x->path + strlen("/models/");
+    const char *const name = x->bare_path + strlen("/models/");
     (void)body;
     for (size_t i = 0; i < s->model.num_names; i++) {
         if (strcmp(name, s->model.names[i]) != 0) continue;

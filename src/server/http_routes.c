@@ -83,12 +83,13 @@ void find_route(exchange *x, const char *url) {
     const bool versioned = strncmp(url, "/v1/", 4) == 0;
     const char *const path = versioned ? url + 3 : url;
     const bool whole_server = strcmp(x->method, "OPTIONS") == 0 && strcmp(url, "*") == 0;
-    x->path = strdup(path);
+    x->path = strdup(url);
     x->allow = whole_server ? "GET, HEAD, POST, OPTIONS" : methods_of(path, versioned);
     if (x->path == NULL) {
         api_fail_memory(&x->error);
         return;
     }
+    x->bare_path = x->path + (path - url);
     if (x->allow == NULL) {
         api_fail(&x->error, 404, "not_found", NULL, "there is no %.200s here", url);
         return;

@@ -18,8 +18,8 @@ enum { CONNECTION_BYTES = 32768 }; /* of memory for one: headers and one event *
 
 /* How long a connection may neither send nor take. */
 enum {
-    IDLE_SECONDS = 600, /* between requests, and while it is answered */
-    BODY_SECONDS = 30   /* within the body of one */
+    IDLE_SECONDS = 600,  /* between requests, and while it is answered */
+    REQUEST_SECONDS = 30 /* before the first, and within the body of one */
 };
 
 struct server {
@@ -61,13 +61,15 @@ struct exchange {
     struct MHD_Connection *connection;
     const route *route;
     const char *method;
-    char *path; /* without /v1 */
+    char *path;            /* as requested */
+    const char *bare_path; /* without /v1 */
     char request_id[132];
     uint64_t arrived_ns;
     byte_buffer body;
     size_t num_taken;    /* of the body's bytes, kept or not */
     uint64_t refused_ns; /* when the answer came within the body; 0 = it has not */
     size_t num_awaited;  /* bytes that Content-Length announces and that have not come */
+    bool is_chunked;     /* the body, whose length nobody knows before its end */
     api_error error;     /* of the headers; told when the body has passed */
     const char *allow;   /* methods, for 405 and OPTIONS */
     bool handled;

@@ -71,7 +71,7 @@ class Ends(unittest.TestCase):
         self.assertEqual(server.stop(signal.SIGTERM), 0)
         lines = [json.loads(line) for line in server.lines if line.startswith("{")]
         self.assertEqual([line["path"] for line in lines],
-                         ["/ping", "/health", "/completions", "/completions"])
+                         ["/ping", "/health", "/v1/completions", "/v1/completions"])
         self.assertEqual(lines[-1]["completion_tokens"], 400)
         self.assertEqual(lines[-1]["finish"], "length")
 
