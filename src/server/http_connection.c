@@ -68,10 +68,14 @@ static bool is_folded(const char *name, const char *value) {
     return space + strspn(space, " \t") != value;
 }
 
-/* copies_folds: the library is of before 1.0, which reads folded lines as they are meant and where
- * nothing is known of where names and values lie. */
+/* copies_folds: the library is of before 1.0. Later ones refuse folded lines where they are strict
+ * (http_strictness()), and nothing is known of where names and values lie. */
 static bool copies_folds(void) {
     return strncmp(MHD_get_version(), "0.", 2) == 0;
+}
+
+int http_strictness(void) {
+    return copies_folds() ? 0 : 1;
 }
 
 static const char *check_header(const char *name, const char *value) {

@@ -6,6 +6,10 @@
 
 #include "server_state.h"
 
+/* For MHD_OPTION_STRICT_FOR_CLIENT. Off for libmicrohttpd 0.9, which then refuses nothing that
+ * http_answer() does not refuse with an error object; on for later ones, which join folded lines
+ * where it is off. */
+int http_strictness(void);
 /* A new connection must send a request soon. */
 void http_connected(void *cookie, struct MHD_Connection *connection, void **state,
                     enum MHD_ConnectionNotificationCode what);

@@ -4,6 +4,7 @@ behaved; errors, ids, and clients that go.
 SPDX-License-Identifier: Apache-2.0
 """
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -19,6 +20,15 @@ SHORT = {"prompt": "x", "max_tokens": 2, "temperature": 0}
 LONG = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
 CHUNK = b"10000\r\n" + b" " * 65536 + b"\r\n"  # of a chunked body; 512 are what is taken
 
+
+def library_version():
+    version = ctypes.CDLL("libmicrohttpd.so.12").MHD_get_version
+    version.restype = ctypes.c_char_p
+    return version()
+
+
+# libmicrohttpd since 1.0 refuses more by itself, with a page instead of an error object.
+LIBRARY_IS_OLD = library_version().startswith(b"0.")
 
 METRICS = dict(
     [(f"vllm:{name}", "gauge") for name in (
@@ -272,18 +282,23 @@ class Http(ServerTest):
         chunk = b"%x\r\n%s\r\n0\r\n" % (len(body), body)
         hidden = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
         for trailers in (b"X: a\r\n\r\n", b"X: a\r\n b\r\n\r\n", b"X: a\r\n: b\r\n"):
+            is_plain = trailers.count(b":") == 1 and b" b" not in trailers
             data = self.everything(raw_post(
                 "/v1/completions", chunk + trailers + hidden, "Transfer-Encoding: chunked"))
-            self.assertEqual(data.count(b"HTTP/1.1 200"), 1, (trailers, data))
-            self.assertIn(b"text_completion", data)
             self.assertNotIn(b'"list"', data)
+            if is_plain or LIBRARY_IS_OLD:
+                self.assertEqual(data.count(b"HTTP/1.1 200"), 1, (trailers, data))
+                self.assertIn(b"text_completion", data)
+            else:
+                self.refuses(data, None)
 
     def refuses(self, data, code, about=None):
         """One answer of 400, which ends the connection."""
-        self.assertEqual(data.count(b"HTTP/1.1 "), 1, (about, data))
-        self.assertRegex(data, rb"^HTTP/1.1 400 ", about)
+        self.assertEqual(re.findall(rb"HTTP/1\.1 \d+", data), [b"HTTP/1.1 400"], (about, data))
         self.assertRegex(data, rb"(?i)\r\nconnection: close\r\n", about)
-        self.assertEqual(json.loads(data.split(b"\r\n\r\n", 1)[1])["error"]["code"], code, about)
+        body = data.split(b"\r\n\r\n", 1)[1]
+        if LIBRARY_IS_OLD or not body.startswith(b"<html>"):
+            self.assertEqual(json.loads(body)["error"]["code"], code, about)
 
     def everything(self, request):
         """What comes until the server closes the connection."""
