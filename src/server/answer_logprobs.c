@@ -7,7 +7,7 @@
 #include "answer.h"
 
 /* A token as a string: its text, or "bytes:\xNN.." where that is not whole UTF-8. */
-static json_t *token_string(const kv8_tokenizer *tokenizer, int32_t token) {
+static json_t *token_text(const kv8_tokenizer *tokenizer, int32_t token) {
     size_t length = 0;
     const char *const bytes = kv8_tokenizer_token_bytes(tokenizer, token, &length);
     json_t *const text = json_stringn(bytes == NULL ? "" : bytes, bytes == NULL ? 0 : length);
@@ -19,6 +19,14 @@ static json_t *token_string(const kv8_tokenizer *tokenizer, int32_t token) {
     json_t *const string = json_string(spelt.data);
     byte_buffer_free(&spelt);
     return string;
+}
+
+/* The same, or where the request wants ids, vLLM's "token_id:N". */
+static json_t *token_string(const choice *said, int32_t token) {
+    if (!said->request->return_tokens_as_ids) return token_text(said->model->tokenizer, token);
+    char id[24];
+    snprintf(id, sizeof id, "token_id:%d", token);
+    return json_string(id);
 }
 
 static json_t *token_bytes(const kv8_tokenizer *tokenizer, int32_t token) {
@@ -43,14 +51,13 @@ static int32_t num_top_shown(const choice *said, const choice_logprob *item) {
 
 /* {text: logprob}: the likeliest, and the token itself. */
 static json_t *top_map(const choice *said, const choice_logprob *item) {
-    const kv8_tokenizer *const tokenizer = said->model->tokenizer;
     if (isnan(item->logprob)) return json_null();
     json_t *const map = json_object();
     const int32_t num = num_top_shown(said, item);
     for (int32_t i = 0; i <= num; i++) {
         const kv8_logprob own = {.token = item->token, .logprob = item->logprob};
         const kv8_logprob *const at = i < num ? &said->top[item->top_at + (size_t)i] : &own;
-        json_t *const key = token_string(tokenizer, at->token);
+        json_t *const key = token_string(said, at->token);
         if (key != NULL && json_object_get(map, json_string_value(key)) == NULL)
             json_object_set_new(map, json_string_value(key), logprob_number(at->logprob));
         json_decref(key);
@@ -66,7 +73,7 @@ json_t *answer_completion_logprobs(const choice *said) {
     if (!said->request->echo && i < said->num_prompt_logprobs) i = said->num_prompt_logprobs;
     for (; i < said->num_logprobs; i++) {
         const choice_logprob *const item = &said->logprobs[i];
-        json_array_append_new(tokens, token_string(said->model->tokenizer, item->token));
+        json_array_append_new(tokens, token_string(said, item->token));
         json_array_append_new(logprobs, logprob_number(item->logprob));
         json_array_append_new(tops, top_map(said, item));
         json_array_append_new(offsets, json_integer((json_int_t)item->text_offset));
@@ -76,9 +83,8 @@ json_t *answer_completion_logprobs(const choice *said) {
 }
 
 static json_t *chat_entry(const choice *said, int32_t token, float logprob) {
-    return json_pack("{s:o, s:o, s:o}", "token", token_string(said->model->tokenizer, token),
-                     "logprob", logprob_number(logprob), "bytes",
-                     token_bytes(said->model->tokenizer, token));
+    return json_pack("{s:o, s:o, s:o}", "token", token_string(said, token), "logprob",
+                     logprob_number(logprob), "bytes", token_bytes(said->model->tokenizer, token));
 }
 
 json_t *answer_chat_logprobs(const choice *said) {
@@ -106,7 +112,7 @@ static void add_prompt_entry(json_t *map, const choice *said, int32_t token, flo
     snprintf(key, sizeof key, "%d", token);
     json_t *const entry =
         json_pack("{s:o, s:o, s:o}", "logprob", logprob_number(logprob), "rank", rank,
-                  "decoded_token", token_string(said->model->tokenizer, token));
+                  "decoded_token", token_text(said->model->tokenizer, token));
     if (json_object_get(map, key) == NULL)
         json_object_set_new(map, key, entry);
     else

@@ -213,6 +213,7 @@ bool api_request_read_common(api_request *request, const api_model *model, const
         !read_limits(request, model, f) || !read_stream(request, f) ||
         !read_scheduling(request, f) || !field_int32(f, "n", 1, API_MAX_CHOICES, &request->n) ||
         !field_bool(f, "return_token_ids", &request->return_token_ids) ||
+        !field_bool(f, "return_tokens_as_token_ids", &request->return_tokens_as_ids) ||
         !field_bool(f, "skip_special_tokens", &skip_special) ||
         !field_int32(f, "prompt_logprobs", 0, API_MAX_LOGPROBS, &request->num_prompt_logprobs))
         return false;

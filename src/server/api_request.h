@@ -42,7 +42,7 @@ typedef struct api_request {
     size_t num_primed; /* tokens at the prompt's end that the answer begins with */
 
     bool stream, include_usage, continuous_usage;
-    bool echo, return_token_ids, show_special, include_reasoning;
+    bool echo, return_token_ids, return_tokens_as_ids, show_special, include_reasoning;
     bool wants_logprobs;         /* of generated tokens, and with echo of the prompt's */
     int32_t num_logprobs;        /* likeliest tokens beside each; 0 = the token's own alone */
     int32_t num_prompt_logprobs; /* -1 = not asked for */

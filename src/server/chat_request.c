@@ -132,7 +132,7 @@ static bool refuse_function_call(const fields *f) {
 /* What would change the prompt or the answer and is not computed here is refused by name. */
 static bool refuse_unsupported(const fields *f) {
     static const char *const names[] = {"chat_template", "continue_final_message", "echo",
-                                        "functions"};
+                                        "functions", "web_search_options"};
     bool generates = true;
     if (!field_refuse(f, names, sizeof names / sizeof names[0]) ||
         !field_bool(f, "add_generation_prompt", &generates))

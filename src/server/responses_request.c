@@ -69,6 +69,20 @@ static bool read_input(chat_prompt *chat, const fields *f) {
     return chat_reader_run(chat, f, "input", input, read_item);
 }
 
+/* What else an answer is to hold: of that only logprobs would be missed. */
+static bool check_include(const fields *f) {
+    json_t *include = NULL;
+    const json_t *item = NULL;
+    size_t i = 0;
+    if (!field_array(f, "include", &include)) return false;
+    json_array_foreach(include, i, item) {
+        const char *const name = json_string_value(item);
+        if (name != NULL && strcmp(name, "message.output_text.logprobs") == 0)
+            return field_fail(f, "include", "holds \"%s\": responses have no logprobs", name);
+    }
+    return true;
+}
+
 static bool read_settings(api_request *request, chat_prompt *chat, const fields *f,
                           const json_t **format_out) {
     json_t *reasoning = NULL, *text = NULL, *format = NULL;
@@ -78,7 +92,7 @@ static bool read_settings(api_request *request, chat_prompt *chat, const fields 
     if (!field_object(f, "reasoning", &reasoning) || !field_object(f, "text", &text) ||
         !field_string(f, "instructions", &instructions) ||
         !field_string(f, "previous_response_id", &previous) ||
-        !field_bool(f, "background", &background) ||
+        !field_bool(f, "background", &background) || !check_include(f) ||
         !field_int32(f, "top_logprobs", 0, API_MAX_LOGPROBS, &top_logprobs) ||
         !field_int32(f, "max_output_tokens", 1, INT32_MAX, &request->max_tokens))
         return false;

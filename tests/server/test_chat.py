@@ -148,6 +148,12 @@ class Chat(ServerTest):
             self.assertEqual(len(entry["top_logprobs"]), 3)
             self.assertEqual(entry["top_logprobs"][0]["logprob"], entry["logprob"])  # greedy
             self.assertEqual(bytes(entry["bytes"]).decode(), entry["token"])
+        named = self.server.ask(PATH, **ASK, max_tokens=8, logprobs=True, top_logprobs=3,
+                                return_token_ids=True, return_tokens_as_token_ids=True)["choices"][0]
+        for entry, same, token in zip(named["logprobs"]["content"], content, named["token_ids"]):
+            self.assertEqual(entry["token"], f"token_id:{token}")
+            self.assertEqual(entry["top_logprobs"][0]["token"], entry["token"])
+            self.assertEqual(entry["bytes"], same["bytes"])
 
     def test_refusals(self):
         for param, body in (
@@ -180,7 +186,7 @@ class Chat(ServerTest):
                 ("skip_special_tokens", False), ("continue_final_message", True), ("echo", True),
                 ("add_generation_prompt", False), ("chat_template", "{{ messages }}"),
                 ("modalities", ["text", "audio"]), ("functions", [WEATHER["function"]]),
-                ("function_call", {"name": "get_weather"})):
+                ("function_call", {"name": "get_weather"}), ("web_search_options", {})):
             error = self.refused(PATH, 400, param, **ASK, **{param: value})
             self.assertIn(param, error["message"])
             self.assertEqual(error["type"], "invalid_request_error")

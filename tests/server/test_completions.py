@@ -188,6 +188,11 @@ class Completions(ServerTest):
         self.assertEqual(choice["text"], "x = 1")
         self.assertEqual(answer["usage"]["completion_tokens"], 0)
         self.assertEqual(len(choice["logprobs"]["tokens"]), answer["usage"]["prompt_tokens"])
+        named = self.server.ask(PATH, prompt=PROMPT, logprobs=2, max_tokens=4, temperature=0,
+                                return_token_ids=True, return_tokens_as_token_ids=True)["choices"][0]
+        self.assertEqual(named["logprobs"]["tokens"], [f"token_id:{i}" for i in named["token_ids"]])
+        for top, token in zip(named["logprobs"]["top_logprobs"], named["logprobs"]["tokens"]):
+            self.assertEqual(max(top, key=top.get), token)
         listed = self.server.ask(PATH, prompt="x = 1", prompt_logprobs=2, max_tokens=1)
         entries = listed["choices"][0]["prompt_logprobs"]
         self.assertIsNone(entries[0])

@@ -111,6 +111,8 @@ class Responses(ServerTest):
                             ("previous_response_id", {"input": "x", "previous_response_id": "r"}),
                             ("background", {"input": "x", "background": True}),
                             ("top_logprobs", {"input": "x", "top_logprobs": 2}),
+                            ("include", {"input": "x", "include": ["message.output_text.logprobs"]}),
+                            ("include", {"input": "x", "include": "all"}),
                             ("bad_words", {"input": "x", "bad_words": ["y"]}),
                             ("text.format", {"input": "x", "text": {
                                 "format": {"type": "json_schema"}}}),
@@ -118,7 +120,8 @@ class Responses(ServerTest):
                             ("tools", {"input": "x", "tools": [{"type": "web_search"}]}),
                             ("max_output_tokens", {"input": "x", "max_output_tokens": 0})):
             self.refused(PATH, 400, param, **body)
-        self.server.ask(PATH, input="x", max_output_tokens=1, top_logprobs=0, background=False)
+        self.server.ask(PATH, input="x", max_output_tokens=1, top_logprobs=0, background=False,
+                        include=["reasoning.encrypted_content"])
 
 
 if __name__ == "__main__":
