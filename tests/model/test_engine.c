@@ -302,6 +302,37 @@ static void a_full_cache_changes_nothing(void **state) {
     close_bench(&b);
 }
 
+/* Clients that vanish: of a prompt that is being read, in the midst of an answer. */
+static void a_cancelled_request_leaves_its_pages_within_a_step(void **state) {
+    (void)state;
+    bench b = open_bench(0, 0);
+    outcome stays, leaves[2];
+    const kv8_request first = request_of(ids, 20, 30), second = request_of(ids + 20, 90, 30);
+    kv8_request third = request_of(ids, 400, 30);
+    third.max_chunk = 16;
+    kv8_engine_stats stats = KV8_ENGINE_STATS_INIT;
+    int32_t num_events = 0;
+    submit(b.engine, &first, &stays);
+    for (int i = 0; i < 3; i++) assert_ok(kv8_engine_step(b.engine, &num_events));
+    assert_ok(kv8_engine_get_stats(b.engine, &stats));
+    const int32_t alone = stats.pages_used;
+    submit(b.engine, &second, &leaves[0]);
+    submit(b.engine, &third, &leaves[1]);
+    for (int i = 0; i < 3; i++) assert_ok(kv8_engine_step(b.engine, &num_events));
+    assert_ok(kv8_engine_get_stats(b.engine, &stats));
+    assert_int_equal(stats.num_running, 3);
+    assert_true(stats.pages_used > alone);
+    for (int i = 0; i < 2; i++) assert_ok(kv8_engine_cancel(b.engine, leaves[i].id));
+    assert_ok(kv8_engine_step(b.engine, &num_events));
+    assert_ok(kv8_engine_get_stats(b.engine, &stats));
+    assert_int_equal(stats.num_running, 1);
+    assert_int_equal(stats.pages_used, alone); /* of 27 tokens, as of 23 */
+    assert_ok(kv8_engine_cancel(b.engine, stays.id));
+    assert_ok(kv8_engine_get_stats(b.engine, &stats));
+    assert_int_equal(stats.pages_used, 0);
+    close_bench(&b);
+}
+
 static void bad_requests_are_refused_by_name(void **state) {
     (void)state;
     bench b = open_bench(0, 0);
@@ -393,6 +424,7 @@ int main(void) {
         cmocka_unit_test(logprobs_come_with_tokens),
         cmocka_unit_test(logits_that_are_no_numbers_end_their_request),
         cmocka_unit_test(a_full_cache_changes_nothing),
+        cmocka_unit_test(a_cancelled_request_leaves_its_pages_within_a_step),
         cmocka_unit_test(bad_requests_are_refused_by_name),
         cmocka_unit_test(allocation_failures_leak_nothing),
     };
