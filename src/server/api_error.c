@@ -7,9 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* snprintf may cut a character in two, which JSON does not take. */
-static void end_at_character(char *text) {
+#include "characters.h"
+
+/* snprintf may cut a character in two, and what a client sent may be none: JSON takes neither. */
+static void mend(char *text) {
     text[kv8_utf8_complete_length(text, strlen(text))] = '\0';
+    characters_mend(text, strlen(text));
 }
 
 static bool fail(api_error *error, int status, const char *code, const char *param,
@@ -17,8 +20,8 @@ static bool fail(api_error *error, int status, const char *code, const char *par
     *error = (api_error){.status = status, .code = code};
     if (param != NULL) snprintf(error->param, sizeof error->param, "%s", param);
     vsnprintf(error->message, sizeof error->message, format, args);
-    end_at_character(error->param);
-    end_at_character(error->message);
+    mend(error->param);
+    mend(error->message);
     return false;
 }
 

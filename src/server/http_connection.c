@@ -55,7 +55,7 @@ typedef struct framing {
     const char *length, *encoding;
     bool expects;
     const char *malformed; /* what is wrong with a header; NULL = nothing */
-    const char *end;       /* of the last header's value */
+    const char *end;       /* of the request line, then of the last header's value */
 } framing;
 
 /* is_folded: the header goes on in a second line. libmicrohttpd 0.9.75 puts that line behind the
@@ -78,15 +78,23 @@ int http_strictness(void) {
     return copies_folds() ? 0 : 1;
 }
 
-static const char *check_header(const char *name, const char *value) {
-    for (const char *c = name; *c != '\0'; c++) {
-        if (*c <= 0x20 || *c >= 0x7f || *c == ':') return "a header's name holds white space";
+/* is_token: what RFC 9110 allows for methods and for names of headers. */
+static bool is_token(const char *text) {
+    static const char others[] = "!#$%&'*+-.^_`|~";
+    for (const char *c = text; *c != '\0'; c++) {
+        const bool letter = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z');
+        if (!letter && !(*c >= '0' && *c <= '9') && strchr(others, *c) == NULL) return false;
     }
+    return text[0] != '\0';
+}
+
+static const char *check_header(const char *name, const char *value) {
     for (const char *c = value; *c != '\0'; c++) {
         if (*c == 0x7f || ((unsigned char)*c < 0x20 && *c != '\t'))
             return "a header's value holds a control character";
     }
     if (name[0] == '\0') return "a header has no name";
+    if (!is_token(name)) return "a header's name holds white space or a sign that none may hold";
     return copies_folds() && is_folded(name, value) ? "a header goes on in a second line" : NULL;
 }
 
@@ -96,6 +104,8 @@ static enum MHD_Result look_at_header(void *cookie, enum MHD_ValueKind kind, con
     (void)kind;
     if (value == NULL) value = "";
     if (f->malformed == NULL) f->malformed = check_header(name, value);
+    if (f->malformed == NULL && copies_folds() && name != f->end + strlen("\r\n"))
+        f->malformed = "a line does not end with a carriage return and a line feed";
     f->end = value + strlen(value);
     if (strcasecmp(name, "Content-Length") == 0) {
         f->num_lengths++;
@@ -116,13 +126,14 @@ static enum MHD_Result look_at_header(void *cookie, enum MHD_ValueKind kind, con
 static void look_at_headers(struct MHD_Connection *connection, const char *method,
                             const char *version, framing *f) {
     f->end = version + strlen(version);
+    if (!is_token(method)) f->malformed = "the method is no word";
     MHD_get_connection_values(connection, MHD_HEADER_KIND, look_at_header, f);
     const union MHD_ConnectionInfo *const info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
     const size_t two_lines = strlen("\r\n\r\n");
     if (f->malformed == NULL && copies_folds() &&
-        (info == NULL || (uintptr_t)method + info->header_size > (uintptr_t)f->end + two_lines))
-        f->malformed = "a header has no name, or holds a zero";
+        (info == NULL || (uintptr_t)method + info->header_size != (uintptr_t)f->end + two_lines))
+        f->malformed = "a header has no name or holds a zero, or a line ends without a return";
 }
 
 static bool is_number(const char *text) {
@@ -305,8 +316,10 @@ static enum MHD_Result handle(exchange *x) {
     if (x->refused_ns > 0) return MHD_NO;
     const bool posts = x->route != NULL && strcmp(x->route->method, "POST") == 0;
     x->handled = true;
-    /* libmicrohttpd ends trailers early too, at a line ": a": nothing is read behind any. */
-    x->closes = MHD_get_connection_values(x->connection, MHD_FOOTER_KIND, NULL, NULL) > 0;
+    /* libmicrohttpd before 1.0 takes a lone line feed for the end of a chunk's line, and a line ":
+     * a" for that of the trailers: nothing is read behind either. */
+    x->closes = (x->is_chunked && copies_folds()) ||
+                MHD_get_connection_values(x->connection, MHD_FOOTER_KIND, NULL, NULL) > 0;
     (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT,
                                     (unsigned)IDLE_SECONDS);
     json_t *const body =

@@ -6,27 +6,14 @@
 
 #include <string.h>
 
+#include "characters.h"
+
 static const char REPLACEMENT[] = "\xef\xbf\xbd"; /* U+FFFD */
 
 void output_text_add_characters(output_text *text, const char *characters, size_t length) {
     for (size_t i = 0; i < length; i++)
         text->num_characters += ((unsigned char)characters[i] & 0xc0) != 0x80;
     byte_buffer_add(&text->text, characters, length);
-}
-
-/* Length of the character that bytes[num] begin with (Unicode, table 3-7); 0 = not whole yet; below
- * 0, as many bytes are the beginning of one that another byte breaks off. */
-static int character_length(const unsigned char *bytes, size_t num) {
-    const unsigned char lead = bytes[0];
-    if (lead < 0x80) return 1;
-    const int length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-    if (lead < 0xc2 || lead > 0xf4) return -1;
-    const unsigned char low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-    const unsigned char high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-    for (size_t i = 1; i < num && i < (size_t)length; i++) {
-        if (bytes[i] < (i == 1 ? low : 0x80) || bytes[i] > (i == 1 ? high : 0xbf)) return -(int)i;
-    }
-    return num < (size_t)length ? 0 : length;
 }
 
 static void settle(output_text *text) {

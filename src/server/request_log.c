@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "characters.h"
 #include "server_state.h"
 
 typedef struct request_line {
@@ -36,10 +37,21 @@ static request_line describe(const exchange *x) {
     return line;
 }
 
+/* Of a method or a path, which may hold any bytes. */
+static json_t *sent_string(const char *sent) {
+    byte_buffer text = {0};
+    byte_buffer_add_string(&text, sent == NULL ? "" : sent);
+    if (!text.failed) characters_mend(text.data, text.length);
+    json_t *const string = json_string(text.data);
+    byte_buffer_free(&text);
+    return string;
+}
+
 static void write_json(const exchange *x, const request_line *line) {
-    json_t *const object = json_pack("{s:s, s:s, s:s, s:s*, s:i, s:f}", "time", line->time, "id",
-                                     x->request_id, "method", x->method, "path", x->path, "status",
-                                     x->status, "seconds", line->seconds);
+    json_t *const object =
+        json_pack("{s:s, s:s, s:o, s:o, s:i, s:f}", "time", line->time, "id", x->request_id,
+                  "method", sent_string(x->method), "path", sent_string(x->path), "status",
+                  x->status, "seconds", line->seconds);
     if (x->generation != NULL) {
         json_object_set_new(object, "prompt_tokens", json_integer(line->usage.prompt_tokens));
         json_object_set_new(object, "cached_tokens", json_integer(line->usage.cached_tokens));
@@ -67,6 +79,7 @@ static void write_text(const exchange *x, const request_line *line) {
     for (size_t i = 0; i < text.length; i++) { /* a path may hold anything */
         if ((unsigned char)text.data[i] < 0x20 || text.data[i] == 0x7f) text.data[i] = '?';
     }
+    if (!text.failed) characters_mend(text.data, text.length);
     byte_buffer_add_string(&text, "\n");
     if (!text.failed) fwrite(text.data, 1, text.length, stderr);
     byte_buffer_free(&text);

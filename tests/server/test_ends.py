@@ -3,6 +3,7 @@
 SPDX-License-Identifier: Apache-2.0
 """
 import json
+import re
 import signal
 import tempfile
 import threading
@@ -74,6 +75,26 @@ class Ends(unittest.TestCase):
                          ["/ping", "/health", "/v1/completions", "/v1/completions"])
         self.assertEqual(lines[-1]["completion_tokens"], 400)
         self.assertEqual(lines[-1]["finish"], "length")
+
+    def test_log_of_any_bytes(self):
+        """One line a request, as JSON and as text, whatever a method or a path holds."""
+        for form in ("json", "text"):
+            server = Server("--log", form)
+            for sent in (b"GET /%ff", b"GET /%0a%1b%22", b"G\xf0T /", b"GET /%c3%a4"):
+                with server.connect() as connection:
+                    connection.sendall(sent + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+                    self.assertRegex(read_http(connection)[0], "40[04]")
+            self.assertEqual(server.stop(), 0)
+            lines = [line for line in server.lines if re.search("40[04]", line)]
+            wanted = [("GET", "/?"), ("GET", '/\n\x1b"'), ("G?T", ""), ("GET", "/\u00e4")]
+            self.assertEqual(len(lines), len(wanted))
+            for line, (method, path) in zip(lines, wanted):
+                if form == "json":
+                    self.assertEqual([json.loads(line)[key] for key in ("method", "path")],
+                                     [method, path])
+                else:
+                    path = re.sub("[\n\x1b]", "?", path)
+                    self.assertIn(f" {method} {path} 40", line)
 
     def test_figures_while_it_ends(self):
         """Connections that ask for figures until the server closes them."""

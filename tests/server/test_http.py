@@ -254,12 +254,18 @@ class Http(ServerTest):
                         ["Content-Length: 5", "X: a\r\n b"], ["Content-Length: 5", "X: a\r\n b\r\n c"],
                         ["X: a\rTransfer-Encoding: chunked", "Content-Length: 5"],
                         ["X: a\x01", "Content-Length: 5"], ["X\x0bY: a", "Content-Length: 5"],
+                        ["X(: a", "Content-Length: 5"], ["Content-Length: 5\nX: a"],
+                        ["X: a\nContent-Length: 5"], ["Content-Length: 5", "X: a\n"],
                         [": a", "Content-Length: 5"], ["Content-Length: 5", "X: a", ": b", "X: c"],
                         ["Content-Length: 5", "X: a\x00b"], ["Host: b", "Content-Length: 5"]):
             data = self.everything(raw_post("/v1/completions", b"0\r\n\r\n" + hidden, *headers))
             self.refuses(data, "invalid_header", headers)
-        self.refuses(self.everything(b"GET /version HTTP/1.1\r\nX: a\r\n\r\n" + hidden),
-                     "invalid_header")
+        for method in (b"G\x08ET", b"G\xf0T", b"G(T", b"(GET"):
+            self.refuses(self.everything(method + b" /version HTTP/1.1\r\nHost: a\r\n\r\n" + hidden),
+                         "invalid_header")
+        for lines in (b" HTTP/1.1\r\nX: a\r\n\r\n", b" HTTP/1.1\nHost: a\r\n\r\n",
+                      b" HTTP/1.1\r\nHost: a\n\r\n", b" HTTP/1.1\r\nHost: a\r\n\n"):
+            self.refuses(self.everything(b"GET /version" + lines + hidden), "invalid_header")
         self.refuses(self.everything(
             b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden),
             "ambiguous_length")
@@ -275,6 +281,16 @@ class Http(ServerTest):
                     connection.sendall(request[at:at + size])
                     time.sleep(0.001)
                 self.assertIn("200", read_http(connection)[0], size)
+
+    def test_lines_of_chunks(self):
+        """One that a lone line feed ends is refused, or nothing behind the body is read."""
+        hidden = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+        for body in (b"2\n{}\r\n0\r\n\r\n", b"2\r\n{}\n0\r\n\r\n", b"2\r\n{}\r\n0\n\n",
+                     b"2;\n{}\r\n0\r\n\r\n", b"2\r\n{}\r\n0\r\n\n"):
+            data = self.everything(raw_post("/v1/completions", body + hidden,
+                                            "Transfer-Encoding: chunked"))
+            self.assertRegex(data, rb"^HTTP/1.1 400 ", body)
+            self.assertNotIn(b'"list"', data, body)
 
     def test_trailers(self):
         """They are passed over, and end the connection: libmicrohttpd may see too early an end."""
@@ -334,6 +350,19 @@ class Http(ServerTest):
             self.refuses(self.everything(
                 f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n".encode()),
                 "invalid_target", target)
+
+    def test_bytes_that_are_no_characters(self):
+        """Of what an error names; cut in two by the length that it names at most, too."""
+        for path in (b"/%ff", b"/\xff", b"/v1/models/%ff", b"/v1/models/a" + b"%c3%a4" * 150):
+            line, _, body = self.exchange(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+            self.assertIn("404", line, path)
+            self.assertIn("?", json.loads(body)["error"]["message"])
+        self.refuses(self.everything(raw_post("/v1/completions", b"").replace(
+            b"\r\n\r\n", b"\r\nTransfer-Encoding: \xff\r\n\r\n")), "ambiguous_length")
+        body = json.dumps(dict(SHORT, model="a" + "\u00e4" * 150)).encode()
+        line, _, answer = self.exchange(raw_post("/v1/completions", body, sized(body)))
+        self.assertIn("404", line)
+        self.assertIn("?\" is not served", json.loads(answer)["error"]["message"])
 
     def test_bodies_too_large(self):
         line, headers, _ = self.exchange(
