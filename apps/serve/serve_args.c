@@ -125,6 +125,18 @@ static int take_keys(serve_args *args, const given *g) {
                      args->keys, SERVE_MAX_KEYS, &args->num_keys);
 }
 
+/* JSON holds them. */
+static int check_names(const serve_args *args) {
+    for (size_t i = 0; i < args->num_names; i++) {
+        json_t *const name = json_string(args->names[i]);
+        if (name == NULL)
+            return cli_fail("the model's name \"%s\" is no UTF-8, --served-model-name gives it one",
+                            args->names[i]);
+        json_decref(name);
+    }
+    return -1;
+}
+
 /* The names given, or the directory's own. */
 static int take_names(serve_args *args, const char *names) {
     args->names_text = strdup(names != NULL ? names : args->model);
@@ -146,6 +158,7 @@ static int check(serve_args *args, const given *g) {
     int status = take_vllm_words(args, g);
     if (status < 0) status = take_kv_memory(args, g->kv_memory);
     if (status < 0) status = take_names(args, g->names);
+    if (status < 0) status = check_names(args);
     if (status < 0) status = take_keys(args, g);
     if (status >= 0) return status;
     if (args->kv == NULL && args->scales == NULL) args->kv = "e4m3";

@@ -21,7 +21,7 @@ VLLM = ["--kv-cache-dtype", "fp8", "--enable-prefix-caching", "--enforce-eager",
 def refusal(*options):
     """What the program says of options that it does not take."""
     done = subprocess.run([PROGRAM, "serve", MODEL, "--port", "0", *options], capture_output=True,
-                          text=True, timeout=60, check=False)
+                          text=True, errors="replace", timeout=60, check=False)
     assert done.returncode == 2, (done.returncode, done.stderr)
     return done.stderr
 
@@ -80,6 +80,7 @@ class Program(unittest.TestCase):
                 ("--kv-memory is \"1KB\", must be a size", ["--kv-memory", "1KB"]),
                 ("--kv-memory is \"-1GB\", must be a size", ["--kv-memory", "-1GB"]),
                 ("--kv-memory is \"25\", must be a size", ["--kv-memory", "25"]),
+                ("\" is no UTF-8, --served-model-name", ["--served-model-name", b"x,a\xff"]),
                 ("--swap-space", ["--swap-space", "4"])):
             self.assertIn(said, refusal(*options))
 
