@@ -28,7 +28,7 @@ static const char *authority_of(const char *target) {
 void *http_look_at_target(void *cookie, const char *target, struct MHD_Connection *connection) {
     (void)cookie;
     (void)connection;
-    if (target == NULL) return &bad_target;
+    if (target == NULL || target[0] == '\0') return &bad_target;
     for (const char *c = target; *c != '\0'; c++) {
         if ((unsigned char)*c <= 0x20 || *c == 0x7f) return &bad_target;
     }
@@ -58,24 +58,14 @@ typedef struct framing {
     const char *end;       /* of the request line, then of the last header's value */
 } framing;
 
-/* is_folded: the header goes on in a second line. libmicrohttpd 0.9.75 puts that line behind the
- * name ("Content-Len: 5" and " gth" are "Content-Length: 5"), which it copies elsewhere for it; the
- * name and the value of one line lie in it, with the colon's place and white space between. */
-static bool is_folded(const char *name, const char *value) {
-    const uintptr_t between = (uintptr_t)name + strlen(name) + 1;
-    if ((uintptr_t)value < between || (uintptr_t)value - between > CONNECTION_BYTES) return true;
-    const char *const space = name + strlen(name) + 1;
-    return space + strspn(space, " \t") != value;
-}
-
-/* copies_folds: the library is of before 1.0. Later ones refuse folded lines where they are strict
- * (http_strictness()), and nothing is known of where names and values lie. */
-static bool copies_folds(void) {
+/* is_old_library: libmicrohttpd of before 1.0, whose names and values lie where they were received.
+ * Later ones refuse what those only misread, where they are strict (http_strictness()). */
+static bool is_old_library(void) {
     return strncmp(MHD_get_version(), "0.", 2) == 0;
 }
 
 int http_strictness(void) {
-    return copies_folds() ? 0 : 1;
+    return is_old_library() ? 0 : 1;
 }
 
 /* is_token: what RFC 9110 allows for methods and for names of headers. */
@@ -94,18 +84,20 @@ static const char *check_header(const char *name, const char *value) {
             return "a header's value holds a control character";
     }
     if (name[0] == '\0') return "a header has no name";
-    if (!is_token(name)) return "a header's name holds white space or a sign that none may hold";
-    return copies_folds() && is_folded(name, value) ? "a header goes on in a second line" : NULL;
+    return is_token(name) ? NULL : "a header's name holds white space or a sign that none may hold";
 }
 
+/* look_at_header: a line begins right behind the one before and its two bytes of end. One that goes
+ * on in a second does not: libmicrohttpd 0.9.75 puts that line behind the name ("Content-Len: 5"
+ * and " gth" are "Content-Length: 5"), which it copies elsewhere for it. */
 static enum MHD_Result look_at_header(void *cookie, enum MHD_ValueKind kind, const char *name,
                                       const char *value) {
     framing *const f = cookie;
     (void)kind;
     if (value == NULL) value = "";
     if (f->malformed == NULL) f->malformed = check_header(name, value);
-    if (f->malformed == NULL && copies_folds() && name != f->end + strlen("\r\n"))
-        f->malformed = "a line does not end with a carriage return and a line feed";
+    if (f->malformed == NULL && is_old_library() && name != f->end + strlen("\r\n"))
+        f->malformed = "a header goes on in a second line, or a line ends without a return";
     f->end = value + strlen(value);
     if (strcasecmp(name, "Content-Length") == 0) {
         f->num_lengths++;
@@ -131,7 +123,7 @@ static void look_at_headers(struct MHD_Connection *connection, const char *metho
     const union MHD_ConnectionInfo *const info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
     const size_t two_lines = strlen("\r\n\r\n");
-    if (f->malformed == NULL && copies_folds() &&
+    if (f->malformed == NULL && is_old_library() &&
         (info == NULL || (uintptr_t)method + info->header_size != (uintptr_t)f->end + two_lines))
         f->malformed = "a header has no name or holds a zero, or a line ends without a return";
 }
@@ -251,7 +243,7 @@ static void take_body(exchange *x, const char *bytes, size_t length) {
 static bool drops_enough(const exchange *x) {
     return x->refused_ns > 0 &&
            (x->num_taken / 2 > x->server->options.max_body_bytes ||
-            monotonic_ns() - x->refused_ns > (uint64_t)REQUEST_SECONDS * 1000000000);
+            monotonic_ns() - x->refused_ns > (uint64_t)BODY_SECONDS * 1000000000);
 }
 
 /* peer_has_gone: the client has closed, and nothing of it is left to read. libmicrohttpd's epoll
@@ -264,22 +256,13 @@ static bool peer_has_gone(struct MHD_Connection *connection) {
     return info != NULL && recv(info->connect_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
 }
 
-void http_connected(void *cookie, struct MHD_Connection *connection, void **state,
-                    enum MHD_ConnectionNotificationCode what) {
-    (void)cookie;
-    (void)state;
-    if (what == MHD_CONNECTION_NOTIFY_STARTED)
-        (void)MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT,
-                                        (unsigned)REQUEST_SECONDS);
-}
-
 /* await_body: the body stands still for less long than a connection between requests. */
 static void await_body(exchange *x, const framing *f) {
     if (f->length == NULL && f->encoding == NULL) return;
     if (f->length != NULL) x->num_awaited = (size_t)strtoll(f->length, NULL, 10);
     x->is_chunked = f->encoding != NULL;
     (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT,
-                                    (unsigned)REQUEST_SECONDS);
+                                    (unsigned)BODY_SECONDS);
 }
 
 /* Returns MHD_NO, which ends the connection, when the rest of the body never comes; what is known
@@ -316,10 +299,9 @@ static enum MHD_Result handle(exchange *x) {
     if (x->refused_ns > 0) return MHD_NO;
     const bool posts = x->route != NULL && strcmp(x->route->method, "POST") == 0;
     x->handled = true;
-    /* libmicrohttpd before 1.0 takes a lone line feed for the end of a chunk's line, and a line ":
+    /* libmicrohttpd takes a lone line feed for the end of a chunk's line, and before 1.0 a line ":
      * a" for that of the trailers: nothing is read behind either. */
-    x->closes = (x->is_chunked && copies_folds()) ||
-                MHD_get_connection_values(x->connection, MHD_FOOTER_KIND, NULL, NULL) > 0;
+    x->closes = x->is_chunked;
     (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT,
                                     (unsigned)IDLE_SECONDS);
     json_t *const body =

@@ -10,9 +10,6 @@
  * http_answer() does not refuse with an error object; on for later ones, which join folded lines
  * where it is off. */
 int http_strictness(void);
-/* A new connection must send a request soon. */
-void http_connected(void *cookie, struct MHD_Connection *connection, void **state,
-                    enum MHD_ConnectionNotificationCode what);
 /* The state that a request begins with, by its target as it was sent. */
 void *http_look_at_target(void *cookie, const char *target, struct MHD_Connection *connection);
 enum MHD_Result http_answer(void *cookie, struct MHD_Connection *connection, const char *url,

@@ -90,8 +90,7 @@ static struct MHD_Daemon *start_daemon(server *s) {
         MHD_OPTION_CONNECTION_LIMIT, count_connections(), MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)IDLE_SECONDS, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
         MHD_OPTION_STRICT_FOR_CLIENT, http_strictness(), MHD_OPTION_URI_LOG_CALLBACK,
-        http_look_at_target, s, MHD_OPTION_NOTIFY_CONNECTION, http_connected, s,
-        MHD_OPTION_NOTIFY_COMPLETED, http_completed, s, MHD_OPTION_END);
+        http_look_at_target, s, MHD_OPTION_NOTIFY_COMPLETED, http_completed, s, MHD_OPTION_END);
 }
 
 server *server_start(const server_options *options, char *error, size_t error_size) {

@@ -18,8 +18,8 @@ enum { CONNECTION_BYTES = 32768 }; /* of memory for one: headers and one event *
 
 /* How long a connection may neither send nor take. */
 enum {
-    IDLE_SECONDS = 600,  /* between requests, and while it is answered */
-    REQUEST_SECONDS = 30 /* before the first, and within the body of one */
+    IDLE_SECONDS = 600, /* between requests, and while it is answered */
+    BODY_SECONDS = 30   /* within the body of one */
 };
 
 struct server {
