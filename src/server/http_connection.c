@@ -299,8 +299,8 @@ static enum MHD_Result handle(exchange *x) {
     if (x->refused_ns > 0) return MHD_NO;
     const bool posts = x->route != NULL && strcmp(x->route->method, "POST") == 0;
     x->handled = true;
-    /* libmicrohttpd takes a lone line feed for the end of a chunk's line, and before 1.0 a line ":
-     * a" for that of the trailers: nothing is read behind either. */
+    /* libmicrohttpd takes a lone line feed for the end of a chunk's line, and before 1.0 a trailer
+     * without a name for that of the trailers: nothing is read behind either. */
     x->closes = x->is_chunked;
     (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT,
                                     (unsigned)IDLE_SECONDS);

@@ -270,6 +270,17 @@ class Http(ServerTest):
             b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden),
             "ambiguous_length")
 
+    def test_headers_of_all_kinds(self):
+        """What RFC 9110 allows is taken, wherever it stands."""
+        for header in (b"X: a  ", b"X: a\t", b"X:", b"X: ", b"X:\t a\tb", b"X: caf\xc3\xa9", b"X: \xff",
+                       b"X:a:b:c", b"Cookie: a=\"b\"; c=\xff", b"x_y.z~!#$%&'*+-^`|: 1",
+                       b"X: " + b"y" * 9000, b"\r\n".join(b"H%d: %d" % (i, i) for i in range(200)),
+                       b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQA"):
+            for lines in ([b"Host: a", header], [header, b"Host: a"]):
+                first = b"\r\n".join([b"GET /version?a=%20b HTTP/1.1", *lines, b""])
+                data = self.everything(first + b"\r\n" + first + b"Connection: close\r\n\r\n")
+                self.assertEqual(data.count(b"HTTP/1.1 200"), 2, (lines, data))
+
     def test_long_headers(self):
         """More of them than libmicrohttpd reads at first, in one piece and in many."""
         body = json.dumps(SHORT).encode()
