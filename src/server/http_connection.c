@@ -83,8 +83,7 @@ static const char *check_header(const char *name, const char *value) {
         if (*c == 0x7f || ((unsigned char)*c < 0x20 && *c != '\t'))
             return "a header's value holds a control character";
     }
-    if (name[0] == '\0') return "a header has no name";
-    return is_token(name) ? NULL : "a header's name holds white space or a sign that none may hold";
+    return is_token(name) ? NULL : "a header's name is no token";
 }
 
 /* look_at_header: a line begins right behind the one before and its two bytes of end. One that goes
@@ -118,7 +117,7 @@ static enum MHD_Result look_at_header(void *cookie, enum MHD_ValueKind kind, con
 static void look_at_headers(struct MHD_Connection *connection, const char *method,
                             const char *version, framing *f) {
     f->end = version + strlen(version);
-    if (!is_token(method)) f->malformed = "the method is no word";
+    if (!is_token(method)) f->malformed = "the method is no token";
     MHD_get_connection_values(connection, MHD_HEADER_KIND, look_at_header, f);
     const union MHD_ConnectionInfo *const info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
@@ -265,17 +264,17 @@ static void await_body(exchange *x, const framing *f) {
                                     (unsigned)BODY_SECONDS);
 }
 
-/* Returns MHD_NO, which ends the connection, when the rest of the body never comes; what is known
- * of no length is given a second. */
+/* take_part returns MHD_NO, which ends the connection, when the rest of the body never comes. The
+ * end of a chunked body may be read already; it then comes at once, and a second is enough. */
 static enum MHD_Result take_part(exchange *x, const char *bytes, size_t length) {
     take_body(x, bytes, length);
     if (drops_enough(x)) return MHD_NO;
     x->num_awaited -= length < x->num_awaited ? length : x->num_awaited;
+    if (x->num_awaited == 0 && !x->is_chunked) return MHD_YES;
     if (!peer_has_gone(x->connection)) return MHD_YES;
-    /* Of a chunked body the end may be read already, and comes at once then. */
-    if (x->is_chunked)
-        (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
-    return x->num_awaited > 0 ? MHD_NO : MHD_YES;
+    if (!x->is_chunked) return MHD_NO;
+    (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
+    return MHD_YES;
 }
 
 static json_t *parse_body(exchange *x) {

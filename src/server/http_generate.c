@@ -65,8 +65,8 @@ static ssize_t copy_event(exchange *x, char *to, size_t room) {
     return (ssize_t)length;
 }
 
-/* end_abruptly: libmicrohttpd 0.9 leaves a connection that ends here open until it is the one that
- * was silent longest; a timeout of its own has it looked at. */
+/* end_abruptly: libmicrohttpd 0.9.75 closes a connection that ends here only once no other has been
+ * silent for longer; with a timeout of its own it is closed within a second. */
 static ssize_t end_abruptly(exchange *x) {
     (void)MHD_set_connection_option(x->connection, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
     return MHD_CONTENT_READER_END_WITH_ERROR;

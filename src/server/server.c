@@ -21,7 +21,8 @@ enum {
     DEFAULT_BODY_BYTES = 32 << 20,
     DEFAULT_THREADS = 2,
     BACKLOG = 4096,
-    RESERVED_FILES = 64 /* of the process, that are no connections */
+    CONNECTION_BYTES = 32768, /* headers and one event */
+    RESERVED_FILES = 64       /* of the process, that are no connections */
 };
 
 /* --- the socket --- */

@@ -14,8 +14,6 @@ typedef enum server_phase { SERVER_LOADING, SERVER_OPEN, SERVER_DRAINING } serve
 
 typedef struct exchange exchange;
 
-enum { CONNECTION_BYTES = 32768 }; /* of memory for one: headers and one event */
-
 /* How long a connection may neither send nor take. */
 enum {
     IDLE_SECONDS = 600, /* between requests, and while it is answered */
