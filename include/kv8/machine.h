@@ -43,7 +43,8 @@ KV8_API KV8_NODISCARD kv8_status kv8_machine_resolve_isa(kv8_isa wanted, kv8_isa
 KV8_API int32_t kv8_machine_num_cpus(void);
 
 /* A pool of threads. Objects that compute borrow one; it must outlive them. Calls that use one
- * pool from several threads at once are serialised. */
+ * pool from several threads at once are serialised. Its threads take no signals but those of their
+ * own faults (SIGBUS of a mapped file that was cut short, for instance). */
 typedef struct kv8_threads kv8_threads;
 
 /* num_threads >= 1 counts the calling thread; 0 means kv8_machine_num_cpus(). *out is NULL on

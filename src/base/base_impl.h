@@ -6,6 +6,7 @@
 #define KV8_BASE_IMPL_H
 
 #include <assert.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -167,6 +168,10 @@ KV8_SHARED kv8_status kv8_file_writer_commit(kv8_file_writer *writer);
 KV8_SHARED void kv8_file_writer_abort(kv8_file_writer *writer);
 
 /* --- threads --- */
+
+/* pthread_create() of a thread that takes no signal sent to the process: those are for the caller's
+ * own threads. Signals of a fault go to the thread that made it, as ever. Returns an errno or 0. */
+KV8_SHARED int kv8_thread_start(pthread_t *thread, void *(*body)(void *), void *cookie);
 
 /* Calls task(cookie, index, thread_idx) for every index in [0, count); thread_idx <
  * kv8_threads_count(threads) names per-thread scratch. Returns when all are done. NULL threads

@@ -7,11 +7,12 @@
  * for a moment, because workers end within microseconds of each other.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE /* sched_getaffinity, syscall */
+#define _GNU_SOURCE /* sched_getaffinity, syscall, sigfillset */
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -47,6 +48,19 @@ int32_t kv8_machine_num_cpus(void) {
     }
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (int32_t)online : 1;
+}
+
+/* --- starting --- */
+
+int kv8_thread_start(pthread_t *thread, void *(*body)(void *), void *cookie) {
+    static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+    sigset_t sent, before;
+    sigfillset(&sent);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&sent, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &sent, &before); /* a thread begins with its maker's mask */
+    const int error = pthread_create(thread, NULL, body, cookie);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
 }
 
 /* --- sleeping --- */
@@ -115,7 +129,7 @@ static void *work(void *opaque) {
 static kv8_status start_workers(kv8_threads *pool) {
     for (int32_t i = 0; i < pool->count - 1; i++) {
         pool->workers[i] = (worker){.pool = pool, .thread_idx = i + 1};
-        const int error = pthread_create(&pool->workers[i].thread, NULL, work, &pool->workers[i]);
+        const int error = kv8_thread_start(&pool->workers[i].thread, work, &pool->workers[i]);
         if (error != 0)
             return kv8_fail(KV8_ERR_NO_MEMORY, "cannot start thread %d of %d: %s", i + 2,
                             pool->count, strerror(error));

@@ -6,9 +6,7 @@
  * to do.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE /* sigfillset, pthread_sigmask */
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 
 #include "engine_state.h"
@@ -246,13 +244,8 @@ static void release(kv8_service *s) {
     kv8_release(s->options.allocator, s, 1, sizeof *s);
 }
 
-/* Signals are for the program's own threads. */
 static kv8_status start_thread(kv8_service *s) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int refused = pthread_create(&s->thread, NULL, run, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int refused = kv8_thread_start(&s->thread, run, s);
     if (refused != 0)
         return kv8_fail(KV8_ERR_NO_MEMORY, "the service's thread: %s", strerror(refused));
     return KV8_OK;

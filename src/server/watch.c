@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "server_state.h"
@@ -138,8 +139,10 @@ void watch_run(server *s) {
         &s->lock); /* whoever is in the list by now is waited for, nobody else enters */
     atomic_store(&s->phase, SERVER_DRAINING);
     pthread_mutex_unlock(&s->lock);
-    const int fd = MHD_quiesce_daemon(s->daemon);
-    if (fd >= 0) close(fd);
+    /* Whoever comes now is refused at once. libmicrohttpd's threads may still look at the socket: its
+     * number must not become another file's before they have ended. */
+    MHD_quiesce_daemon(s->daemon);
+    shutdown(s->listen_fd, SHUT_RDWR);
     while (!is_idle(s)) wait_once(s);
 }
 

@@ -2,6 +2,7 @@
 
 SPDX-License-Identifier: Apache-2.0
 """
+import atexit
 import http.client
 import json
 import os
@@ -25,10 +26,11 @@ OPTIONS = ["--kv-memory", "400MB", "--max-model-len", "8192", "--kv", "f32", "--
 class Server:
     """The program, started and listening."""
 
-    def __init__(self, *more, options=OPTIONS):
+    def __init__(self, *more, options=OPTIONS, model=MODEL):
         self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen([PROGRAM, "serve", MODEL, "--port", "0", *options, *more],
+        self.process = subprocess.Popen([PROGRAM, "serve", model, "--port", "0", *options, *more],
                                         stderr=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)  # of a test that failed before it stopped its server
         self.lines = []
         for line in self.process.stderr:
             self.lines.append(line)
@@ -43,6 +45,10 @@ class Server:
 
     def stop(self, number=signal.SIGTERM):
         self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self):
+        """Its exit status; `lines` are then all that it said."""
         status = self.process.wait(PATIENCE)
         self.drain.wait(PATIENCE)
         self.process.stderr.close()

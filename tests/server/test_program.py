@@ -3,9 +3,13 @@ vLLM's command line.
 
 SPDX-License-Identifier: Apache-2.0
 """
+import http.client
 import json
+import os
 import re
+import shutil
 import subprocess
+import tempfile
 import unittest
 
 from serving import MODEL, PROGRAM, Server
@@ -94,6 +98,19 @@ class Program(unittest.TestCase):
     def test_serves_few_tokens(self):
         server = Server(options=["--kv-memory", "40MB", "--max-num-seqs", "1", "--max-model-len", "128"])
         self.assertEqual(server.stop(), 0)
+
+    def test_names_a_file_cut_short(self):
+        # On one thread the weights are read by the service's, on two by a worker of the pool as well.
+        for threads in ("1", "2"):
+            with tempfile.TemporaryDirectory() as folder:
+                model = shutil.copytree(MODEL, f"{folder}/model")
+                server = Server("--threads", threads, options=SMALL, model=model)
+                os.truncate(f"{model}/model.safetensors", 20000)
+                with self.assertRaises((ConnectionError, http.client.HTTPException)):
+                    server.ask("/v1/completions", prompt="hello", max_tokens=4)
+                self.assertEqual(server.wait(), 2)
+                self.assertEqual(server.lines[-1], f"kv8 serve: {model}/model.safetensors: cut short, or no "
+                                                   "longer readable, while it was in use\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 
 #include "base_impl.h"
@@ -94,6 +97,39 @@ static void refused_threads_are_an_error(void **state) {
     for (size_t i = 0; i < 1000; i++) assert_int_equal(v.count[i], 1);
     kv8_threads_destroy(threads);
     threads_left = INT32_MAX;
+}
+
+/* --- signals --- */
+
+typedef struct masks {
+    sigset_t of[2];
+    atomic_int num_begun;
+} masks;
+
+/* Both indices are under way at once, so each has a thread of its own. */
+static void look_at_mask(void *cookie, size_t index, int32_t thread_idx) {
+    (void)index;
+    masks *const m = cookie;
+    pthread_sigmask(SIG_SETMASK, NULL, &m->of[thread_idx]);
+    atomic_fetch_add(&m->num_begun, 1);
+    while (atomic_load(&m->num_begun) < 2) sched_yield();
+}
+
+static void signals_of_the_process_are_for_its_own_threads(void **state) {
+    (void)state;
+    const int sent[] = {SIGINT, SIGTERM, SIGCHLD, SIGALRM, SIGUSR1, SIGRTMIN};
+    const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
+    kv8_threads *threads = NULL;
+    masks m = {.num_begun = 0};
+    assert_ok(kv8_threads_create(&threads, 2));
+    kv8_threads_run(threads, 2, look_at_mask, &m);
+    kv8_threads_destroy(threads);
+    for (size_t i = 0; i < sizeof sent / sizeof *sent; i++) {
+        assert_int_equal(sigismember(&m.of[0], sent[i]), 0);
+        assert_int_equal(sigismember(&m.of[1], sent[i]), 1);
+    }
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        assert_int_equal(sigismember(&m.of[1], faults[i]), 0);
 }
 
 /* --- several callers of one pool --- */
@@ -268,6 +304,7 @@ int main(void) {
         cmocka_unit_test(alloc_is_zeroed_and_aligned),
         cmocka_unit_test(threads_visit_every_index_once),
         cmocka_unit_test(refused_threads_are_an_error),
+        cmocka_unit_test(signals_of_the_process_are_for_its_own_threads),
         cmocka_unit_test(callers_of_one_pool_take_turns),
         cmocka_unit_test(pipes_and_directories_are_no_files),
         cmocka_unit_test(rungs_are_what_the_processor_has),
