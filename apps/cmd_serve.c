@@ -3,6 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -34,20 +37,31 @@ typedef struct running {
 
 /* --- signals: the first asks the server to stop, the second ends the process --- */
 
-static server *volatile signalled_server;
-static volatile sig_atomic_t num_signals;
+static _Atomic(server *) signalled_server; /* NULL while the model loads */
 
-static void on_signal(int number) {
-    if (num_signals++ > 0) _exit(128 + number);
-    server_request_stop(signalled_server);
+static void *take_signals(void *opaque) {
+    const sigset_t *const ends = opaque;
+    int number = 0;
+    sigwait(ends, &number);
+    server *const s = atomic_load(&signalled_server);
+    if (s == NULL) _exit(128 + number);
+    server_request_stop(s);
+    sigwait(ends, &number);
+    _exit(128 + number);
 }
 
-static void catch_signals(server *s) {
-    struct sigaction action = {.sa_handler = on_signal};
-    sigemptyset(&action.sa_mask);
-    signalled_server = s;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+/* A thread waits for them, no other takes any: those that are started from here on inherit that. */
+static int start_taking_signals(void) {
+    static sigset_t ends;
+    pthread_t thread;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGINT);
+    sigaddset(&ends, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &ends, NULL);
+    const int refused = pthread_create(&thread, NULL, take_signals, &ends);
+    if (refused != 0) return cli_fail("the thread for signals: %s", strerror(refused));
+    pthread_detach(thread);
+    return CLI_OK;
 }
 
 /* --- memory --- */
@@ -349,6 +363,8 @@ static int start_server(running *r) {
         .num_threads = args->http_threads,
     };
     char error[256];
+    const int status = start_taking_signals();
+    if (status != CLI_OK) return status;
     r->server = server_start(&options, error, sizeof error);
     return r->server == NULL ? cli_fail("%s", error) : CLI_OK;
 }
@@ -370,7 +386,7 @@ static int serve(running *r) {
                                 .memory_speed = r->memory_speed,
                                 .calibration = r->live == NULL ? NULL : &calibration};
     if (!server_open(r->server, &model)) return cli_fail("no memory for the vocabulary");
-    catch_signals(r->server);
+    atomic_store(&signalled_server, r->server);
     fprintf(stderr, "serving    http://%s:%d as %s, ready in %.2f s\n", r->args->host,
             server_port(r->server), r->args->names[0], cli_seconds() - r->started);
     server_run(r->server);

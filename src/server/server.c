@@ -157,7 +157,6 @@ void server_run(server *s) {
     watch_run(s);
     MHD_stop_daemon(s->daemon);
     s->daemon = NULL;
-    close(s->listen_fd);
 }
 
 void server_stop(server *s) {

@@ -69,8 +69,8 @@ void server_on_event(void *cookie, const kv8_event *event);
 /* From now on requests are taken. false: no memory. */
 bool server_open(server *s, const server_model *model);
 
-/* Waits for server_request_stop(); then takes no connection and no request any more, and returns
- * when the answers under way are sent and the service is called no more. */
+/* Waits for server_request_stop(); then answers new requests with 503, and returns when the answers
+ * under way are sent, the socket is closed and the service is called no more. */
 void server_run(server *s);
 /* From any thread, and from a signal handler. */
 void server_request_stop(server *s);

@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "server_state.h"
@@ -135,14 +134,12 @@ static bool is_idle(server *s) {
 
 void watch_run(server *s) {
     while (!wait_once(s)) continue;
-    pthread_mutex_lock(
-        &s->lock); /* whoever is in the list by now is waited for, nobody else enters */
+    /* Whoever is in the list by now is waited for, nobody else enters. New connections are taken
+     * and answered with 503: MHD_quiesce_daemon(), to refuse them, may abort the process when a
+     * thread of libmicrohttpd's is awake (0.9.75 and 1.0.1, as both take the socket from epoll). */
+    pthread_mutex_lock(&s->lock);
     atomic_store(&s->phase, SERVER_DRAINING);
     pthread_mutex_unlock(&s->lock);
-    /* Whoever comes now is refused at once. libmicrohttpd's threads may still look at the socket: its
-     * number must not become another file's before they have ended. */
-    MHD_quiesce_daemon(s->daemon);
-    shutdown(s->listen_fd, SHUT_RDWR);
     while (!is_idle(s)) wait_once(s);
 }
 
