@@ -33,35 +33,45 @@ typedef struct running {
     kv8_model_memory memory; /* of a GPU */
     double memory_speed;     /* bytes a second; 0 on the host */
     double started;
+    pthread_t signal_thread;
+    bool takes_signals;
 } running;
 
 /* --- signals: the first asks the server to stop, the second ends the process --- */
 
 static _Atomic(server *) signalled_server; /* NULL while the model loads */
+static atomic_bool all_is_over;
 
 static void *take_signals(void *opaque) {
     const sigset_t *const ends = opaque;
     int number = 0;
     sigwait(ends, &number);
     server *const s = atomic_load(&signalled_server);
-    if (s == NULL) _exit(128 + number);
-    server_request_stop(s);
-    sigwait(ends, &number);
-    _exit(128 + number);
+    if (s != NULL) {
+        server_request_stop(s);
+        sigwait(ends, &number);
+    }
+    if (!atomic_load(&all_is_over)) _exit(128 + number);
+    return NULL;
 }
 
 /* A thread waits for them, no other takes any: those that are started from here on inherit that. */
-static int start_taking_signals(void) {
+static int start_taking_signals(running *r) {
     static sigset_t ends;
-    pthread_t thread;
     sigemptyset(&ends);
     sigaddset(&ends, SIGINT);
     sigaddset(&ends, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &ends, NULL);
-    const int refused = pthread_create(&thread, NULL, take_signals, &ends);
-    if (refused != 0) return cli_fail("the thread for signals: %s", strerror(refused));
-    pthread_detach(thread);
-    return CLI_OK;
+    const int refused = pthread_create(&r->signal_thread, NULL, take_signals, &ends);
+    r->takes_signals = refused == 0;
+    return refused == 0 ? CLI_OK : cli_fail("the thread for signals: %s", strerror(refused));
+}
+
+static void stop_taking_signals(const running *r) {
+    if (!r->takes_signals) return;
+    atomic_store(&all_is_over, true);
+    pthread_kill(r->signal_thread, SIGTERM);
+    pthread_join(r->signal_thread, NULL);
 }
 
 /* --- memory --- */
@@ -363,7 +373,7 @@ static int start_server(running *r) {
         .num_threads = args->http_threads,
     };
     char error[256];
-    const int status = start_taking_signals();
+    const int status = start_taking_signals(r);
     if (status != CLI_OK) return status;
     r->server = server_start(&options, error, sizeof error);
     return r->server == NULL ? cli_fail("%s", error) : CLI_OK;
@@ -413,5 +423,6 @@ int cmd_serve(int argc, char **argv) {
     cli_scales_close(&r.scales);
     cli_model_close(&r.model);
     serve_args_free(&args);
+    stop_taking_signals(&r);
     return status;
 }
