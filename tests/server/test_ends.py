@@ -2,6 +2,7 @@
 
 SPDX-License-Identifier: Apache-2.0
 """
+import http.client
 import json
 import re
 import signal
@@ -97,10 +98,10 @@ class Ends(unittest.TestCase):
                 self.assertEqual(sum(f" {method} {path} 40" in line for line in lines), 1, lines)
 
     def test_figures_while_it_ends(self):
-        """Connections that ask for figures until the server closes them."""
-        for _ in range(4):
+        """Connections that ask for figures until the server closes them, and new ones that keep coming."""
+        for _ in range(8):
             server = Server("--log", "none")
-            began = threading.Barrier(5, timeout=60)
+            began = threading.Barrier(7, timeout=60)
 
             def ask(connection, path):
                 count = 0
@@ -115,8 +116,20 @@ class Ends(unittest.TestCase):
                 except OSError:
                     pass
 
+            def ask_anew():
+                count = 0
+                try:
+                    while True:
+                        self.assertEqual(server.request("GET", "/ping")[0], 200)
+                        count += 1
+                        if count == 5:
+                            began.wait()
+                except (OSError, http.client.HTTPException):
+                    pass
+
             threads = [threading.Thread(target=ask, args=(server.connect(), path))
                        for path in (b"/stats", b"/metrics", b"/stats", b"/health")]
+            threads += [threading.Thread(target=ask_anew) for _ in range(2)]
             for thread in threads:
                 thread.start()
             began.wait()
