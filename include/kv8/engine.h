@@ -278,7 +278,8 @@ typedef struct kv8_service_options {
 #define KV8_SERVICE_OPTIONS_INIT KV8_SIZED(kv8_service_options)
 
 /* The engine is the service's until stop: nobody else calls it, its model or its cache, but for
- * what on_event and kv8_service_call do on its thread. *out is NULL on failure. */
+ * what on_event and kv8_service_call do on its thread, which takes signals as those of a pool do
+ * (kv8/machine.h). *out is NULL on failure. */
 KV8_API KV8_NODISCARD kv8_status kv8_service_start(kv8_service **out, kv8_engine *engine,
                                                    const kv8_service_options *options);
 /* Cancels what is left, with events, and ends the thread. Of no other call at the same time, nor
