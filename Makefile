@@ -5,7 +5,7 @@
 #   make serve     the model that ships, served: a page at http://127.0.0.1:8000, an API for clients
 #   make check     every test (CMAKE_OPTIONS=... for another build than the default)
 #   make check-clients  the clients that people use, from PyPI, against kv8 serve
-#   make check-long  load generators from PyPI, and ten minutes of abuse under each sanitizer
+#   make check-long  load generators from PyPI, hundreds of ends, ten minutes of abuse under each sanitizer
 #   make check-gpu the tests that need a GPU, and what they ran on
 #   make wheel     the Python package, in build/wheel
 #   make check-torch  its tests with torch and transformers, from PyPI (6 GB, kept in TORCH_VENV)

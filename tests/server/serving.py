@@ -26,9 +26,9 @@ OPTIONS = ["--kv-memory", "400MB", "--max-model-len", "8192", "--kv", "f32", "--
 class Server:
     """The program, started and listening."""
 
-    def __init__(self, *more, options=OPTIONS, model=MODEL):
+    def __init__(self, *more, options=OPTIONS, model=MODEL, under=()):
         self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen([PROGRAM, "serve", model, "--port", "0", *options, *more],
+        self.process = subprocess.Popen([*under, PROGRAM, "serve", model, "--port", "0", *options, *more],
                                         stderr=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)  # of a test that failed before it stopped its server
         self.lines = []
