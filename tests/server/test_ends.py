@@ -2,16 +2,20 @@
 
 SPDX-License-Identifier: Apache-2.0
 """
+import contextlib
 import http.client
 import json
+import os
 import re
 import signal
+import socket
+import subprocess
 import tempfile
 import threading
 import time
 import unittest
 
-from serving import Server, raw_post, read_http, sized
+from serving import MODEL, OPTIONS, PATIENCE, PROGRAM, Server, raw_post, read_http, sized
 
 SHORT = {"prompt": "x", "max_tokens": 2, "temperature": 0}
 LONG = {"prompt": "x", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
@@ -45,7 +49,7 @@ class Ends(unittest.TestCase):
     def test_drain(self):
         """SIGTERM: what runs ends as it would have, nothing new is taken."""
         server = Server("--log", "json")
-        body = json.dumps(dict(LONG, max_tokens=400, stream=True)).encode()
+        body = json.dumps(dict(LONG, max_tokens=1500, stream=True)).encode()
         connection = server.connect()
         connection.sendall(raw_post("/v1/completions", body, sized(body)))
         idle = server.connect()
@@ -66,16 +70,17 @@ class Ends(unittest.TestCase):
             if data.endswith(b"0\r\n\r\n"):
                 break
         self.assertIn(b"data: [DONE]", data)
-        self.assertEqual(data.count(b"data: {"), 400)
+        self.assertEqual(data.count(b"data: {"), 1500)
         connection.close()
         idle.close()
         self.assertEqual(server.process.wait(20), 0)
         self.assertEqual(server.stop(signal.SIGTERM), 0)
         lines = [json.loads(line) for line in server.lines if line.startswith("{")]
-        self.assertEqual([line["path"] for line in lines],
-                         ["/ping", *["/health", "/v1/completions"] * 2, "/v1/completions"])
-        self.assertEqual(lines[-1]["completion_tokens"], 400)
-        self.assertEqual(lines[-1]["finish"], "length")
+        self.assertEqual(sorted((line["path"], line["status"]) for line in lines),
+                         [*[("/health", 503)] * 2, ("/ping", 200), ("/v1/completions", 200),
+                          *[("/v1/completions", 503)] * 2])
+        self.assertEqual([(line["completion_tokens"], line["finish"]) for line in lines
+                          if "finish" in line], [(1500, "length")])
 
     def test_log_of_any_bytes(self):
         """One line a request, as JSON and as text, whatever a method or a path holds."""
@@ -148,6 +153,37 @@ class Ends(unittest.TestCase):
             began = time.monotonic()
             self.assertEqual(server.stop(signal.SIGINT), 130)
             self.assertLess(time.monotonic() - began, 2)
+
+    def test_signal_while_it_loads(self):
+        """The first ends the process: here within its plan, which a full pipe does not take."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b" " * 4096)
+        os.set_blocking(writer, True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        process = subprocess.Popen([PROGRAM, "serve", MODEL, "--port", str(port), "--log", "none", *OPTIONS],
+                                   stderr=writer)
+        self.addCleanup(process.kill)
+        status = None
+        while status is None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+            with contextlib.suppress(ConnectionError):
+                connection.request("GET", "/health")
+                status = connection.getresponse().status
+            connection.close()
+            self.assertIsNone(process.poll())
+        self.assertEqual(status, 503)
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        os.read(reader, 1 << 16)  # TSan's _exit() flushes what waits for the pipe
+        self.assertEqual(process.wait(PATIENCE), 128 + signal.SIGTERM)
+        os.close(reader)
+        os.close(writer)
 
 
 if __name__ == "__main__":
