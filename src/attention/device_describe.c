@@ -57,6 +57,7 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
                      "where one would outlast the rest%s, workspace %zu bytes",
                      name, gpu, blocks, c->variant->block_rows, rest, bytes);
             break;
+        case KV8_WAY_WIDE:
         case KV8_WAY_CLUSTER:
             snprintf(
                 text, size,

@@ -246,6 +246,7 @@ static kv8_status make_choice(kv8_attention_device_plan *plan, const kv8_variant
     KV8_TRY(kv8_kernel_get(&choice->kernel, plan->device, variant->name, sizeof(kv8_kernel_args),
                            dynamic));
     switch (variant->way) {
+        case KV8_WAY_WIDE:
         case KV8_WAY_CLUSTER: KV8_TRY(make_cluster(plan, choice, &fits)); break;
         case KV8_WAY_WINDOW: make_window(plan, choice); break;
         case KV8_WAY_BULK:

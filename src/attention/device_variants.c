@@ -30,6 +30,7 @@ enum {
                    KV8_NEEDS_QO_LENS | KV8_NEEDS_NUM_PAGES | KV8_NEEDS_LSE_LAYOUT |
                    KV8_NEEDS_INVARIANT,
     CLUSTER_TAKES = DECODE_TAKES & ~(KV8_NEEDS_MASK | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_INVARIANT),
+    WIDE_TAKES = CLUSTER_TAKES & ~KV8_NEEDS_NUM_PAGES,
     WGMMA_TAKES = KV8_NEEDS_INVARIANT | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_WINDOW_RIGHT |
                   KV8_NEEDS_RAGGED | KV8_NEEDS_QO_LENS | KV8_NEEDS_LSE_LAYOUT,
     OPTIONS_TAKE = WGMMA_TAKES | KV8_NEEDS_MASK | KV8_NEEDS_KEY_RANGE | KV8_NEEDS_NUM_PAGES,
@@ -86,6 +87,10 @@ static const kv8_variant variants[] = {
     DECODE(KV8_##format, KV8_##format, KV8_WAY_ROWS, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
            INT32_MAX, DECODE_TAKES & ~KV8_NEEDS_INVARIANT, warps, 1, bytes)
 #include "cuda/decode/decode_rows32_kernels.inc"
+#define KV8_DECODE_WIDE(format, name, dim, tiles, keys, bytes)                           \
+    DECODE(KV8_##format, KV8_##format, KV8_WAY_WIDE, name, dim, WARPGROUP_ROWS *(tiles), \
+           PAGES_OF_ANY_SIZE, 0, 1, 1, WIDE_TAKES, 8, 1, bytes)
+#include "cuda/decode/decode_wide_kernels.inc"
 #define KV8_DECODE_CLUSTER(format, name, dim, rows, warps, stages, bytes)                         \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_CLUSTER, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
            1, CLUSTER_TAKES, warps, 1, bytes)
@@ -338,6 +343,22 @@ static bool fits_cluster(const kv8_variant *variant, const kv8_attention_spec *s
                                    kv8_variant_row_tiles(variant, spec);
 }
 
+/* So few keys that clusters, of which a GPU holds few at once, are done before prefill's blocks
+ * have joined their splits; more clusters of narrow tiles than there is room for at once. */
+static bool fits_wide(const kv8_variant *variant, const kv8_attention_spec *spec,
+                      const kv8_device_info *info) {
+    enum { MAX_ROW_KEYS = 16384 * WARPGROUP_ROWS, BLOCKS = 16 };
+    const int32_t rows = variant->block_rows;
+    const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
+    const int64_t narrow = spec->num_kv_heads * kv8_ceil_div(packed, MOST_DECODE_ROWS);
+    if (has_more_rows_than(spec, rows)) return false;
+    if (rows > WARPGROUP_ROWS)
+        return has_more_rows_than(spec, WARPGROUP_ROWS) &&
+               spec->max_kv_len <= MAX_ROW_KEYS / rows / (rows / WARPGROUP_ROWS);
+    return has_more_rows_than(spec, MOST_DECODE_ROWS) && 4 * BLOCKS * narrow > 7 * info->num_sms &&
+           spec->max_kv_len <= MAX_ROW_KEYS / rows;
+}
+
 /* Keys that so many packed rows, one behind the other, see in the spec's window. */
 static int64_t keys_in_window(const kv8_attention_spec *spec, int32_t rows) {
     const int32_t group = spec->num_qo_heads / spec->num_kv_heads;
@@ -373,6 +394,7 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
         (v->num_kv_heads != 0 && v->num_kv_heads != spec->num_kv_heads))
         return false;
     switch (v->way) {
+        case KV8_WAY_WIDE: return fits_wide(v, spec, info);
         case KV8_WAY_CLUSTER: return fits_rows(v, spec, info) && fits_cluster(v, spec);
         case KV8_WAY_WINDOW:
             /* Of more requests whole pages are faster, which e4m3 alone has. */
@@ -456,7 +478,7 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
         if (count == 0) count = add_prefill(&c, out, count);
         return add_ways(&c, 0, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
     }
-    if (!many) count = add_ways(&c, 0, KV8_WAY_CLUSTER, KV8_WAY_CLUSTER, out, count);
+    count = add_ways(&c, 0, KV8_WAY_WIDE, many ? KV8_WAY_WIDE : KV8_WAY_CLUSTER, out, count);
     const int before = count;
     if (has_more_rows_than(spec, MOST_DECODE_ROWS) && !has_wide_rows(&c)) {
         count = add_prefill(&c, out, count);

@@ -15,12 +15,13 @@
 
 /* How a kernel works, in the order of preference among those for a few rows. */
 typedef enum kv8_way {
-    KV8_WAY_CLUSTER = 0, /* one request, a cluster of blocks a KV head */
-    KV8_WAY_WINDOW,      /* decode over few keys, a block for heads of a request */
-    KV8_WAY_BULK,        /* decode where the tokens of a page lie one after another */
-    KV8_WAY_ROWS,        /* decode over pages of any strides */
-    KV8_WAY_PREFILL,     /* many rows share a tile of keys: wgmma or mma.sync */
-    KV8_WAY_GENERIC,     /* a block a query row: takes everything */
+    KV8_WAY_WIDE = 0, /* several rows of one request on wgmma, a cluster of blocks a KV head */
+    KV8_WAY_CLUSTER,  /* one request, a cluster of blocks a KV head */
+    KV8_WAY_WINDOW,   /* decode over few keys, a block for heads of a request */
+    KV8_WAY_BULK,     /* decode where the tokens of a page lie one after another */
+    KV8_WAY_ROWS,     /* decode over pages of any strides */
+    KV8_WAY_PREFILL,  /* many rows share a tile of keys: wgmma or mma.sync */
+    KV8_WAY_GENERIC,  /* a block a query row: takes everything */
     KV8_NUM_WAYS
 } kv8_way;
 enum { KV8_MAX_CHOICES = KV8_NUM_WAYS + 1 }; /* of a plan */

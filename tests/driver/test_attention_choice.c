@@ -65,10 +65,20 @@ static void each_spec_has_its_kernel(void **state) {
           BOTH(KV8_E4M3FNUZ), "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.max_batch = 1, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 2, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 8, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 3, "kv8_decode_f16_e4m3_d64_wide64__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 8;
+          spec.page_size = 1, "kv8_decode_f16_e4m3_d64_wide64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 9, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 9;
+          spec.max_kv_len = 4096, "kv8_decode_f16_e4m3_d64_wide128__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 16;
+          spec.max_kv_len = 4096, "kv8_decode_f16_e4m3_d64_wide128__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 17;
+          spec.max_kv_len = 4096, "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 8;
+          spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 4;
-          spec.max_kv_len = 32768, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+          spec.max_kv_len = 16385, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 256; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1;
@@ -253,7 +263,9 @@ static void each_run_has_its_kernel(void **state) {
     LAUNCHES(spec.max_total_q = 1024; spec.max_batch = in.args.batch = 1;
              in.v.num_pages = 1000, "kv8_prefill_f16_e4m3_d64_options__sm90");
     LAUNCHES(spec.max_total_q = 8;
-             spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+             spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_wide64__sm90");
+    LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
+             in.k.num_pages = 1000, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
              in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
 #undef LAUNCHES

@@ -110,6 +110,32 @@ static void a_cluster(void **state) {
     }
 }
 
+/* From 17 packed rows on: one tile of 64 and two, over keys that fill no step, one, all blocks' and
+ * several of each warpgroup; pages of any size, and none. */
+static void many_rows_of_one_request(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const int32_t before[] = {0, 1, 63, 700, 1800, 4000, 16000};
+    int num_checked = 0;
+    for (uint64_t n = 0; n < 12 * NUM_ROWS; n++) {
+        const int32_t rows = num_rows[n % NUM_ROWS];
+        attention_case c = rows_case(n, rows);
+        const bool is_wide = packed_rows(&c) > 64;
+        if (packed_rows(&c) <= 16 || packed_rows(&c) > 128) continue;
+        kernels = is_wide ? "kv8_decode_*_wide128__*" : "kv8_decode_*_wide64__*";
+        c.num_kv_heads = 8 + (int32_t)(n % 3);
+        c.layout = n % 3 ? LAYOUT_NHD : LAYOUT_HND;
+        c.seed = 2 * n; /* without num_pages, which these take no run with */
+        c.ragged = n % 11 == 3;
+        c.sick_v = n % 5 == 2 ? 2 + (int32_t)(n % 40) : 0;
+        if (n % 4 == 1) c.page_size = 7;
+        if (c.ragged) c.page_size = 1;
+        c.kv_len[0] = rows + before[n / 3 % (is_wide ? 6 : 7)];
+        check(g, &c, 0);
+        num_checked++;
+    }
+    assert_true(num_checked > 50);
+}
+
 /* A warpgroup's rows of an item, two blocks on a multiprocessor. */
 static void one_warpgroup(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
@@ -181,9 +207,13 @@ static void decode_beside_prefill(void **state) {
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_pages),           cmocka_unit_test(rows_of_pages),
-        cmocka_unit_test(wide_rows_of_pages),    cmocka_unit_test(a_cluster),
-        cmocka_unit_test(one_warpgroup),         cmocka_unit_test(warpgroups),
+        cmocka_unit_test(whole_pages),
+        cmocka_unit_test(rows_of_pages),
+        cmocka_unit_test(wide_rows_of_pages),
+        cmocka_unit_test(a_cluster),
+        cmocka_unit_test(many_rows_of_one_request),
+        cmocka_unit_test(one_warpgroup),
+        cmocka_unit_test(warpgroups),
         cmocka_unit_test(decode_beside_prefill),
     };
     return cmocka_run_group_tests_name("attention_rows", tests, gpu_open, gpu_close);

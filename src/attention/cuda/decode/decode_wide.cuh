@@ -1,0 +1,688 @@
+// decode_wide.cuh - a launch for 17 to 128 packed rows of one request with few keys: rows to
+// verify, a short chunk's. Like decode_cluster.cuh, but on wgmma: 64 packed rows are the M of both
+// products, so that keys are widened once for all of them.
+//
+// A cluster of blocks has one KV head; its keys are cut evenly among the blocks, and each block's
+// among its two warpgroups, KEYS at a time. A step: codes come into registers while the step before
+// is computed, are widened into shared memory under the 128-byte swizzle, K and V alike, and are
+// multiplied with every tile of rows. At the end the warpgroups exchange halves of their sums, and
+// every block hands the others those of their rows.
+//
+// Grid: (blocks of a cluster: 8 or 16, num_kv_heads). Block: 256, two a multiprocessor, since a GPU
+// does not seat a cluster of 16 for each of eight KV heads otherwise. Bound by: latency.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "decode/decode_combine.cuh"
+
+namespace kv8 {
+
+template <Format F_, int TILES_, int KEYS_>
+struct WideConfig {
+    static constexpr Format F = F_;  // of K and of V
+    static constexpr int DIM = 64;
+    static constexpr int TILES = TILES_, ROWS = 64 * TILES;  // of 64 packed rows
+    static constexpr int KEYS = KEYS_;                       // of a step: 32 or 64
+    static constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS;
+    static constexpr int MOST_RANKS = 16, LEAST_RANKS = 8;
+    static constexpr int Q_BYTES = 64 * 2 * DIM;  // of a tile; then the first 32 rows again
+    static constexpr int ALL_Q_BYTES = TILES * Q_BYTES + (TILES == 1 ? 32 * 2 * DIM : 0);
+    static constexpr int STEP_BYTES = KEYS * 2 * DIM;  // of K or of V, widened
+    // Steps of a warpgroup, K and V of two; later the half of its sums that it gives away.
+    static constexpr int RESULT_BYTES = TILES * 4 * 128 * 16;
+    static constexpr int WARPGROUP_BYTES =
+        4 * STEP_BYTES > RESULT_BYTES ? 4 * STEP_BYTES : RESULT_BYTES;
+    static constexpr int FIXED_BYTES = ALL_Q_BYTES + WARPGROUPS * WARPGROUP_BYTES;
+    static_assert(size_of(F) == 1 && (KEYS == 32 || KEYS == 64));
+};
+
+// What a block got: by the block it is from, then by row of its own, 16 float4 of a row's sums.
+template <class C>
+struct WideExchange {
+    static constexpr int MOST_OWN = C::ROWS / C::LEAST_RANKS;
+    float4 o[C::ROWS * 16];  // [ranks][rows / ranks][16]
+    float4 sums[C::ROWS];    // [ranks][rows / ranks]: maximum, sum
+    RowEnd ends[MOST_OWN];
+    float factor[C::ROWS];                  // from a row's sums of products to scores in base 2
+    float2 result[C::WARPGROUPS][C::ROWS];  // maximum, sum
+    uint16_t sick[C::WARPGROUPS][2][C::KEYS][C::DIM / 16];  // bits of V's dims that are NaN
+    uint64_t barrier;
+};
+
+// The block's own in its cluster: rows [begin, begin + 2^row_bits), as far as there are.
+template <class C>
+struct WideRank {
+    static constexpr int HEAD_BITS = C::TILES == 1 ? 6 : 7;
+    static_assert(C::ROWS == 1 << HEAD_BITS);
+    int rank, ranks, row_bits;
+
+    __device__ WideRank() {
+        rank = cluster_rank();
+        ranks = cluster_size();
+        row_bits = HEAD_BITS - (ranks == 16 ? 4 : 3);
+    }
+    __device__ int row_begin() const { return rank << row_bits; }
+    __device__ int num_rows(int of_all) const {
+        return min(max(of_all - row_begin(), 0), 1 << row_bits);
+    }
+};
+
+// The keys of a block: KEYS at a time, those of a warpgroup WARPGROUPS apart.
+struct WideKeys {
+    KeyRange any, all;  // that some row, that all rows see
+    int base;           // the first key of step 0
+    int step_begin, step_end;
+};
+
+template <class C>
+__device__ WideKeys wide_keys(const kv8_kernel_args &a, const Request &r, const WideRank<C> &own) {
+    const KeyRange top = visible_keys(a, r, 0), low = visible_keys(a, r, max(r.qo_len - 1, 0));
+    WideKeys k;
+    k.any = {min(top.begin, low.begin), low.end};
+    k.all = {low.begin, top.end};
+    if (r.qo_len <= 0 || k.any.end <= k.any.begin) k.any = {0, 0};
+    k.base = k.any.begin / C::KEYS * C::KEYS;
+    const int steps = (k.any.end - k.base + C::KEYS - 1) / C::KEYS;
+    const int each = (steps + own.ranks - 1) / own.ranks;
+    k.step_begin = min(own.rank * each, steps);
+    k.step_end = min((own.rank + 1) * each, steps);
+    return k;
+}
+
+// 16 bytes that are read once, with what lies beside them ahead of its use; zeros unless they are
+// there.
+__device__ __forceinline__ uint4 load_codes(const uint8_t *from, bool is_there) {
+    uint4 x;
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+        "@p ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+        : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
+        : "l"(from), "r"(uint32_t(is_there)));
+    return x;
+}
+__device__ __forceinline__ void store_shared_16(uint32_t to, const uint32_t (&x)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+// WideLoader is one thread's part of a warpgroup's steps: 16 codes of K and of V of every 32nd key,
+// looked up two steps and on their way one step before they are widened.
+template <class C>
+class WideLoader {
+   public:
+    __device__ WideLoader(const kv8_kernel_args &args, const WideKeys &of, const int32_t *of_pages,
+                          int head, int first_key)
+        : a(args),
+          keys(of),
+          pages(of_pages),
+          row(threadIdx.x % 128 / CHUNKS),
+          chunk(threadIdx.x % CHUNKS),
+          lie_alike(a.k.stride_page == a.v.stride_page && a.k.stride_slot == a.v.stride_slot),
+          next_key(first_key + row) {
+        k = a.k.data + head * a.k.stride_head + chunk * 16;
+        v = a.v.data + head * a.v.stride_head + chunk * 16;
+        look_up();
+    }
+    // Asks for the codes of the next step, and for the pages of the one after.
+    __device__ __forceinline__ void fetch() {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const bool is_there = page_exists(a, page[i]);
+            uint64_t at = place(a.k, i);
+            k_codes[i] = load_codes(k + at, is_there);
+            if (!lie_alike) at = place(a.v, i);
+            v_codes[i] = load_codes(v + at, is_there);
+        }
+        next_key += C::WARPGROUPS * C::KEYS;
+        look_up();
+    }
+    // The codes that have come, into shared memory, in 16 bits.
+    __device__ __forceinline__ void widen(uint32_t to) const {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            store_row(to + i * (32 * 2 * C::DIM), k_codes[i]);
+            store_row(to + i * (32 * 2 * C::DIM) + C::STEP_BYTES, v_codes[i]);
+        }
+    }
+    // Takes what is NaN out of V, and says where it was: true if anywhere.
+    __device__ __forceinline__ bool clear_nan(uint16_t (*sick)[C::DIM / 16]) {
+        bool any = false;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const uint32_t bits = take_nan(v_codes[i].x) | take_nan(v_codes[i].y) << 4 |
+                                  take_nan(v_codes[i].z) << 8 | take_nan(v_codes[i].w) << 12;
+            sick[32 * i + row][chunk] = uint16_t(bits);
+            any |= bits != 0;
+        }
+        return any;
+    }
+
+   private:
+    static constexpr int CHUNKS = C::DIM / 16, ROWS = C::KEYS / 32;
+    static_assert(CHUNKS * 16 == C::DIM && 128 / CHUNKS == 32);
+    const kv8_kernel_args &a;
+    const WideKeys &keys;
+    const int32_t *const pages;
+    const int row, chunk;
+    const bool lie_alike;
+    const uint8_t *k, *v;
+    int next_key, page[ROWS], slot[ROWS];
+    uint4 k_codes[ROWS], v_codes[ROWS];
+
+    __device__ __forceinline__ uint64_t place(const kv8_kernel_pages &p, int i) const {
+        return uint64_t(uint32_t(page[i])) * uint32_t(p.stride_page) +
+               uint64_t(uint32_t(slot[i])) * uint32_t(p.stride_slot);
+    }
+    __device__ __forceinline__ void look_up() {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int key = next_key + 32 * i, index = divide(key, a.by_page);
+            page[i] = UNSEEN;
+            slot[i] = key - index * a.page_size;
+            if (key >= keys.any.begin && key < keys.any.end) page[i] = __ldg(pages + index);
+        }
+    }
+    __device__ __forceinline__ void store_row(uint32_t to, const uint4 &codes) const {
+        const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) widen4_key<C::F>(w[2 * half + i], x[2 * i], x[2 * i + 1]);
+            store_shared_16(to + row * 128 + ((2 * chunk + half) ^ row % 8) * 16, x);
+        }
+    }
+    // Four codes of e4m3: those that are NaN become 0; a bit each.
+    __device__ static __forceinline__ uint32_t take_nan(uint32_t &codes) {
+        static_assert(C::F == E4M3);
+        const uint32_t signs = ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+        codes &= ~((signs >> 7) * 0xffu);
+        return (signs >> 7) * 0x10204080u >> 28;
+    }
+};
+
+// The thread of a warpgroup whose place in the products this one has. Of at most 32 packed rows
+// the second warpgroup has them in its last two warps, where the first has them in its first two:
+// the exponentials of either are other schedulers'.
+template <class C>
+__device__ __forceinline__ int thread_of_rows(int num_rows) {
+    const bool swaps = C::TILES == 1 && num_rows <= 32 && threadIdx.x >= 128;
+    return threadIdx.x % 128 ^ (swaps ? 64 : 0);
+}
+
+// WideAttention is a warpgroup's thread: of every tile two rows, g and g + 8 of its warp's 16.
+template <class C>
+class WideAttention {
+   public:
+    __device__ WideAttention(const kv8_kernel_args &args, const Request &of,
+                             const WideKeys &of_keys)
+        : a(args),
+          r(of),
+          keys(of_keys),
+          thread(thread_of_rows<C>(of.qo_len * args.group_size)),
+          lane_row(thread / 32 * 16 + thread % 32 / 4) {
+#pragma unroll
+        for (int t = 0; t < C::TILES; t++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) top[t][i] = NO_KEY, sum[t][i] = 0;
+#pragma unroll
+            for (int i = 0; i < 32; i++) o[t][i] = 0;
+        }
+    }
+    // The scores of tile t and the step at `stage`, then its products with V under way. Its keys
+    // begin at first_key.
+    __device__ __forceinline__ void start_tile(int t, uint32_t q, uint32_t stage, int first_key,
+                                               const float *factors, uint32_t (&p)[C::KEYS / 4]) {
+        float s[C::KEYS / 2];
+        registers_pin(o[t]);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < C::DIM / 16; i++)
+            wgmma_shared<false>(s, descriptor_at(q, t * C::Q_BYTES + 32 * i),
+                                descriptor_at(stage, 32 * i), i != 0);
+        wgmma_commit();
+        const float factor[2] = {factors[64 * t + lane_row], factors[64 * t + lane_row + 8]};
+        wgmma_wait<0>();
+        registers_pin(s);
+        if (has_rows(t)) {
+            if (is_masked(first_key)) mask(t, first_key, s);
+            weigh(t, s, factor, p);
+        } else {
+#pragma unroll
+            for (int i = 0; i < C::KEYS / 4; i++) p[i] = 0;
+        }
+        registers_pin(p);
+        registers_pin(o[t]);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < C::KEYS / 16; i++)
+            wgmma_registers<false>(o[t], p + 4 * i, descriptor_at(stage, C::STEP_BYTES + 2048 * i),
+                                   1);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void end_tile(int t) {
+        registers_pin(o[t]);
+    }
+    // Any of the warp's 16 rows of the tile.
+    __device__ __forceinline__ bool has_rows(int t) const {
+        return 64 * t + thread / 32 * 16 < r.qo_len * a.group_size;
+    }
+    // Some row does not see some key.
+    __device__ __forceinline__ bool is_masked(int first_key) const {
+        return first_key < keys.all.begin || first_key + C::KEYS > keys.all.end;
+    }
+    // V that was NaN and is 0 in shared memory, for the rows that see it.
+    __device__ __noinline__ static void spoil(const kv8_kernel_args &a, const Request &r, int row,
+                                              int first_key, const uint16_t (*sick)[C::DIM / 16],
+                                              uint32_t (&found)[2]) {
+        const KeyRange seen = visible_keys(a, r, divide(row, a.by_group));
+        found[0] = found[1] = 0;
+        for (int key = max(seen.begin - first_key, 0); key < min(seen.end - first_key, C::KEYS);
+             key++) {
+            found[0] |= sick[key][0] | uint32_t(sick[key][1]) << 16;
+            found[1] |= sick[key][2] | uint32_t(sick[key][3]) << 16;
+        }
+    }
+    __device__ __forceinline__ void add_nan(int first_key, const uint16_t (*sick)[C::DIM / 16]) {
+#pragma unroll
+        for (int t = 0; t < C::TILES; t++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int row = 64 * t + lane_row + 8 * i;
+                uint32_t found[2];
+                spoil(a, r, row, first_key, sick, found);
+#pragma unroll
+                for (int j = 0; j < 16; j++) {
+                    const int dim = j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
+                    if (found[dim / 32] >> dim % 32 & 1) o[t][j / 2 * 4 + 2 * i + j % 2] = NAN;
+                }
+            }
+    }
+
+    float o[C::TILES][32], top[C::TILES][2], sum[C::TILES][2];
+    const kv8_kernel_args &a;
+    const Request &r;
+    const WideKeys &keys;
+    const int thread, lane_row;
+
+   private:
+    __device__ __forceinline__ void mask(int t, int first_key, float (&s)[C::KEYS / 2]) const {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = 64 * t + lane_row + 8 * i;
+            KeyRange seen = visible_keys(a, r, divide(row, a.by_group));
+            if (row >= r.qo_len * a.group_size) seen.end = 0;
+#pragma unroll
+            for (int j = 0; j < C::KEYS / 4; j++) {
+                const int key = first_key + j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
+                if (key < seen.begin || key >= seen.end) s[j / 2 * 4 + 2 * i + j % 2] = -INFINITY;
+            }
+        }
+    }
+    // Weights in f16 and a lane's sums of them, relative to each row's reference.
+    __device__ __forceinline__ void exponentials(int t, const float (&s)[C::KEYS / 2],
+                                                 const float (&factor)[2],
+                                                 uint32_t (&p)[C::KEYS / 4],
+                                                 float (&add)[2]) const {
+        float part[2][2] = {{0, 0}, {0, 0}};
+#pragma unroll
+        for (int i = 0; i < C::KEYS / 4; i++) {
+            const float low = exp2_fast(fmaf(s[2 * i], factor[i % 2], -top[t][i % 2]));
+            const float high = exp2_fast(fmaf(s[2 * i + 1], factor[i % 2], -top[t][i % 2]));
+            part[i % 2][0] += low, part[i % 2][1] += high;
+            p[i] = pack_f16(low, high);
+        }
+        add[0] = part[0][0] + part[0][1], add[1] = part[1][0] + part[1][1];
+    }
+    // A row's reference is found in the first step that it sees and then only where a lane's sum
+    // nears f16's end. NaN, whose row is NaN, is no reason to look.
+    __device__ __forceinline__ void weigh(int t, const float (&s)[C::KEYS / 2],
+                                          const float (&factor)[2], uint32_t (&p)[C::KEYS / 4]) {
+        constexpr float LIMIT = 2 * LAZY_LIMIT;
+        float add[2];
+        exponentials(t, s, factor, p, add);
+        if (__any_sync(~0u, add[0] >= LIMIT || add[1] >= LIMIT)) {
+            raise(t, s, factor);
+            exponentials(t, s, factor, p, add);
+        }
+        sum[t][0] += add[0], sum[t][1] += add[1];
+    }
+    // The largest weight of a row that has one above LAZY_LIMIT becomes 2^LAZY_TARGET.
+    __device__ __forceinline__ void raise(int t, const float (&s)[C::KEYS / 2],
+                                          const float (&factor)[2]) {
+        float most[2] = {s[0], s[2]}, keep[2];
+#pragma unroll
+        for (int i = 0; i < C::KEYS / 2; i++) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float all = quad_max(most[i]) * factor[i];
+            const float to =
+                exp2_fast(all - top[t][i]) > LAZY_LIMIT ? all - LAZY_TARGET : top[t][i];
+            keep[i] = exp2_fast(top[t][i] - to);
+            top[t][i] = to;
+            sum[t][i] *= keep[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 32; i++) o[t][i] *= keep[i / 2 % 2];
+    }
+};
+
+// --- queries ---
+
+__device__ inline void load_four(const uint16_t *from, uint32_t (&to)[2]) {
+    if (reinterpret_cast<uintptr_t>(from) % 8 == 0) {
+        const uint2 both = __ldg(reinterpret_cast<const uint2 *>(from));
+        to[0] = both.x, to[1] = both.y;
+    } else {
+        to[0] = __ldg(from) | uint32_t(__ldg(from + 1)) << 16;
+        to[1] = __ldg(from + 2) | uint32_t(__ldg(from + 3)) << 16;
+    }
+}
+__device__ inline uint32_t times_zero(uint32_t pair) {
+    const __half2 x = __hmul2(*reinterpret_cast<const __half2 *>(&pair), __float2half2_rn(0));
+    return *reinterpret_cast<const uint32_t *>(&x);
+}
+// Eight threads a row: the block's rows of Q into shared memory in f16, bf16 times a power of two
+// that takes its largest value to [2^14, 2^15), and each row's factor. Rows that are not there are
+// zeros.
+template <class C>
+__device__ void store_queries(const kv8_kernel_args &a, const Request &r, int head, uint32_t q,
+                              float *factors) {
+    const int part = threadIdx.x % 8, num_rows = r.qo_len * a.group_size;
+    float scale = a.score_scale;
+    if (a.k_scale != nullptr)
+        scale *= __ldg(a.k_scale + r.index * a.k_scale_stride_batch + head * a.k_scale_stride_head);
+    const uint32_t sign = scale < 0 ? 0x80008000u : 0;  // of Q, so that maxima stay maxima
+    const bool is_zero = scale == 0;  // then scores are 0, or NaN, as 0 times what Q holds
+    scale = is_zero ? 1.0f : fabsf(scale);
+    uint32_t w[C::ROWS / 32][2][2];
+#pragma unroll
+    for (int i = 0; i < C::ROWS / 32; i++) {
+        const int row = 32 * i + threadIdx.x / 8, token = divide(row, a.by_group);
+        w[i][0][0] = w[i][0][1] = w[i][1][0] = w[i][1][1] = 0;
+        if (row >= num_rows) continue;
+        const uint16_t *const from =
+            static_cast<const uint16_t *>(a.q) + (r.qo_begin + token) * a.q_stride_row +
+            (head * a.group_size + row - token * a.group_size) * a.q_stride_head + part * 8;
+        load_four(from, w[i][0]);
+        load_four(from + 4, w[i][1]);
+    }
+#pragma unroll
+    for (int i = 0; i < C::ROWS / 32; i++) {
+        const int row = 32 * i + threadIdx.x / 8;
+        float factor = scale;
+        if (a.q_dtype == BF16) {
+            uint32_t top = 0;  // largest exponent, where bf16 keeps it
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint32_t x = w[i][j / 2][j % 2];
+                const uint32_t low = x & 0x7f80u, high = x >> 16 & 0x7f80u;
+                if (low < 0x7f80u) top = max(top, low);
+                if (high < 0x7f80u) top = max(top, high);
+            }
+#pragma unroll
+            for (int lanes = 1; lanes < 8; lanes *= 2)
+                top = max(top, __shfl_xor_sync(~0u, top, lanes));
+            const int shift = min(max(14 - (int(top >> 7) - 127), -126), 126);
+            const float up = __int_as_float((shift + 127) << 23);
+            factor *= __int_as_float((127 - shift) << 23);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t &x = w[i][j / 2][j % 2];
+                x = pack_f16(__uint_as_float(x << 16) * up, __uint_as_float(x & 0xffff0000u) * up);
+            }
+        }
+        if (part == 0) factors[row] = factor;
+        uint32_t x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            x[j] = w[i][j / 2][j % 2] ^ sign;
+            if (is_zero) x[j] = times_zero(x[j]);
+        }
+        const uint32_t to = q + row * 128 + (part ^ row % 8) * 16;
+        store_shared_16(to, x);
+        if (C::TILES == 1 && i == 0) store_shared_16(to + C::Q_BYTES, x);
+    }
+}
+
+// --- the end ---
+
+// Sums of both warpgroups: each has half of the dims, which the other leaves in shared memory.
+template <class C>
+__device__ __forceinline__ void combine_warpgroups(WideAttention<C> &own, uint8_t *results,
+                                                   float2 (*sums)[C::ROWS]) {
+    const int warpgroup = threadIdx.x / 128, thread = own.thread;
+    float4 *const mine = reinterpret_cast<float4 *>(results + warpgroup * C::WARPGROUP_BYTES);
+    const float4 *const others =
+        reinterpret_cast<const float4 *>(results + (1 - warpgroup) * C::WARPGROUP_BYTES);
+#pragma unroll
+    for (int t = 0; t < C::TILES; t++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float x[4];  // of the half that the other has
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                x[j] = warpgroup == 0 ? own.o[t][16 + 4 * i + j] : own.o[t][4 * i + j];
+            mine[(4 * t + i) * 128 + thread] = make_float4(x[0], x[1], x[2], x[3]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            own.sum[t][i] = quad_sum(own.sum[t][i]);
+            if (thread % 4 == 0)
+                sums[warpgroup][64 * t + own.lane_row + 8 * i] =
+                    make_float2(own.top[t][i], own.sum[t][i]);
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < C::TILES; t++) {
+        float keep[2], add[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float2 of_other = sums[1 - warpgroup][64 * t + own.lane_row + 8 * i];
+            const float top = fmaxf(own.top[t][i], of_other.x);
+            keep[i] = exp2_fast(own.top[t][i] - top), add[i] = exp2_fast(of_other.x - top);
+            own.top[t][i] = top;
+            own.sum[t][i] = own.sum[t][i] * keep[i] + of_other.y * add[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float4 of_other = others[(4 * t + i) * 128 + thread];
+            const float x[4] = {of_other.x, of_other.y, of_other.z, of_other.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float mine_too =
+                    warpgroup == 0 ? own.o[t][4 * i + j] : own.o[t][16 + 4 * i + j];
+                own.o[t][4 * i + j] = mine_too * keep[j / 2] + x[j] * add[j / 2];
+            }
+        }
+    }
+}
+
+// A row's 16 float4: of a warpgroup (half of the dims), a pair of columns of eight and a lane c,
+// dims 32 * warpgroup + 16 * pair + 2c, + 1, + 8 and + 9.
+template <class C>
+__device__ __forceinline__ void hand_out_rows(const WideAttention<C> &own, const WideRank<C> &of,
+                                              int num_rows, const WideExchange<C> &exchange) {
+    const int warpgroup = threadIdx.x / 128, c = threadIdx.x % 4;
+    const uint32_t barrier_here = smem_address(&exchange.barrier);
+#pragma unroll
+    for (int t = 0; t < C::TILES; t++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = 64 * t + own.lane_row + 8 * i;
+            if (row >= num_rows) continue;
+            const int to = row >> of.row_bits;
+            const int at = of.row_begin() + (row & ((1 << of.row_bits) - 1));
+            const uint32_t barrier = cluster_address(barrier_here, to);
+#pragma unroll
+            for (int pair = 0; pair < 2; pair++) {
+                const float *const x = own.o[t] + 8 * pair + 2 * i;
+                store_cluster(
+                    cluster_address(
+                        smem_address(&exchange.o[at * 16 + 8 * warpgroup + 4 * pair + c]), to),
+                    barrier, make_float4(x[0], x[1], x[4], x[5]));
+            }
+            if (warpgroup == 0 && c == 0)
+                store_cluster(cluster_address(smem_address(&exchange.sums[at]), to), barrier,
+                              make_float4(own.top[t][i], own.sum[t][i], 0, 0));
+        }
+}
+
+// Joins what the block got of its own rows, and writes them.
+template <class C>
+__device__ __forceinline__ void finish_rows(const kv8_kernel_args &a, const Request &r, int head,
+                                            const WideRank<C> &own, int num_own,
+                                            const WideExchange<C> &exchange) {
+    for (int i = threadIdx.x; i < num_own * 16; i += C::THREADS) {
+        const int row = i / 16, quarter = i % 16;
+        float max = NO_KEY, sum = 0;
+#pragma unroll 8
+        for (int n = 0; n < own.ranks; n++)
+            max = fmaxf(max, exchange.sums[(n << own.row_bits) + row].x);
+        float4 o = {0, 0, 0, 0};
+#pragma unroll 8
+        for (int n = 0; n < own.ranks; n++) {
+            const int at = (n << own.row_bits) + row;
+            const float4 from = exchange.sums[at];
+            const float w = exp2_fast(from.x - max);
+            sum += from.y * w;
+            add_weighted(o, exchange.o[at * 16 + quarter], {w, w});
+        }
+        const int dim = quarter / 8 * 32 + quarter / 4 % 2 * 16 + quarter % 4 * 2;
+        const RowEnd end = row_end_or_default(a, exchange.ends[row]);
+        finish(a, r, head, own.row_begin() + row, dim, end, o.x, o.y, max, sum);
+        finish(a, r, head, own.row_begin() + row, dim + 8, end, o.z, o.w, max, sum);
+    }
+}
+
+__device__ __forceinline__ bool any_of_warpgroup(int barrier, bool mine) {
+    uint32_t any;
+    asm volatile(
+        "{\n.reg .pred p, q;\nsetp.ne.u32 q, %1, 0;\n"
+        "bar.red.or.pred p, %2, 128, q;\nselp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(any)
+        : "r"(uint32_t(mine)), "r"(barrier)
+        : "memory");
+    return any != 0;
+}
+
+template <class C>
+__device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
+    extern __shared__ __align__(1024) uint8_t fixed[];
+    __shared__ WideExchange<C> exchange;
+    launch_dependents();
+    const int warp = threadIdx.x / 32, warpgroup = threadIdx.x / 128, head = blockIdx.y;
+    const uint32_t barrier = smem_address(&exchange.barrier);
+    const WideRank<C> own;
+    if (threadIdx.x == 0) {
+        barrier_init(barrier, 1);
+        barrier_init_fence();
+    }
+    __syncwarp();
+    cluster_arrive_first();  // once all have come, their shared memory may be written
+    if (warp == 0) {         // while the kernel ahead ends, the page table comes nearer
+        const Lengths seen = load_lengths(a, 0);
+        const WideKeys early = wide_keys<C>(a, make_request(a, 0, seen), own);
+        Split hint = {};
+        hint.pages = request_pages(a, 0, seen);
+        hint.granule_begin = (early.base + early.step_begin * C::KEYS) / TOKENS;
+        hint.granule_end = (early.base + early.step_end * C::KEYS) / TOKENS;
+        prefetch_pages(a, hint);
+    }
+    wait_for_previous();
+    const Lengths lengths = load_lengths(a, 0);
+    const Request r = make_request(a, 0, lengths);
+    const WideKeys keys = wide_keys<C>(a, r, own);
+    const int num_rows = r.qo_len * a.group_size, num_own = own.num_rows(num_rows);
+    const int first_key = keys.base + (keys.step_begin + warpgroup) * C::KEYS;
+    const int count =
+        max(keys.step_end - keys.step_begin - warpgroup + C::WARPGROUPS - 1, 0) / C::WARPGROUPS;
+    WideLoader<C> loader(a, keys, request_pages(a, 0, lengths), head, first_key);
+    if (count > 0) loader.fetch();
+    if (warp == 0) {
+        Split ends;
+        ends.request = r, ends.row_begin = own.row_begin(), ends.num_rows = num_own;
+        copy_row_ends(a, ends, head, exchange.ends);
+    }
+    const uint32_t q = smem_address(fixed);
+    const uint32_t stages = q + C::ALL_Q_BYTES + warpgroup * C::WARPGROUP_BYTES;
+    store_queries<C>(a, r, head, q, exchange.factor);
+    WideAttention<C> attention(a, r, keys);
+    // The step that was published last has NaN in V, of keys that some rows do not see.
+    bool is_sick = false;
+    // 0: every row sees every key of the step; 1, 2: not, and its V has no NaN, some.
+    const auto widen_next = [&](int i) {
+        const int key = first_key + i * C::WARPGROUPS * C::KEYS;
+        const bool masked = attention.is_masked(key);
+        bool sick = false;
+        if (masked) sick = loader.clear_nan(exchange.sick[warpgroup][i % 2]);
+        loader.widen(stages + i % 2 * (2 * C::STEP_BYTES));
+        fence_stores_before_wgmma();
+        return masked ? 1 + int(sick) : 0;
+    };
+    const auto publish = [&](int what) {
+        if (what == 0) {
+            named_barrier_sync(1 + warpgroup, 128);
+            is_sick = false;
+        } else {
+            is_sick = any_of_warpgroup(1 + warpgroup, what == 2);
+        }
+    };
+    int what = 0;
+    if (count > 0)
+        what = widen_next(0);
+    else
+        fence_stores_before_wgmma();
+    if (count > 1) loader.fetch();
+    __syncthreads();  // Q is there
+    if (what != 0) publish(what);
+    const bool swaps = attention.thread != int(threadIdx.x % 128);
+    const uint32_t q_at = matrix_descriptor(q + (swaps ? C::Q_BYTES / 2 : 0), 16);
+    const uint32_t stage_at[2] = {matrix_descriptor(stages, 16),
+                                  matrix_descriptor(stages + 2 * C::STEP_BYTES, 16)};
+#pragma unroll 1
+    for (int i = 0; i < count; i++) {
+        const int key = first_key + i * C::WARPGROUPS * C::KEYS;
+        const bool now_sick = is_sick;
+        uint32_t p[C::TILES][C::KEYS / 4];
+#pragma unroll
+        for (int t = 0; t < C::TILES; t++)
+            attention.start_tile(t, q_at, i % 2 == 0 ? stage_at[0] : stage_at[1], key,
+                                 exchange.factor, p[t]);
+        if (i + 1 < count) {
+            what = widen_next(i + 1);
+            if (i + 2 < count) loader.fetch();
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (int t = 0; t < C::TILES; t++) {
+            attention.end_tile(t);
+            registers_pin(p[t]);  // which the products read until here
+        }
+        if (__builtin_expect(now_sick, 0)) attention.add_nan(key, exchange.sick[warpgroup][i % 2]);
+        if (i + 1 < count) publish(what);
+    }
+    copy_wait_all();
+    __syncthreads();  // the steps' shared memory is free
+    if (threadIdx.x == 0 && num_own > 0)
+        expect_bytes(barrier, own.ranks * num_own * (16 + 1) * sizeof(float4));
+    combine_warpgroups<C>(attention, fixed + C::ALL_Q_BYTES, exchange.result);
+    cluster_wait();
+    hand_out_rows<C>(attention, own, num_rows, exchange);
+    if (num_own == 0) return;
+    wait_for_bytes(barrier, 0);
+    finish_rows<C>(a, r, head, own, num_own, exchange);
+}
+
+}  // namespace kv8
+
+#define KV8_DECODE_WIDE_DEFINE(name, format, tiles, keys, fixed_bytes) \
+    extern "C" __global__ void __launch_bounds__(256, 2)               \
+        name(const __grid_constant__ kv8_kernel_args a) {              \
+        using config = kv8::WideConfig<kv8::format, tiles, keys>;      \
+        static_assert(config::FIXED_BYTES == fixed_bytes);             \
+        kv8::wide_cluster_body<config>(a);                             \
+    }
