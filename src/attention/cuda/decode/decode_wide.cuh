@@ -449,7 +449,8 @@ __device__ void store_queries(const kv8_kernel_args &a, const Request &r, int he
 
 // --- the end ---
 
-// Sums of both warpgroups: each has half of the dims, which the other leaves in shared memory.
+// Sums of both warpgroups: each has half of the dims, which the other leaves in shared memory. On
+// its way all blocks of the cluster have come.
 template <class C>
 __device__ __forceinline__ void combine_warpgroups(WideAttention<C> &own, uint8_t *results,
                                                    float2 (*sums)[C::ROWS]) {
@@ -475,6 +476,7 @@ __device__ __forceinline__ void combine_warpgroups(WideAttention<C> &own, uint8_
                     make_float2(own.top[t][i], own.sum[t][i]);
         }
     }
+    cluster_wait();
     __syncthreads();
 #pragma unroll
     for (int t = 0; t < C::TILES; t++) {
@@ -670,7 +672,6 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
     if (threadIdx.x == 0 && num_own > 0)
         expect_bytes(barrier, own.ranks * num_own * (16 + 1) * sizeof(float4));
     combine_warpgroups<C>(attention, fixed + C::ALL_Q_BYTES, exchange.result);
-    cluster_wait();
     hand_out_rows<C>(attention, own, num_rows, exchange);
     if (num_own == 0) return;
     wait_for_bytes(barrier, 0);
