@@ -112,20 +112,36 @@ static void prefill_fills_the_gpu_and_stays_in_its_workspace(void **state) {
     }
 }
 
+/* Of one row of one request, and of several, whose tile is one whatever their number. */
 static void a_cluster_serves_a_head_of_one_request(void **state) {
     (void)state;
+    static const struct {
+        int32_t rows;
+        const char *name;
+    } cases[] = {{1, "kv8_decode_f16_e4m3_d64_cluster__sm90"},
+                 {3, "kv8_decode_f16_e4m3_d64_wide64__sm90"},
+                 {8, "kv8_decode_f16_e4m3_d64_wide64__sm90"},
+                 {16, "kv8_decode_f16_e4m3_d64_wide128__sm90"}};
     stand s = stand_open(90, H200_SMS);
-    kv8_attention_spec spec = stand_spec();
-    spec.max_batch = spec.max_total_q = 1;
-    stand_plan p;
-    stand_args a;
-    assert_ok(stand_plan_open(&p, &s, &spec));
-    stand_args_make(&a, &s, &spec, 1);
-    const stand_in_launch *const launch = stand_run(&s, &p, &a);
-    assert_int_equal(launch->cluster[0], launch->grid[0]);
-    assert_int_equal(launch->cluster[0], 16);
-    assert_int_equal(launch->grid[1], 8);
-    stand_plan_close(&p, &s);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        kv8_attention_spec spec = stand_spec();
+        spec.max_batch = 1;
+        spec.max_total_q = cases[i].rows;
+        spec.max_kv_len = 4096;
+        stand_plan p;
+        stand_args a;
+        assert_ok(stand_plan_open(&p, &s, &spec));
+        stand_args_make(&a, &s, &spec, 1);
+        const stand_in_launch *const launch = stand_run(&s, &p, &a);
+        assert_string_equal(launch->name, cases[i].name);
+        assert_int_equal(launch->cluster[0], launch->grid[0]);
+        assert_int_equal(launch->cluster[0], 16);
+        assert_int_equal(launch->grid[1], 8);
+        assert_int_equal(launch->grid[2], 1);
+        assert_int_equal(launch->block[0], 256);
+        check_block(launch->args, &spec, &a);
+        stand_plan_close(&p, &s);
+    }
     stand_close(&s);
 }
 
