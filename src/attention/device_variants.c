@@ -344,19 +344,24 @@ static bool fits_cluster(const kv8_variant *variant, const kv8_attention_spec *s
 }
 
 /* So few keys that clusters, of which a GPU holds few at once, are done before prefill's blocks
- * have joined their splits; more clusters of narrow tiles than there is room for at once. */
+ * have joined their splits; more clusters of narrow tiles than there is room for at once, and where
+ * those are two of a head, more keys than they are done with sooner. */
 static bool fits_wide(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
-    enum { MAX_ROW_KEYS = 16384 * WARPGROUP_ROWS, BLOCKS = 16 };
+    enum { MAX_ROW_KEYS = 16384 * WARPGROUP_ROWS, FEW_KEYS = 256, BLOCKS = 16 };
     const int32_t rows = variant->block_rows;
     const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
-    const int64_t narrow = spec->num_kv_heads * kv8_ceil_div(packed, MOST_DECODE_ROWS);
-    if (has_more_rows_than(spec, rows)) return false;
+    const int64_t narrow = kv8_ceil_div(packed, MOST_DECODE_ROWS);
+    int64_t keys = spec->max_kv_len;
+    if (packed > rows) return false;
     if (rows > WARPGROUP_ROWS)
-        return has_more_rows_than(spec, WARPGROUP_ROWS) &&
-               spec->max_kv_len <= MAX_ROW_KEYS / rows / (rows / WARPGROUP_ROWS);
-    return has_more_rows_than(spec, MOST_DECODE_ROWS) && 4 * BLOCKS * narrow > 7 * info->num_sms &&
-           spec->max_kv_len <= MAX_ROW_KEYS / rows;
+        return packed > WARPGROUP_ROWS && keys <= MAX_ROW_KEYS / rows / (rows / WARPGROUP_ROWS);
+    if (keys > MAX_ROW_KEYS / rows || narrow < 2 ||
+        4 * BLOCKS * narrow * spec->num_kv_heads <= 7 * info->num_sms)
+        return false;
+    if (spec->window_left >= 0)
+        keys = kv8_min_i64(keys, (int64_t)spec->window_left + spec->max_total_q);
+    return narrow > 2 || keys > FEW_KEYS;
 }
 
 /* Keys that so many packed rows, one behind the other, see in the spec's window. */

@@ -66,6 +66,14 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_batch = 1, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 2, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 3, "kv8_decode_f16_e4m3_d64_wide64__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 4;
+          spec.max_kv_len = 256, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 4;
+          spec.window_left = 127, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 5;
+          spec.window_left = 127, "kv8_decode_f16_e4m3_d64_wide64__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 8; spec.num_kv_heads = 3;
+          spec.num_qo_heads = 24, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 8;
           spec.page_size = 1, "kv8_decode_f16_e4m3_d64_wide64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 9, "kv8_prefill_f16_e4m3_d64__sm90");

@@ -121,6 +121,8 @@ static void many_rows_of_one_request(void **state) {
         attention_case c = rows_case(n, rows);
         const bool is_wide = packed_rows(&c) > 64;
         if (packed_rows(&c) <= 16 || packed_rows(&c) > 128) continue;
+        if (packed_rows(&c) <= 32)
+            c.window_left = -1; /* over few keys two narrow tiles take them */
         kernels = is_wide ? "kv8_decode_*_wide128__*" : "kv8_decode_*_wide64__*";
         c.num_kv_heads = 8 + (int32_t)(n % 3);
         c.layout = n % 3 ? LAYOUT_NHD : LAYOUT_HND;
@@ -130,7 +132,11 @@ static void many_rows_of_one_request(void **state) {
         if (n % 4 == 1) c.page_size = 7;
         if (c.ragged) c.page_size = 1;
         c.kv_len[0] = rows + before[n / 3 % (is_wide ? 6 : 7)];
-        check(g, &c, 0);
+        static attention_inputs in;
+        case_make(&in, &c);
+        if (in.spec.max_kv_len < 1000) in.spec.max_kv_len = 1000;
+        check_made(g, &in, 0);
+        case_free(&in);
         num_checked++;
     }
     assert_true(num_checked > 50);
