@@ -25,14 +25,15 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
  * Allocates nothing on the device; the device must outlive the plan. *out is NULL on failure.
  *
  * A plan whose bounds allow 64 or more packed rows a request (max_total_q * group_size / max_batch)
- * takes a prefill kernel; rows of decode may be in its calls. On Hopper those on wgmma take K and V
- * of one format out of e4m3, e5m2, int8, bf16, f16, or any two of e4m3, int8 and bf16, at head_dim
- * 64 and 128; those on mma.sync, since sm_80, K and V of any two formats but f32 at any two
- * head_dims that are multiples of 16 up to 256. Q is bf16, or f16 where K is not bf16, on mma.sync
- * nor V; f16 and bf16 pages are not mixed. Q of e4m3 over e4m3 or e5m2 pages takes wgmma alone;
- * over others, and on other GPUs, the general kernel, which is exact.
- * Where such a plan is for 16 or more requests, those of a row or two go to a decode kernel in a
- * second launch of the run; lengths decide on the device, at replay too.
+ * takes a prefill kernel, but on Hopper of one request with up to 128 and few keys, e4m3 at
+ * head_dim 64, a decode kernel; rows of decode may be in its calls. On Hopper those on wgmma take K
+ * and V of one format out of e4m3, e5m2, int8, bf16, f16, or any two of e4m3, int8 and bf16, at
+ * head_dim 64 and 128; those on mma.sync, since sm_80, K and V of any two formats but f32 at any
+ * two head_dims that are multiples of 16 up to 256. Q is bf16, or f16 where K is not bf16, on
+ * mma.sync nor V; f16 and bf16 pages are not mixed. Q of e4m3 over e4m3 or e5m2 pages takes wgmma
+ * alone; over others, and on other GPUs, the general kernel, which is exact. Where such a plan is
+ * for 16 or more requests, those of a row or two go to a decode kernel in a second launch of the
+ * run; lengths decide on the device, at replay too.
  *
  * With fewer rows a decode kernel is taken, on sm_90 and sm_100: formats as with wgmma (two of them
  * where page_size is a multiple of 16), head_dim 64 and 128, e4m3 in such pages also at 80, 96 and

@@ -84,7 +84,7 @@ static void make_window(const kv8_attention_device_plan *plan, kv8_device_choice
     choice->launch.overlaps_previous = true;
 }
 
-/* Clusters as wide as all KV heads' tiles find room in at once, or as the GPU has at all.
+/* Clusters as wide as all KV heads' tiles find room in at once, of narrow tiles else of 8 blocks.
  * *fits_out: it has them. */
 static kv8_status make_cluster(const kv8_attention_device_plan *plan, kv8_device_choice *choice,
                                bool *fits_out) {
@@ -100,7 +100,8 @@ static kv8_status make_cluster(const kv8_attention_device_plan *plan, kv8_device
         int32_t clusters = 0;
         choice->launch.grid[0] = choice->launch.cluster[0] = blocks;
         KV8_TRY(kv8_kernel_max_clusters(&choice->kernel, &choice->launch, &clusters));
-        *fits_out = clusters >= heads * tiles || (blocks == 8 && clusters > 0);
+        *fits_out =
+            clusters >= heads * tiles || (v->way == KV8_WAY_CLUSTER && blocks == 8 && clusters > 0);
         if (*fits_out) return KV8_OK;
     }
     return KV8_OK;

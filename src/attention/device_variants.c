@@ -344,23 +344,25 @@ static bool fits_cluster(const kv8_variant *variant, const kv8_attention_spec *s
 }
 
 /* So few keys that clusters, of which a GPU holds few at once, are done before prefill's blocks
- * have joined their splits; more clusters of narrow tiles than there is room for at once, and where
- * those are two of a head, more keys than they are done with sooner. */
+ * have joined their splits. One tile: where narrow tiles have more clusters than there is room for
+ * at once, 14 of 16 blocks on 132 multiprocessors, and more keys than two of a head are done with
+ * sooner. Two: where a cluster for each KV head has a block for nearly each multiprocessor. */
 static bool fits_wide(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
-    enum { MAX_ROW_KEYS = 16384 * WARPGROUP_ROWS, FEW_KEYS = 256, BLOCKS = 16 };
-    const int32_t rows = variant->block_rows;
+    enum { MAX_ROW_KEYS = 16384 * WARPGROUP_ROWS, FEW_KEYS = 512, BLOCKS = 16 };
+    const int32_t rows = variant->block_rows, blocks = BLOCKS * spec->num_kv_heads;
     const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
     const int64_t narrow = kv8_ceil_div(packed, MOST_DECODE_ROWS);
     int64_t keys = spec->max_kv_len;
-    if (packed > rows) return false;
+    if (spec->max_batch > 1 || packed > rows) return false;
     if (rows > WARPGROUP_ROWS)
-        return packed > WARPGROUP_ROWS && keys <= MAX_ROW_KEYS / rows / (rows / WARPGROUP_ROWS);
-    if (keys > MAX_ROW_KEYS / rows || narrow < 2 ||
-        4 * BLOCKS * narrow * spec->num_kv_heads <= 7 * info->num_sms)
+        return packed > WARPGROUP_ROWS && keys <= MAX_ROW_KEYS / rows / (rows / WARPGROUP_ROWS) &&
+               8 * blocks > 7 * info->num_sms && !has_short_window(spec);
+    if (keys > MAX_ROW_KEYS / rows || narrow < 2 || 4 * narrow * blocks <= 7 * info->num_sms)
         return false;
-    if (spec->window_left >= 0)
-        keys = kv8_min_i64(keys, (int64_t)spec->window_left + spec->max_total_q);
+    if (spec->window_left >= 0 && (spec->causal || spec->window_right >= 0))
+        keys = kv8_min_i64(keys, (int64_t)spec->window_left + spec->max_total_q +
+                                     (spec->causal ? 0 : spec->window_right));
     return narrow > 2 || keys > FEW_KEYS;
 }
 

@@ -70,6 +70,8 @@ static void each_spec_has_its_kernel(void **state) {
           spec.max_kv_len = 256, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 4;
           spec.window_left = 127, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 4; spec.window_left = 127;
+          spec.causal = 0, "kv8_decode_f16_e4m3_d64_wide64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 5;
           spec.window_left = 127, "kv8_decode_f16_e4m3_d64_wide64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 8; spec.num_kv_heads = 3;
@@ -81,6 +83,10 @@ static void each_spec_has_its_kernel(void **state) {
           spec.max_kv_len = 4096, "kv8_decode_f16_e4m3_d64_wide128__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 16;
           spec.max_kv_len = 4096, "kv8_decode_f16_e4m3_d64_wide128__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 16; spec.max_kv_len = 4096;
+          spec.window_left = 127, "kv8_prefill_f16_e4m3_d64_window__sm90");
+    TAKES(spec.max_batch = spec.max_total_q = 1; spec.max_kv_len = 4096; spec.num_kv_heads = 1;
+          spec.num_qo_heads = 71, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 17;
           spec.max_kv_len = 4096, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 8;
@@ -274,6 +280,8 @@ static void each_run_has_its_kernel(void **state) {
              spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_wide64__sm90");
     LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
              in.k.num_pages = 1000, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+    LAUNCHES(spec.max_total_q = spec.max_batch = 8;
+             in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
     LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
              in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
 #undef LAUNCHES

@@ -96,9 +96,10 @@ __device__ __forceinline__ uint4 load_codes(const uint8_t *from, bool is_there) 
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
         "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
-        "@p ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+        "@p ld.global.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
         : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
-        : "l"(from), "r"(uint32_t(is_there)));
+        : "l"(from), "r"(uint32_t(is_there))
+        : "memory");
     return x;
 }
 __device__ __forceinline__ void store_shared_16(uint32_t to, const uint32_t (&x)[4]) {
@@ -247,8 +248,12 @@ class WideAttention {
         wgmma_wait<0>();
         registers_pin(s);
         if (has_rows(t)) {
+            // Rounded before a reference is taken off, as references are: of huge scores a rest of
+            // the product would count.
+#pragma unroll
+            for (int i = 0; i < C::KEYS / 2; i++) s[i] = __fmul_rn(s[i], factor[i / 2 % 2]);
             if (is_masked(first_key)) mask(t, first_key, s);
-            weigh(t, s, factor, p);
+            weigh(t, s, p);
         } else {
 #pragma unroll
             for (int i = 0; i < C::KEYS / 4; i++) p[i] = 0;
@@ -323,14 +328,13 @@ class WideAttention {
     }
     // Weights in f16 and a lane's sums of them, relative to each row's reference.
     __device__ __forceinline__ void exponentials(int t, const float (&s)[C::KEYS / 2],
-                                                 const float (&factor)[2],
                                                  uint32_t (&p)[C::KEYS / 4],
                                                  float (&add)[2]) const {
         float part[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
         for (int i = 0; i < C::KEYS / 4; i++) {
-            const float low = exp2_fast(fmaf(s[2 * i], factor[i % 2], -top[t][i % 2]));
-            const float high = exp2_fast(fmaf(s[2 * i + 1], factor[i % 2], -top[t][i % 2]));
+            const float low = exp2_fast(s[2 * i] - top[t][i % 2]);
+            const float high = exp2_fast(s[2 * i + 1] - top[t][i % 2]);
             part[i % 2][0] += low, part[i % 2][1] += high;
             p[i] = pack_f16(low, high);
         }
@@ -339,25 +343,24 @@ class WideAttention {
     // A row's reference is found in the first step that it sees and then only where a lane's sum
     // nears f16's end. NaN, whose row is NaN, is no reason to look.
     __device__ __forceinline__ void weigh(int t, const float (&s)[C::KEYS / 2],
-                                          const float (&factor)[2], uint32_t (&p)[C::KEYS / 4]) {
+                                          uint32_t (&p)[C::KEYS / 4]) {
         constexpr float LIMIT = 2 * LAZY_LIMIT;
         float add[2];
-        exponentials(t, s, factor, p, add);
+        exponentials(t, s, p, add);
         if (__any_sync(~0u, add[0] >= LIMIT || add[1] >= LIMIT)) {
-            raise(t, s, factor);
-            exponentials(t, s, factor, p, add);
+            raise(t, s);
+            exponentials(t, s, p, add);
         }
         sum[t][0] += add[0], sum[t][1] += add[1];
     }
     // The largest weight of a row that has one above LAZY_LIMIT becomes 2^LAZY_TARGET.
-    __device__ __forceinline__ void raise(int t, const float (&s)[C::KEYS / 2],
-                                          const float (&factor)[2]) {
+    __device__ __forceinline__ void raise(int t, const float (&s)[C::KEYS / 2]) {
         float most[2] = {s[0], s[2]}, keep[2];
 #pragma unroll
         for (int i = 0; i < C::KEYS / 2; i++) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float all = quad_max(most[i]) * factor[i];
+            const float all = quad_max(most[i]);
             const float to =
                 exp2_fast(all - top[t][i]) > LAZY_LIMIT ? all - LAZY_TARGET : top[t][i];
             keep[i] = exp2_fast(top[t][i] - to);
@@ -380,10 +383,6 @@ __device__ inline void load_four(const uint16_t *from, uint32_t (&to)[2]) {
         to[1] = __ldg(from + 2) | uint32_t(__ldg(from + 3)) << 16;
     }
 }
-__device__ inline uint32_t times_zero(uint32_t pair) {
-    const __half2 x = __hmul2(*reinterpret_cast<const __half2 *>(&pair), __float2half2_rn(0));
-    return *reinterpret_cast<const uint32_t *>(&x);
-}
 // Eight threads a row: the block's rows of Q into shared memory in f16, bf16 times a power of two
 // that takes its largest value to [2^14, 2^15), and each row's factor. Rows that are not there are
 // zeros.
@@ -394,9 +393,6 @@ __device__ void store_queries(const kv8_kernel_args &a, const Request &r, int he
     float scale = a.score_scale;
     if (a.k_scale != nullptr)
         scale *= __ldg(a.k_scale + r.index * a.k_scale_stride_batch + head * a.k_scale_stride_head);
-    const uint32_t sign = scale < 0 ? 0x80008000u : 0;  // of Q, so that maxima stay maxima
-    const bool is_zero = scale == 0;  // then scores are 0, or NaN, as 0 times what Q holds
-    scale = is_zero ? 1.0f : fabsf(scale);
     uint32_t w[C::ROWS / 32][2][2];
 #pragma unroll
     for (int i = 0; i < C::ROWS / 32; i++) {
@@ -435,12 +431,7 @@ __device__ void store_queries(const kv8_kernel_args &a, const Request &r, int he
             }
         }
         if (part == 0) factors[row] = factor;
-        uint32_t x[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            x[j] = w[i][j / 2][j % 2] ^ sign;
-            if (is_zero) x[j] = times_zero(x[j]);
-        }
+        const uint32_t x[4] = {w[i][0][0], w[i][0][1], w[i][1][0], w[i][1][1]};
         const uint32_t to = q + row * 128 + (part ^ row % 8) * 16;
         store_shared_16(to, x);
         if (C::TILES == 1 && i == 0) store_shared_16(to + C::Q_BYTES, x);
