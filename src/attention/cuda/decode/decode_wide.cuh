@@ -213,6 +213,10 @@ __device__ __forceinline__ int thread_of_rows(int num_rows) {
     return threadIdx.x % 128 ^ (swaps ? 64 : 0);
 }
 
+// In place of a reference where no key was seen yet: any score makes the weight infinite, and the
+// row is looked at.
+constexpr float NO_SCORE = -0x1.fffffep127f;
+
 // WideAttention is a warpgroup's thread: of every tile two rows, g and g + 8 of its warp's 16.
 template <class C>
 class WideAttention {
@@ -227,7 +231,7 @@ class WideAttention {
 #pragma unroll
         for (int t = 0; t < C::TILES; t++) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) top[t][i] = NO_KEY, sum[t][i] = 0;
+            for (int i = 0; i < 2; i++) top[t][i] = NO_SCORE, sum[t][i] = 0;
 #pragma unroll
             for (int i = 0; i < 32; i++) o[t][i] = 0;
         }
@@ -531,7 +535,7 @@ __device__ __forceinline__ void finish_rows(const kv8_kernel_args &a, const Requ
                                             const WideExchange<C> &exchange) {
     for (int i = threadIdx.x; i < num_own * 16; i += C::THREADS) {
         const int row = i / 16, quarter = i % 16;
-        float max = NO_KEY, sum = 0;
+        float max = NO_SCORE, sum = 0;
 #pragma unroll 8
         for (int n = 0; n < own.ranks; n++)
             max = fmaxf(max, exchange.sums[(n << own.row_bits) + row].x);
