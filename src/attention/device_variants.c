@@ -87,9 +87,9 @@ static const kv8_variant variants[] = {
     DECODE(KV8_##format, KV8_##format, KV8_WAY_ROWS, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
            INT32_MAX, DECODE_TAKES & ~KV8_NEEDS_INVARIANT, warps, 1, bytes)
 #include "cuda/decode/decode_rows32_kernels.inc"
-#define KV8_DECODE_WIDE(format, name, dim, tiles, keys, bytes)                           \
-    DECODE(KV8_##format, KV8_##format, KV8_WAY_WIDE, name, dim, WARPGROUP_ROWS *(tiles), \
-           PAGES_OF_ANY_SIZE, 0, 1, 1, WIDE_TAKES, 8, 1, bytes)
+#define KV8_DECODE_WIDE(format, name, dim, rows, keys, bytes)                                     \
+    DECODE(KV8_##format, KV8_##format, KV8_WAY_WIDE, name, dim, rows, PAGES_OF_ANY_SIZE, 0, 1, 1, \
+           WIDE_TAKES, 8, 1, bytes)
 #include "cuda/decode/decode_wide_kernels.inc"
 #define KV8_DECODE_CLUSTER(format, name, dim, rows, warps, stages, bytes)                         \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_CLUSTER, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \

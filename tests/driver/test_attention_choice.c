@@ -282,6 +282,11 @@ static void each_run_has_its_kernel(void **state) {
              in.k.num_pages = 1000, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     LAUNCHES(spec.max_total_q = spec.max_batch = 8;
              in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
+    /* As many clusters as find room at once, and more. */
+    LAUNCHES(spec.num_qo_heads = spec.num_kv_heads = 33; spec.max_total_q = 32;
+             spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_wide64__sm90");
+    LAUNCHES(spec.num_qo_heads = spec.num_kv_heads = 34; spec.max_total_q = 32;
+             spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
              in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
 #undef LAUNCHES

@@ -30,6 +30,17 @@ struct State {
 constexpr float LAZY_LIMIT = 0x1p14f;  // weights stay below it in f16
 constexpr float LAZY_TARGET = 6.0f;    // a new maximum gets 2^6: small ones keep their bits longer
 
+// Four consecutive elements of Q.
+__device__ inline void load_four(const uint16_t *from, uint32_t (&to)[2]) {
+    if (reinterpret_cast<uintptr_t>(from) % 8 == 0) {
+        const uint2 both = __ldg(reinterpret_cast<const uint2 *>(from));
+        to[0] = both.x, to[1] = both.y;
+    } else {
+        to[0] = __ldg(from) | uint32_t(__ldg(from + 1)) << 16;
+        to[1] = __ldg(from + 2) | uint32_t(__ldg(from + 3)) << 16;
+    }
+}
+
 template <class C>
 class WarpAttention {
    public:
@@ -126,16 +137,6 @@ class WarpAttention {
         return r;
     }
 
-    // Four consecutive elements of Q.
-    __device__ static void load_four(const uint16_t *from, uint32_t (&to)[2]) {
-        if (reinterpret_cast<uintptr_t>(from) % 8 == 0) {
-            const uint2 both = __ldg(reinterpret_cast<const uint2 *>(from));
-            to[0] = both.x, to[1] = both.y;
-        } else {
-            to[0] = __ldg(from) | uint32_t(__ldg(from + 1)) << 16;
-            to[1] = __ldg(from + 2) | uint32_t(__ldg(from + 3)) << 16;
-        }
-    }
     // Q as the B fragment of the first MMA, still in its own format.
     __device__ void load_q(int h) {
         const Request &r = split.request;

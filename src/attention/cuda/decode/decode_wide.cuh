@@ -24,7 +24,7 @@ struct WideConfig {
     static constexpr int TILES = TILES_, ROWS = 64 * TILES;  // of 64 packed rows
     static constexpr int KEYS = KEYS_;                       // of a step: 32 or 64
     static constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS;
-    static constexpr int MOST_RANKS = 16, LEAST_RANKS = 8;
+    static constexpr int LEAST_RANKS = 8;         // blocks of a cluster
     static constexpr int Q_BYTES = 64 * 2 * DIM;  // of a tile; then the first 32 rows again
     static constexpr int ALL_Q_BYTES = TILES * Q_BYTES + (TILES == 1 ? 32 * 2 * DIM : 0);
     static constexpr int STEP_BYTES = KEYS * 2 * DIM;  // of K or of V, widened
@@ -120,7 +120,6 @@ class WideLoader {
           pages(of_pages),
           row(threadIdx.x % 128 / CHUNKS),
           chunk(threadIdx.x % CHUNKS),
-          lie_alike(a.k.stride_page == a.v.stride_page && a.k.stride_slot == a.v.stride_slot),
           next_key(first_key + row) {
         k = a.k.data + head * a.k.stride_head + chunk * 16;
         v = a.v.data + head * a.v.stride_head + chunk * 16;
@@ -131,10 +130,8 @@ class WideLoader {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const bool is_there = page_exists(a, page[i]);
-            uint64_t at = place(a.k, i);
-            k_codes[i] = load_codes(k + at, is_there);
-            if (!lie_alike) at = place(a.v, i);
-            v_codes[i] = load_codes(v + at, is_there);
+            k_codes[i] = load_codes(k + place(a.k, i), is_there);
+            v_codes[i] = load_codes(v + place(a.v, i), is_there);
         }
         next_key += C::WARPGROUPS * C::KEYS;
         look_up();
@@ -167,7 +164,6 @@ class WideLoader {
     const WideKeys &keys;
     const int32_t *const pages;
     const int row, chunk;
-    const bool lie_alike;
     const uint8_t *k, *v;
     int next_key, page[ROWS], slot[ROWS];
     uint4 k_codes[ROWS], v_codes[ROWS];
@@ -270,9 +266,6 @@ class WideAttention {
             wgmma_registers<false>(o[t], p + 4 * i, descriptor_at(stage, C::STEP_BYTES + 2048 * i),
                                    1);
         wgmma_commit();
-    }
-    __device__ __forceinline__ void end_tile(int t) {
-        registers_pin(o[t]);
     }
     // Any of the warp's 16 rows of the tile.
     __device__ __forceinline__ bool has_rows(int t) const {
@@ -378,15 +371,6 @@ class WideAttention {
 
 // --- queries ---
 
-__device__ inline void load_four(const uint16_t *from, uint32_t (&to)[2]) {
-    if (reinterpret_cast<uintptr_t>(from) % 8 == 0) {
-        const uint2 both = __ldg(reinterpret_cast<const uint2 *>(from));
-        to[0] = both.x, to[1] = both.y;
-    } else {
-        to[0] = __ldg(from) | uint32_t(__ldg(from + 1)) << 16;
-        to[1] = __ldg(from + 2) | uint32_t(__ldg(from + 3)) << 16;
-    }
-}
 // Eight threads a row: the block's rows of Q into shared memory in f16, bf16 times a power of two
 // that takes its largest value to [2^14, 2^15), and each row's factor. Rows that are not there are
 // zeros.
@@ -425,6 +409,7 @@ __device__ void store_queries(const kv8_kernel_args &a, const Request &r, int he
 #pragma unroll
             for (int lanes = 1; lanes < 8; lanes *= 2)
                 top = max(top, __shfl_xor_sync(~0u, top, lanes));
+            // As WarpAttention::narrow_row(), which has a row on four lanes.
             const int shift = min(max(14 - (int(top >> 7) - 127), -126), 126);
             const float up = __int_as_float((shift + 127) << 23);
             factor *= __int_as_float((127 - shift) << 23);
@@ -608,59 +593,56 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
     const uint32_t stages = q + C::ALL_Q_BYTES + warpgroup * C::WARPGROUP_BYTES;
     store_queries<C>(a, r, head, q, exchange.factor);
     WideAttention<C> attention(a, r, keys);
-    // The step that was published last has NaN in V, of keys that some rows do not see.
-    bool is_sick = false;
-    // 0: every row sees every key of the step; 1, 2: not, and its V has no NaN, some.
-    const auto widen_next = [&](int i) {
-        const int key = first_key + i * C::WARPGROUPS * C::KEYS;
-        const bool masked = attention.is_masked(key);
+    const auto key_of = [&](int i) { return first_key + i * C::WARPGROUPS * C::KEYS; };
+    // Step i, whose codes have come, into shared memory; true where this thread took NaN out of V,
+    // of keys that some rows do not see.
+    const auto widen_step = [&](int i) {
         bool sick = false;
-        if (masked) sick = loader.clear_nan(exchange.sick[warpgroup][i % 2]);
+        if (attention.is_masked(key_of(i)))
+            sick = loader.clear_nan(exchange.sick[warpgroup][i % 2]);
         loader.widen(stages + i % 2 * (2 * C::STEP_BYTES));
         fence_stores_before_wgmma();
-        return masked ? 1 + int(sick) : 0;
+        return sick;
     };
-    const auto publish = [&](int what) {
-        if (what == 0) {
-            named_barrier_sync(1 + warpgroup, 128);
-            is_sick = false;
-        } else {
-            is_sick = any_of_warpgroup(1 + warpgroup, what == 2);
-        }
+    // All of the warpgroup have widened step i; true where any thread took NaN out.
+    const auto publish = [&](int i, bool sick) {
+        if (attention.is_masked(key_of(i))) return any_of_warpgroup(1 + warpgroup, sick);
+        named_barrier_sync(1 + warpgroup, 128);
+        return false;
     };
-    int what = 0;
+    bool sick = false;
     if (count > 0)
-        what = widen_next(0);
+        sick = widen_step(0);
     else
         fence_stores_before_wgmma();
     if (count > 1) loader.fetch();
     __syncthreads();  // Q is there
-    if (what != 0) publish(what);
+    if (count > 0) sick = publish(0, sick);
     const bool swaps = attention.thread != int(threadIdx.x % 128);
     const uint32_t q_at = matrix_descriptor(q + (swaps ? C::Q_BYTES / 2 : 0), 16);
     const uint32_t stage_at[2] = {matrix_descriptor(stages, 16),
                                   matrix_descriptor(stages + 2 * C::STEP_BYTES, 16)};
 #pragma unroll 1
     for (int i = 0; i < count; i++) {
-        const int key = first_key + i * C::WARPGROUPS * C::KEYS;
-        const bool now_sick = is_sick;
+        const bool was_sick = sick;
         uint32_t p[C::TILES][C::KEYS / 4];
 #pragma unroll
         for (int t = 0; t < C::TILES; t++)
-            attention.start_tile(t, q_at, i % 2 == 0 ? stage_at[0] : stage_at[1], key,
+            attention.start_tile(t, q_at, i % 2 == 0 ? stage_at[0] : stage_at[1], key_of(i),
                                  exchange.factor, p[t]);
         if (i + 1 < count) {
-            what = widen_next(i + 1);
+            sick = widen_step(i + 1);
             if (i + 2 < count) loader.fetch();
         }
         wgmma_wait<0>();
 #pragma unroll
         for (int t = 0; t < C::TILES; t++) {
-            attention.end_tile(t);
+            registers_pin(attention.o[t]);
             registers_pin(p[t]);  // which the products read until here
         }
-        if (__builtin_expect(now_sick, 0)) attention.add_nan(key, exchange.sick[warpgroup][i % 2]);
-        if (i + 1 < count) publish(what);
+        if (__builtin_expect(was_sick, 0))
+            attention.add_nan(key_of(i), exchange.sick[warpgroup][i % 2]);
+        if (i + 1 < count) sick = publish(i + 1, sick);
     }
     copy_wait_all();
     __syncthreads();  // the steps' shared memory is free
@@ -675,10 +657,10 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_WIDE_DEFINE(name, format, tiles, keys, fixed_bytes) \
-    extern "C" __global__ void __launch_bounds__(256, 2)               \
-        name(const __grid_constant__ kv8_kernel_args a) {              \
-        using config = kv8::WideConfig<kv8::format, tiles, keys>;      \
-        static_assert(config::FIXED_BYTES == fixed_bytes);             \
-        kv8::wide_cluster_body<config>(a);                             \
+#define KV8_DECODE_WIDE_DEFINE(name, format, rows, keys, fixed_bytes) \
+    extern "C" __global__ void __launch_bounds__(256, 2)              \
+        name(const __grid_constant__ kv8_kernel_args a) {             \
+        using config = kv8::WideConfig<kv8::format, rows / 64, keys>; \
+        static_assert(config::FIXED_BYTES == fixed_bytes);            \
+        kv8::wide_cluster_body<config>(a);                            \
     }
