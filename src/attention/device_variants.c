@@ -31,6 +31,7 @@ enum {
                    KV8_NEEDS_INVARIANT,
     CLUSTER_TAKES = DECODE_TAKES & ~(KV8_NEEDS_MASK | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_INVARIANT),
     WIDE_TAKES = CLUSTER_TAKES & ~KV8_NEEDS_NUM_PAGES,
+    WARPGROUP_TAKES = DECODE_TAKES & ~(KV8_NEEDS_MASK | KV8_NEEDS_INVARIANT),
     WGMMA_TAKES = KV8_NEEDS_INVARIANT | KV8_NEEDS_SOFT_CAP | KV8_NEEDS_WINDOW_RIGHT |
                   KV8_NEEDS_RAGGED | KV8_NEEDS_QO_LENS | KV8_NEEDS_LSE_LAYOUT,
     OPTIONS_TAKE = WGMMA_TAKES | KV8_NEEDS_MASK | KV8_NEEDS_KEY_RANGE | KV8_NEEDS_NUM_PAGES,
@@ -83,10 +84,10 @@ enum {
 
 /* Of several that take a spec and work one way, the first is taken: the faster stand first. */
 static const kv8_variant variants[] = {
-#define KV8_DECODE_ROWS32(format, name, dim, rows, warps, stages, bytes)                       \
+#define KV8_DECODE_WARPGROUP(format, name, dim, rows, stages, bytes)                           \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_ROWS, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
-           INT32_MAX, DECODE_TAKES & ~KV8_NEEDS_INVARIANT, warps, 1, bytes)
-#include "cuda/decode/decode_rows32_kernels.inc"
+           INT32_MAX, WARPGROUP_TAKES, 16, 1, bytes)
+#include "cuda/decode/decode_warpgroup_kernels.inc"
 #define KV8_DECODE_WIDE(format, name, dim, rows, keys, bytes)                                     \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_WIDE, name, dim, rows, PAGES_OF_ANY_SIZE, 0, 1, 1, \
            WIDE_TAKES, 8, 1, bytes)
@@ -281,7 +282,7 @@ int32_t kv8_variant_row_tiles(const kv8_variant *variant, const kv8_attention_sp
 /* The bounds fit what a decode kernel counts in 32 bits, and its shared memory. */
 static bool fits_decode(const kv8_variant *variant, const kv8_attention_spec *spec,
                         const kv8_device_info *info) {
-    enum { STATIC_BYTES = 4096 }; /* at least what the kernels declare beside it */
+    enum { STATIC_BYTES = 12288 }; /* at least what the kernels declare beside it */
     const int64_t of_unit = spec->batch_invariant ? kv8_variant_piece_units(variant, spec) : 1;
     const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2 + KV8_DECODE_MAX_SPLIT_UNITS;
     const int64_t streams = kv8_decode_max_row_tiles(spec) * spec->num_kv_heads;
@@ -308,15 +309,15 @@ static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec 
     const int32_t heads = kv8_variant_heads_per_block(variant, spec);
     return heads == 1 ? 1 : (int32_t)kv8_ceil_div(BLOCKS * heads, spec->num_kv_heads);
 }
-/* A wide tile of decode is for rows that one of 8 fewer would take two of. One of more than 16 is
- * for many keys and more heads of requests than prefill has blocks of one warpgroup at once, and
+/* A wide tile of decode is for rows that one of half as many would take two of. One of more than 16
+ * is for many keys and more heads of requests than prefill has blocks of one warpgroup at once, and
  * not for single rows among chunks. */
 static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
-    enum { LEAST_KEYS = 8192, BLOCKS_PER_SM = 2 };
+    enum { LEAST_KEYS = 1024, BLOCKS_PER_SM = 2 };
     const int32_t rows = variant->block_rows;
     if (rows == KV8_DECODE_ROWS) return true;
-    if (!has_more_rows_than(spec, rows - KV8_DECODE_ROWS)) return false;
+    if (!has_more_rows_than(spec, rows / 2)) return false;
     if (rows <= MOST_DECODE_ROWS) return true;
     return (int64_t)spec->max_batch * spec->num_kv_heads > BLOCKS_PER_SM * info->num_sms &&
            !has_more_rows_than(spec, rows) && spec->max_kv_len >= LEAST_KEYS;
@@ -462,6 +463,11 @@ static bool has_wide_rows(const choosing *c) {
     return false;
 }
 
+/* Decode kernels look at the bits of every key of every row, prefill's where they hide keys. */
+static int32_t most_decode_rows(const kv8_attention_spec *spec) {
+    return spec->has_mask && spec->max_batch > 1 ? KV8_DECODE_ROWS : MOST_DECODE_ROWS;
+}
+
 bool kv8_may_mix(const kv8_attention_spec *spec) {
     return has_more_rows_than(spec, WARPGROUP_ROWS) && spec->max_batch >= BULK_LEAST_BATCH &&
            spec->num_qo_heads <= MOST_DECODE_ROWS * spec->num_kv_heads && !spec->batch_invariant;
@@ -487,7 +493,7 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
     }
     count = add_ways(&c, 0, KV8_WAY_WIDE, many ? KV8_WAY_WIDE : KV8_WAY_CLUSTER, out, count);
     const int before = count;
-    if (has_more_rows_than(spec, MOST_DECODE_ROWS) && !has_wide_rows(&c)) {
+    if (has_more_rows_than(spec, most_decode_rows(spec)) && !has_wide_rows(&c)) {
         count = add_prefill(&c, out, count);
         if (count > before && !kv8_variant_is_on_wgmma(out[before]) &&
             !has_more_rows_than(spec, WARPGROUP_ROWS - 1))

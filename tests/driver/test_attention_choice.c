@@ -47,10 +47,12 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.num_qo_heads = 8 * 16; BOTH(KV8_BF16), "kv8_decode_bf16_bf16_d64_rows16__sm90");
     TAKES(spec.max_total_q = 65, "kv8_decode_f16_e4m3_d64_rows16__sm90");
     TAKES(spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_rows16__sm90");
-    TAKES(spec.max_total_q = 129, "kv8_decode_f16_e4m3_d64_rows24__sm90");
-    TAKES(spec.max_total_q = 192, "kv8_decode_f16_e4m3_d64_rows24__sm90");
-    TAKES(spec.max_total_q = 256; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows32__sm90");
-    TAKES(spec.max_total_q = 256; spec.max_kv_len = 8191, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 129, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_total_q = 192, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_total_q = 256, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_total_q = 256;
+          spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
+    TAKES(spec.max_total_q = 256; spec.max_kv_len = 1023, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 132; spec.max_batch = 33, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 136; spec.max_batch = 34, "kv8_decode_f16_e4m3_d64_rows32__sm90");
     TAKES(spec.max_total_q = 257, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
@@ -58,7 +60,10 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_total_q = 512;
           spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
     TAKES(spec.max_total_q = 513, "kv8_prefill_f16_e4m3_d64__sm90");
-    TAKES(spec.max_total_q = 128; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows16__sm90");
+    TAKES(spec.max_total_q = 128;
+          spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 2; spec.max_kv_len = 32768;
+          spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows16__sm90");
     TAKES(spec.max_total_q = 504;
           spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
     TAKES(spec.max_total_q = 512; spec.has_mask = 1;

@@ -93,6 +93,17 @@ __device__ __forceinline__ void named_barrier_sync(int id, int num_threads) {
 __device__ __forceinline__ void named_barrier_arrive(int id, int num_threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
+// The same, and whether any of the threads says so.
+__device__ __forceinline__ bool named_barrier_any(int id, int num_threads, bool mine) {
+    uint32_t any;
+    asm volatile(
+        "{\n.reg .pred p, q;\nsetp.ne.u32 q, %1, 0;\n"
+        "bar.red.or.pred p, %2, %3, q;\nselp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(any)
+        : "r"(uint32_t(mine)), "r"(id), "r"(num_threads)
+        : "memory");
+    return any != 0;
+}
 
 // WORDS consecutive 4-byte words of shared memory, one load.
 template <int BYTES>

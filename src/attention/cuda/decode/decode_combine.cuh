@@ -144,9 +144,10 @@ __device__ Partial combine_slices(const uint8_t *first, int step, const uint8_t 
 template <class C>
 __device__ Partial combine_item(const kv8_kernel_args &a, const uint8_t *rings, const Item<C> &item,
                                 int f) {
+    constexpr int RESULT_PITCH = C::RING_WARPS * C::RING_BYTES;
     const uint8_t *const first =
-        rings + item.head / C::HEADS * C::RING_BYTES + item.head % C::HEADS * C::RESULT_BYTES;
-    return combine_slices<C>(first, a.decode.heads_per_block / C::HEADS * C::RING_BYTES,
+        rings + item.head / C::HEADS * RESULT_PITCH + item.head % C::HEADS * C::RESULT_BYTES;
+    return combine_slices<C>(first, a.decode.heads_per_block / C::HEADS * RESULT_PITCH,
                              rings + C::WARPS * C::RING_BYTES, item.row, f % C::FRAGMENTS);
 }
 

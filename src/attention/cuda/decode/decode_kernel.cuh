@@ -24,7 +24,7 @@ __device__ inline void finish_empty(const kv8_kernel_args &a, const int *starts)
 template <class C>
 struct Block {
     Split splits[2];  // the one at work and the next
-    RowEnd ends[C::WARPS * C::HEADS * C::ROWS];
+    RowEnd ends[C::WARPS / C::RING_WARPS * C::HEADS * C::ROWS];
     Partition partition;
     Pieces pieces;
     bool any_empty;

@@ -90,6 +90,28 @@ class LaneCopies {
     }
 };
 
+// Marks the split where pages of a warp's granules first, first + step, .. are not there, `count`
+// of them, whose keys then have scores of -inf. For runs alone that say how many pages there are;
+// by all lanes.
+template <class C>
+__device__ __forceinline__ void find_gaps(const kv8_kernel_args &a, Split &split, int first,
+                                          int step, int count) {
+    if (__builtin_expect(a.num_pages == KV8_ANY_PAGES, 1)) return;
+    constexpr int SPAN = C::GRANULE_PAGES ? TOKENS : 1, ENTRIES = TOKENS / SPAN;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int n = lane; n - lane < count * ENTRIES; n += 32) {
+        const int token = (first + n / ENTRIES * step) * TOKENS + n % ENTRIES * SPAN;
+        bool missing = n < count * ENTRIES && token < split.any.end &&
+                       token + SPAN > split.any.begin &&
+                       !page_exists(a, __ldg(split.pages + divide(token, a.by_page)));
+        if (!C::IS_CLUSTER && missing && a.mask_bits != nullptr)
+            missing = mask_shows(a, split, token, SPAN);
+        const uint32_t lanes = __ballot_sync(~0u, missing);
+        if (lanes != 0) mark_gaps(a, split, lanes);
+    }
+}
+
 // Loader copies a warp's granules of a split one after another, each into the next stage of its
 // ring.
 template <class C>
@@ -128,23 +150,7 @@ class Loader {
         }
         copy_commit();
     }
-    // Marks the split where pages of the warp's granules are not there, whose keys then have scores
-    // of -inf. For runs alone that say how many pages there are; by all lanes.
-    __device__ void find_gaps() const {
-        if (__builtin_expect(a.num_pages == KV8_ANY_PAGES, 1)) return;
-        constexpr int SPAN = C::GRANULE_PAGES ? TOKENS : 1, ENTRIES = TOKENS / SPAN;
-#pragma unroll 1
-        for (int n = lane(); n - lane() < count * ENTRIES; n += 32) {
-            const int token = token_of(n / ENTRIES) + n % ENTRIES * SPAN;
-            bool missing = n < count * ENTRIES && token < split.any.end &&
-                           token + SPAN > split.any.begin &&
-                           !page_exists(a, __ldg(split.pages + divide(token, a.by_page)));
-            if (!C::IS_CLUSTER && missing && a.mask_bits != nullptr)
-                missing = mask_shows(a, split, token, SPAN);
-            const uint32_t lanes = __ballot_sync(~0u, missing);
-            if (lanes != 0) mark_gaps(a, split, lanes);
-        }
-    }
+    __device__ void find_gaps() const { kv8::find_gaps<C>(a, split, first, step, count); }
     // As many as the ring takes.
     __device__ void fill() {
 #pragma unroll 1

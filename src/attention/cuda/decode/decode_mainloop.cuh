@@ -29,6 +29,36 @@ struct State {
 
 constexpr float LAZY_LIMIT = 0x1p14f;  // weights stay below it in f16
 constexpr float LAZY_TARGET = 6.0f;    // a new maximum gets 2^6: small ones keep their bits longer
+// In place of a reference where no key was seen yet: any score makes the weight infinite, and the
+// row is looked at.
+constexpr float NO_SCORE = -0x1.fffffep127f;
+
+// Eight elements a lane of a row of Q that eight lanes have, as WarpAttention::narrow_row().
+__device__ inline float narrow_eight(uint32_t (&row)[2][2]) {
+    uint32_t top = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const uint32_t x = row[j / 2][j % 2];
+        const uint32_t low = x & 0x7f80u, high = x >> 16 & 0x7f80u;
+        if (low < 0x7f80u) top = max(top, low);
+        if (high < 0x7f80u) top = max(top, high);
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 8; lanes *= 2) top = max(top, __shfl_xor_sync(~0u, top, lanes));
+    const int shift = min(max(14 - (int(top >> 7) - 127), -126), 126);
+    const float up = __int_as_float((shift + 127) << 23);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint32_t &x = row[j / 2][j % 2];
+        x = pack_f16(__uint_as_float(x << 16) * up, __uint_as_float(x & 0xffff0000u) * up);
+    }
+    return __int_as_float((127 - shift) << 23);
+}
+
+// Of four codes of e4m3 those that are NaN: the upper bit of their bytes.
+__device__ inline uint32_t nan_signs(uint32_t codes) {
+    return ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+}
 
 // Four consecutive elements of Q.
 __device__ inline void load_four(const uint16_t *from, uint32_t (&to)[2]) {

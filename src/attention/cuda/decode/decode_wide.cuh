@@ -194,7 +194,7 @@ class WideLoader {
     // Four codes of e4m3: those that are NaN become 0; a bit each.
     __device__ static __forceinline__ uint32_t take_nan(uint32_t &codes) {
         static_assert(C::F == E4M3);
-        const uint32_t signs = ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+        const uint32_t signs = nan_signs(codes);
         codes &= ~((signs >> 7) * 0xffu);
         return (signs >> 7) * 0x10204080u >> 28;
     }
@@ -208,10 +208,6 @@ __device__ __forceinline__ int thread_of_rows(int num_rows) {
     const bool swaps = C::TILES == 1 && num_rows <= 32 && threadIdx.x >= 128;
     return threadIdx.x % 128 ^ (swaps ? 64 : 0);
 }
-
-// In place of a reference where no key was seen yet: any score makes the weight infinite, and the
-// row is looked at.
-constexpr float NO_SCORE = -0x1.fffffep127f;
 
 // WideAttention is a warpgroup's thread: of every tile two rows, g and g + 8 of its warp's 16.
 template <class C>
@@ -397,28 +393,7 @@ __device__ void store_queries(const kv8_kernel_args &a, const Request &r, int he
     for (int i = 0; i < C::ROWS / 32; i++) {
         const int row = 32 * i + threadIdx.x / 8;
         float factor = scale;
-        if (a.q_dtype == BF16) {
-            uint32_t top = 0;  // largest exponent, where bf16 keeps it
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const uint32_t x = w[i][j / 2][j % 2];
-                const uint32_t low = x & 0x7f80u, high = x >> 16 & 0x7f80u;
-                if (low < 0x7f80u) top = max(top, low);
-                if (high < 0x7f80u) top = max(top, high);
-            }
-#pragma unroll
-            for (int lanes = 1; lanes < 8; lanes *= 2)
-                top = max(top, __shfl_xor_sync(~0u, top, lanes));
-            // As WarpAttention::narrow_row(), which has a row on four lanes.
-            const int shift = min(max(14 - (int(top >> 7) - 127), -126), 126);
-            const float up = __int_as_float((shift + 127) << 23);
-            factor *= __int_as_float((127 - shift) << 23);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                uint32_t &x = w[i][j / 2][j % 2];
-                x = pack_f16(__uint_as_float(x << 16) * up, __uint_as_float(x & 0xffff0000u) * up);
-            }
-        }
+        if (a.q_dtype == BF16) factor *= narrow_eight(w[i]);
         if (part == 0) factors[row] = factor;
         const uint32_t x[4] = {w[i][0][0], w[i][0][1], w[i][1][0], w[i][1][1]};
         const uint32_t to = q + row * 128 + (part ^ row % 8) * 16;
@@ -540,17 +515,6 @@ __device__ __forceinline__ void finish_rows(const kv8_kernel_args &a, const Requ
     }
 }
 
-__device__ __forceinline__ bool any_of_warpgroup(int barrier, bool mine) {
-    uint32_t any;
-    asm volatile(
-        "{\n.reg .pred p, q;\nsetp.ne.u32 q, %1, 0;\n"
-        "bar.red.or.pred p, %2, 128, q;\nselp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(any)
-        : "r"(uint32_t(mine)), "r"(barrier)
-        : "memory");
-    return any != 0;
-}
-
 template <class C>
 __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t fixed[];
@@ -606,7 +570,7 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
     };
     // All of the warpgroup have widened step i; true where any thread took NaN out.
     const auto publish = [&](int i, bool sick) {
-        if (attention.is_masked(key_of(i))) return any_of_warpgroup(1 + warpgroup, sick);
+        if (attention.is_masked(key_of(i))) return named_barrier_any(1 + warpgroup, 128, sick);
         named_barrier_sync(1 + warpgroup, 128);
         return false;
     };

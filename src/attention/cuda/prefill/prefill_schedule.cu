@@ -8,10 +8,10 @@
 // block takes a whole one come first; what is left, of which blocks would end up to an item apart,
 // stands in a line that is cut at equal distances over the items' keys, a range a block. Where
 // blocks have few items each, of about one length, and start together, all of them stand in the
-// line, and a range is a block's own: nobody takes what another has time for. Blocks of one
-// warpgroup are bound by memory, which serves the heads of a token best together: those take items
-// as they come. All of it depends on
-// the lengths alone: equal inputs, equal bits.
+// line, and a range is a block's own: nobody takes what another has time for. Items of few rows are
+// bound by memory, which serves the heads of a token best together: those stay whole where that
+// leaves blocks idle for less than half an item, and those of blocks of one warpgroup are cut at
+// the same places for all heads. All of it depends on the lengths alone: equal inputs, equal bits.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "prefill/prefill_item.cuh"
@@ -29,8 +29,11 @@ enum {
     EVEN_TILES = 8,  // what an equal split may have more than a range that is a block's own
     ITEM_TILES = 1,  // what starting and finishing an item costs, in tiles
     OWN_ITEMS = 3,   // up to so many of a length for each block, each range is a block's own
-    LINE_ITEMS = 2   // what a block takes of the line, in items
+    LINE_ITEMS = 2,  // what a block takes of the line, in items
+    THIN_ROWS = 128  // packed rows of an item, on average, up to which memory bounds it
 };
+// What blocks may be idle at the end, for items that memory bounds to stay whole.
+constexpr float IDLE_ITEMS = 0.5f;
 
 // Sum over all threads' values before this one; *total is everyone's.
 __device__ static int scan(int value, int *warp_sums, int *total) {
@@ -237,12 +240,13 @@ __device__ static int each_split(const Cuts &cuts, int length, USE &&use) {
 
 // How the blocks' work is handed out. All threads know it.
 struct Handout {
-    int num_whole;   // blocks of rows whose items are whole
-    float range;     // of the line of the others; 0: no item is split
-    bool is_even;    // one round: each item is cut into equal splits
-    float of_tile;   // then: splits for each tile
-    bool is_owned;   // no item is whole: each range is a block's own
-    bool has_first;  // else: the first item of each block is
+    int num_whole;            // blocks of rows whose items are whole
+    float range;              // of the line of the others; 0: no item is split
+    bool is_even;             // one round: each item is cut into equal splits
+    float of_tile;            // then: splits for each tile
+    bool is_owned;            // no item is whole: each range is a block's own
+    bool has_first;           // else: the first item of each block is
+    bool has_heads_together;  // all heads of a block of rows are cut at the same places
 };
 __device__ static int tiles_of(const kv8_prefill_block &block) {
     return length_of(block) + ITEM_TILES;
@@ -260,10 +264,11 @@ __device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, boo
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
         work += tiles_of(a.prefill.blocks[i]);
     scan(work, warp_sums, &total);
-    if (a.prefill.max_slots == 0 || total == 0) return {num_blocks, 0, false, 0, false, false};
+    if (a.prefill.max_slots == 0 || total == 0)
+        return {num_blocks, 0, false, 0, false, false, false};
     const float per_block = (float)heads / machine, share = total * per_block;
     const int longest = length_of(a.prefill.blocks[0]);
-    Handout h = {0, share, false, machine / ((float)total * heads), false, false};
+    Handout h = {0, share, false, machine / ((float)total * heads), false, false, false};
     const bool is_one_round = num_blocks * heads <= machine;
     const bool is_wide = a.prefill.block_rows > 64;
     const float even = (float)longest / even_splits(h, longest) + ITEM_TILES;
@@ -272,6 +277,11 @@ __device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, boo
         start_together && is_wide && longest <= 2 * length_of(a.prefill.blocks[num_blocks - 1]) &&
         share < OWN_ITEMS * (longest + ITEM_TILES) && !(is_one_round && even <= share + EVEN_TILES);
     h.is_even = is_one_round && !h.is_owned;
+    h.has_heads_together = !is_wide;
+    const float items = share / (longest + ITEM_TILES);
+    const bool is_thin = a.qo_indptr[a.batch] * a.group_size <= THIN_ROWS * num_blocks;
+    if (is_thin && !is_one_round && !h.is_owned && ceilf(items) - items < IDLE_ITEMS)
+        return {num_blocks, 0, false, 0, false, false, false};
     if (!h.is_even && !h.is_owned) {
         if (threadIdx.x == 0) first_cut = num_blocks;
         int before_all = 0;
@@ -316,24 +326,26 @@ static_assert(sizeof(Part) <= sizeof(kv8_prefill_broken), "lies where broken row
 // The line's parts, in order; returns how many.
 __device__ static int cut_line(const kv8_kernel_args &a, const Handout &h, int num_blocks,
                                Part *parts, int *warp_sums) {
-    const int heads = a.num_kv_heads, shift = bin_shift(a);
-    const int count = (num_blocks - h.num_whole) * heads;
+    // KV heads that are cut at the same places, whose parts follow one another.
+    const int together = h.has_heads_together ? a.num_kv_heads : 1;
+    const int each = a.num_kv_heads / together, shift = bin_shift(a);
+    const int count = (num_blocks - h.num_whole) * each;
     int line = 0, parts_before = 0, slots_before = 0, total;
     for (int first = 0; first < count; first += SCHEDULE_THREADS) {
-        const int i = first + threadIdx.x, block = h.num_whole + i / heads;
+        const int i = first + threadIdx.x, block = h.num_whole + i / each;
         const bool is_item = i < count;
         const int length = is_item ? length_of(a.prefill.blocks[block]) : 0;
         const int at = line + scan(is_item ? length + ITEM_TILES : 0, warp_sums, &total);
         line += total;
         Cuts cuts = cuts_of(h, length, at);
         int splits = is_item ? each_split(cuts, length, [](int, int) {}) : 0;
-        const int slot = slots_before + scan(splits > 1 ? splits : 0, warp_sums, &total);
+        const int slot = slots_before + scan(splits > 1 ? splits * together : 0, warp_sums, &total);
         slots_before += total;
-        if (splits > 1 && slot + splits > a.prefill.max_slots) cuts.step = 0, splits = 1;
-        int to = parts_before + scan(splits, warp_sums, &total);
+        if (splits > 1 && slot + splits * together > a.prefill.max_slots) cuts.step = 0, splits = 1;
+        int to = parts_before + scan(splits * together, warp_sums, &total);
         parts_before += total;
         if (!is_item) continue;
-        Part part = {block, i % heads, 0, 0, splits > 1 ? slot : -1, 0, (int8_t)splits, 0, 0, 0};
+        Part part = {block, 0, 0, 0, -1, 0, (int8_t)splits, 0, 0, 0};
         const int from = a.prefill.blocks[block].tile_begin;
         each_split(cuts, length, [&](int begin, int end) {
             part.tile_begin = from + begin;
@@ -341,7 +353,11 @@ __device__ static int cut_line(const kv8_kernel_args &a, const Handout &h, int n
             part.bin = h.is_owned ? min((int)((at + (begin + end) * 0.5f) / h.range),
                                         a.prefill.num_blocks - 1)
                                   : bin_of(end - begin, shift);
-            parts[to++] = part;
+            for (int n = 0; n < together; n++) {
+                part.kv_head = i % each + n;
+                if (splits > 1) part.slot = slot + n * splits;
+                parts[to++] = part;
+            }
             part.split++;
         });
     }

@@ -1,0 +1,98 @@
+// decode_warpgroup_loader.cuh - the copying side of a warp whose team is a warpgroup: as
+// decode_loader.cuh, of one head and whole granules, in a third of the instructions.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "decode/decode_loader.cuh"
+
+namespace kv8 {
+
+// WarpgroupLoader copies a warp's granules of a split one after another, each into the next stage
+// of its ring.
+template <class C>
+class WarpgroupLoader {
+   public:
+    // The granules first, first + step, ..: `count` of them.
+    __device__ WarpgroupLoader(const kv8_kernel_args &args, Split &of, uint32_t ring, int head,
+                               int of_first, int of_step, int of_count)
+        : a(args), split(of), first(of_first), step(of_step), count(of_count) {
+        k = lane_of(a.k, head), v = lane_of(a.v, head);
+        to = ring + C::RK::at(row(), chunk());
+        look_up(0);
+    }
+    // Starts the copies of granule i into the stage at byte `stage`, if there is one. One group of
+    // copies, always.
+    __device__ __forceinline__ void issue(int i, uint32_t stage) {
+        if (i < count) {
+            if (i > 0 && i % 32 == 0) look_up(i);
+            const int page = __shfl_sync(~0u, pages, i % 32),
+                      slot = __shfl_sync(~0u, slots, i % 32);
+            if (page_exists(a, page) && slot >= 0) {
+                copy(a.k, k + place(a.k, page, slot), stage);
+                copy(a.v, v + place(a.v, page, slot), stage + C::RK::TILE_BYTES);
+            } else {
+                const bool is_there = page_exists(a, page);
+                copy_visible(a.k, k, is_there, page, ~slot, i, stage);
+                copy_visible(a.v, v, is_there, page, ~slot, i, stage + C::RK::TILE_BYTES);
+            }
+        }
+        copy_commit();
+    }
+    __device__ void find_gaps() const { kv8::find_gaps<C>(a, split, first, step, count); }
+
+   private:
+    // A lane copies 16 bytes of every PASS-th token.
+    static constexpr int CHUNKS = C::RK::CHUNKS, PASS = 32 / CHUNKS;
+    static_assert(TOKENS % PASS == 0 && C::RK::CHUNKS == C::RV::CHUNKS);
+    const kv8_kernel_args &a;
+    Split &split;
+    const int first, step, count;
+    const uint8_t *k, *v;
+    uint32_t to;
+    int pages, slots;  // of 32 granules, one a lane; ~slot where a granule is seen in part
+
+    __device__ static int lane() { return threadIdx.x % 32; }
+    __device__ static int row() { return lane() / CHUNKS; }
+    __device__ static int chunk() { return lane() % CHUNKS; }
+    __device__ int token_of(int n) const { return (first + n * step) * TOKENS; }
+    __device__ static const uint8_t *lane_of(const kv8_kernel_pages &p, int head) {
+        return p.data + head * p.stride_head + row() * p.stride_slot + chunk() * 16;
+    }
+    __device__ static uint64_t place(const kv8_kernel_pages &p, int page, int slot) {
+        return uint64_t(uint32_t(page)) * uint32_t(p.stride_page) +
+               uint64_t(uint32_t(slot)) * uint32_t(p.stride_slot);
+    }
+    // A page that no row of the tile may see is never read.
+    __device__ void look_up(int from) {
+        const int n = from + lane(), token = token_of(n);
+        pages = UNSEEN, slots = ~0;
+        if (n >= count || token >= split.any.end || token + TOKENS <= split.any.begin) return;
+
+        const int index = divide(token, a.by_page);
+        slots = token - index * a.page_size;
+        if (token < split.any.begin || token + TOKENS > split.any.end) slots = ~slots;
+        pages = __ldg(split.pages + index);
+    }
+    // Rows PASS apart under one swizzle lie as far apart as whole rows do.
+    __device__ __forceinline__ void copy(const kv8_kernel_pages &p, const uint8_t *at,
+                                         uint32_t stage) const {
+#pragma unroll
+        for (int n = 0; n < TOKENS / PASS; n++)
+            copy16_once<C::RK::HALF_LINE>(to + stage + n * PASS * C::RK::PITCH,
+                                          at + n * PASS * uint32_t(p.stride_slot));
+    }
+    __device__ __forceinline__ void copy_visible(const kv8_kernel_pages &p, const uint8_t *lane,
+                                                 bool is_there, int page, int slot, int i,
+                                                 uint32_t stage) const {
+#pragma unroll 1
+        for (int n = 0; n < TOKENS / PASS; n++) {
+            const int key = token_of(i) + n * PASS + row();
+            const bool inside = is_there && key >= split.any.begin && key < split.any.end;
+            copy16_once_or_zero<C::RK::HALF_LINE>(
+                to + stage + n * PASS * C::RK::PITCH,
+                inside ? lane + place(p, page, slot) + n * PASS * p.stride_slot : p.data, inside);
+        }
+    }
+};
+
+}  // namespace kv8
