@@ -213,6 +213,14 @@ uint32_t kv8_needs_of_args(const kv8_attention_args *args) {
 
 /* --- what a decode kernel is built and launched for --- */
 
+/* Of warpgroups, which are bound by keys of few requests less than by what combines their splits.
+ */
+static int32_t warpgroup_heads_per_block(const kv8_attention_spec *spec) {
+    enum { FEW_KEYS = 1 << 16, MANY_KEYS = 1 << 19, MANY_HEADS = 264 };
+    const int64_t keys = (int64_t)spec->max_batch * spec->max_kv_len;
+    if (keys <= FEW_KEYS) return 1;
+    return keys > MANY_KEYS || spec->max_batch * spec->num_kv_heads > MANY_HEADS ? 4 : 2;
+}
 /* heads_per_block: four, so that rows of a token are 256 bytes or more in NHD, which DRAM serves at
  * once; fewer where a small batch would leave too few streams to combine their splits in parallel,
  * if a warp copies whole lines by itself. */
@@ -220,6 +228,8 @@ static int32_t most_heads_per_block(const kv8_variant *variant, const kv8_attent
     enum { LINE = 128, LARGE_BATCH = 32, LONG = 32768 };
     int32_t most = 4;
     if (spec->batch_invariant) return most;
+    if (variant->way == KV8_WAY_ROWS && variant->block_rows > MOST_DECODE_ROWS)
+        return warpgroup_heads_per_block(spec);
     const int32_t k_bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim) * variant->warp_heads;
     const int32_t v_bytes = kv8_head_bytes(spec->v_dtype, spec->head_dim) * variant->warp_heads;
     if (spec->max_batch <= LARGE_BATCH && k_bytes % LINE == 0 && v_bytes % LINE == 0) most = 2;
@@ -310,17 +320,18 @@ static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec 
     return heads == 1 ? 1 : (int32_t)kv8_ceil_div(BLOCKS * heads, spec->num_kv_heads);
 }
 /* A wide tile of decode is for rows that one of half as many would take two of. One of more than 16
- * is for many keys and more heads of requests than prefill has blocks of one warpgroup at once, and
- * not for single rows among chunks. */
+ * is for many keys, fewer where requests have more heads than prefill has blocks of one warpgroup
+ * at once, and not for single rows among chunks. */
 static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
-    enum { LEAST_KEYS = 1024, BLOCKS_PER_SM = 2 };
+    enum { LEAST_KEYS = 8192, BLOCKS_PER_SM = 2 };
     const int32_t rows = variant->block_rows;
     if (rows == KV8_DECODE_ROWS) return true;
     if (!has_more_rows_than(spec, rows / 2)) return false;
     if (rows <= MOST_DECODE_ROWS) return true;
-    return (int64_t)spec->max_batch * spec->num_kv_heads > BLOCKS_PER_SM * info->num_sms &&
-           !has_more_rows_than(spec, rows) && spec->max_kv_len >= LEAST_KEYS;
+    if (has_more_rows_than(spec, rows) || has_short_window(spec)) return false;
+    const int64_t heads = (int64_t)spec->max_batch * spec->num_kv_heads;
+    return spec->max_kv_len >= LEAST_KEYS / (heads > BLOCKS_PER_SM * info->num_sms ? 2 : 1);
 }
 /* Tiles of 16 rows are more than the registers of a block with a producer hold: rows take them, but
  * where batch_invariant wants one arithmetic. */
@@ -463,9 +474,11 @@ static bool has_wide_rows(const choosing *c) {
     return false;
 }
 
-/* Decode kernels look at the bits of every key of every row, prefill's where they hide keys. */
+/* Decode kernels look at the bits of every key of every row, prefill's where they hide keys; but
+ * those widen int8 for rows that are not there. */
 static int32_t most_decode_rows(const kv8_attention_spec *spec) {
-    return spec->has_mask && spec->max_batch > 1 ? KV8_DECODE_ROWS : MOST_DECODE_ROWS;
+    const bool is_int8 = spec->k_dtype == KV8_INT8 || spec->v_dtype == KV8_INT8;
+    return spec->has_mask && spec->max_batch > 1 && !is_int8 ? KV8_DECODE_ROWS : MOST_DECODE_ROWS;
 }
 
 bool kv8_may_mix(const kv8_attention_spec *spec) {

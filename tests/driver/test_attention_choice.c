@@ -52,8 +52,10 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_total_q = 256, "kv8_decode_f16_e4m3_d64_rows32__sm90");
     TAKES(spec.max_total_q = 256;
           spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
-    TAKES(spec.max_total_q = 256; spec.max_kv_len = 1023, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
-    TAKES(spec.max_total_q = 132; spec.max_batch = 33, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 256; spec.max_kv_len = 4095, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 132; spec.max_batch = 33;
+          spec.max_kv_len = 8191, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 132; spec.max_batch = 33, "kv8_decode_f16_e4m3_d64_rows32__sm90");
     TAKES(spec.max_total_q = 136; spec.max_batch = 34, "kv8_decode_f16_e4m3_d64_rows32__sm90");
     TAKES(spec.max_total_q = 257, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
@@ -97,6 +99,10 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_batch = 1; spec.max_total_q = 8;
           spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 4;
+          spec.max_kv_len = 16385, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 5;
+          spec.max_kv_len = 16385, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 256; spec.window_left = 127; spec.causal = 1;
           spec.max_kv_len = 16385, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 256; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
