@@ -1,0 +1,128 @@
+// decode_wide_loader.cuh - the loading side of decode_wide.cuh: codes of K and V to registers, and
+// widened to shared memory.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "decode/decode_mainloop.cuh"
+
+namespace kv8 {
+
+// The keys of a block: KEYS at a time, those of a warpgroup WARPGROUPS apart.
+struct WideKeys {
+    KeyRange any, all;  // that some row, that all rows see
+    int base;           // the first key of step 0
+    int step_begin, step_end;
+};
+
+// 16 bytes that are read once, with what lies beside them ahead of its use; zeros unless they are
+// there.
+__device__ __forceinline__ uint4 load_codes(const uint8_t *from, bool is_there) {
+    uint4 x;
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+        "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+        "@p ld.global.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+        : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
+        : "l"(from), "r"(uint32_t(is_there))
+        : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_shared_16(uint32_t to, const uint32_t (&x)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+// WideLoader is one thread's part of a warpgroup's steps: 16 codes of K and of V of every 32nd key,
+// looked up two steps and on their way one step before they are widened.
+template <class C>
+class WideLoader {
+   public:
+    __device__ WideLoader(const kv8_kernel_args &args, const WideKeys &of, const int32_t *of_pages,
+                          int head, int first_key)
+        : a(args),
+          keys(of),
+          pages(of_pages),
+          row(threadIdx.x % 128 / CHUNKS),
+          chunk(threadIdx.x % CHUNKS),
+          next_key(first_key + row) {
+        k = a.k.data + head * a.k.stride_head + chunk * 16;
+        v = a.v.data + head * a.v.stride_head + chunk * 16;
+        look_up();
+    }
+    // Asks for the codes of the next step, and for the pages of the one after.
+    __device__ __forceinline__ void fetch() {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const bool is_there = page_exists(a, page[i]);
+            k_codes[i] = load_codes(k + place(a.k, i), is_there);
+            v_codes[i] = load_codes(v + place(a.v, i), is_there);
+        }
+        next_key += C::WARPGROUPS * C::KEYS;
+        look_up();
+    }
+    // The codes that have come, into shared memory, in 16 bits.
+    __device__ __forceinline__ void widen(uint32_t to) const {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            store_row(to + i * (32 * 2 * C::DIM), k_codes[i]);
+            store_row(to + i * (32 * 2 * C::DIM) + C::STEP_BYTES, v_codes[i]);
+        }
+    }
+    // Takes what is NaN out of V, and says where it was: true if anywhere.
+    __device__ __forceinline__ bool clear_nan(uint16_t (*sick)[C::DIM / 16]) {
+        bool any = false;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const uint32_t bits = take_nan(v_codes[i].x) | take_nan(v_codes[i].y) << 4 |
+                                  take_nan(v_codes[i].z) << 8 | take_nan(v_codes[i].w) << 12;
+            sick[32 * i + row][chunk] = uint16_t(bits);
+            any |= bits != 0;
+        }
+        return any;
+    }
+
+   private:
+    static constexpr int CHUNKS = C::DIM / 16, ROWS = C::KEYS / 32;
+    static_assert(CHUNKS * 16 == C::DIM && 128 / CHUNKS == 32);
+    const kv8_kernel_args &a;
+    const WideKeys &keys;
+    const int32_t *const pages;
+    const int row, chunk;
+    const uint8_t *k, *v;
+    int next_key, page[ROWS], slot[ROWS];
+    uint4 k_codes[ROWS], v_codes[ROWS];
+
+    __device__ __forceinline__ uint64_t place(const kv8_kernel_pages &p, int i) const {
+        return uint64_t(uint32_t(page[i])) * uint32_t(p.stride_page) +
+               uint64_t(uint32_t(slot[i])) * uint32_t(p.stride_slot);
+    }
+    __device__ __forceinline__ void look_up() {
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int key = next_key + 32 * i, index = divide(key, a.by_page);
+            page[i] = UNSEEN;
+            slot[i] = key - index * a.page_size;
+            if (key >= keys.any.begin && key < keys.any.end) page[i] = __ldg(pages + index);
+        }
+    }
+    __device__ __forceinline__ void store_row(uint32_t to, const uint4 &codes) const {
+        const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) widen4_key<C::F>(w[2 * half + i], x[2 * i], x[2 * i + 1]);
+            store_shared_16(to + row * 128 + ((2 * chunk + half) ^ row % 8) * 16, x);
+        }
+    }
+    // Four codes of e4m3: those that are NaN become 0; a bit each.
+    __device__ static __forceinline__ uint32_t take_nan(uint32_t &codes) {
+        static_assert(C::F == E4M3);
+        const uint32_t signs = nan_signs(codes);
+        codes &= ~((signs >> 7) * 0xffu);
+        return (signs >> 7) * 0x10204080u >> 28;
+    }
+};
+
+}  // namespace kv8
