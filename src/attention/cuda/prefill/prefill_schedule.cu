@@ -9,9 +9,10 @@
 // stands in a line that is cut at equal distances over the items' keys, a range a block. Where
 // blocks have few items each, of about one length, and start together, all of them stand in the
 // line, and a range is a block's own: nobody takes what another has time for. Items of few rows are
-// bound by memory, which serves the heads of a token best together: those stay whole where that
-// leaves blocks idle for less than half an item, and those of blocks of one warpgroup are cut at
-// the same places for all heads. All of it depends on the lengths alone: equal inputs, equal bits.
+// bound by memory, which serves the heads of a token best together: those of about one length stay
+// whole where that leaves blocks idle for less than half an item, and those of blocks of one
+// warpgroup are cut at the same places for all heads. All of it depends on the lengths alone: equal
+// inputs, equal bits.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "prefill/prefill_item.cuh"
@@ -273,14 +274,15 @@ __device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, boo
     const bool is_wide = a.prefill.block_rows > 64;
     const float even = (float)longest / even_splits(h, longest) + ITEM_TILES;
     h.has_first = start_together && (is_wide || is_one_round);
-    h.is_owned =
-        start_together && is_wide && longest <= 2 * length_of(a.prefill.blocks[num_blocks - 1]) &&
-        share < OWN_ITEMS * (longest + ITEM_TILES) && !(is_one_round && even <= share + EVEN_TILES);
+    const bool is_level = longest <= 2 * length_of(a.prefill.blocks[num_blocks - 1]);
+    h.is_owned = start_together && is_wide && is_level &&
+                 share < OWN_ITEMS * (longest + ITEM_TILES) &&
+                 !(is_one_round && even <= share + EVEN_TILES);
     h.is_even = is_one_round && !h.is_owned;
     h.has_heads_together = !is_wide;
     const float items = share / (longest + ITEM_TILES);
     const bool is_thin = a.qo_indptr[a.batch] * a.group_size <= THIN_ROWS * num_blocks;
-    if (is_thin && !is_one_round && !h.is_owned && ceilf(items) - items < IDLE_ITEMS)
+    if (is_thin && is_level && !is_one_round && !h.is_owned && ceilf(items) - items < IDLE_ITEMS)
         return {num_blocks, 0, false, 0, false, false, false};
     if (!h.is_even && !h.is_owned) {
         if (threadIdx.x == 0) first_cut = num_blocks;
