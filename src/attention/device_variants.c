@@ -213,8 +213,8 @@ uint32_t kv8_needs_of_args(const kv8_attention_args *args) {
 
 /* --- what a decode kernel is built and launched for --- */
 
-/* Of warpgroups, which are bound by keys of few requests less than by what combines their splits.
- */
+/* Of warpgroups: with few requests one or two heads, so that more of them share a head's keys and a
+ * stream has fewer splits to combine. MANY_HEADS: two for each of an H200's multiprocessors. */
 static int32_t warpgroup_heads_per_block(const kv8_attention_spec *spec) {
     enum { FEW_KEYS = 1 << 16, MANY_KEYS = 1 << 19, MANY_HEADS = 264 };
     const int64_t keys = (int64_t)spec->max_batch * spec->max_kv_len;
@@ -292,12 +292,13 @@ int32_t kv8_variant_row_tiles(const kv8_variant *variant, const kv8_attention_sp
 /* The bounds fit what a decode kernel counts in 32 bits, and its shared memory. */
 static bool fits_decode(const kv8_variant *variant, const kv8_attention_spec *spec,
                         const kv8_device_info *info) {
-    enum { STATIC_BYTES = 12288 }; /* at least what the kernels declare beside it */
+    enum { STATIC_BYTES = 4096, OF_WARPGROUPS = 12288 }; /* at least what kernels declare beside */
+    const size_t declared = variant->block_rows > MOST_DECODE_ROWS ? OF_WARPGROUPS : STATIC_BYTES;
     const int64_t of_unit = spec->batch_invariant ? kv8_variant_piece_units(variant, spec) : 1;
     const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2 + KV8_DECODE_MAX_SPLIT_UNITS;
     const int64_t streams = kv8_decode_max_row_tiles(spec) * spec->num_kv_heads;
     return kv8_variant_heads_per_block(variant, spec) % variant->warp_heads == 0 &&
-           kv8_variant_shared_bytes(variant, spec) + STATIC_BYTES <= info->shared_bytes_per_block &&
+           kv8_variant_shared_bytes(variant, spec) + declared <= info->shared_bytes_per_block &&
            streams <= (INT32_MAX >> 1) / kv8_ceil_div(granules, of_unit) &&
            granules <= INT32_MAX / KV8_DECODE_MAX_BLOCKS;
 }

@@ -27,7 +27,7 @@ struct State {
     }
 };
 
-constexpr float LAZY_LIMIT = 0x1p14f;  // weights stay below it in f16
+constexpr float LAZY_LIMIT = 0x1p14f;  // weights stay below it, or twice it, in f16
 constexpr float LAZY_TARGET = 6.0f;    // a new maximum gets 2^6: small ones keep their bits longer
 // In place of a reference where no key was seen yet: any score makes the weight infinite, and the
 // row is looked at.

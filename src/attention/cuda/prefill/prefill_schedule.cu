@@ -33,8 +33,9 @@ enum {
     LINE_ITEMS = 2,  // what a block takes of the line, in items
     THIN_ROWS = 128  // packed rows of an item, on average, up to which memory bounds it
 };
-// What blocks may be idle at the end, for items that memory bounds to stay whole.
-constexpr float IDLE_ITEMS = 0.5f;
+// What blocks may be idle at the end, of an item and of all their items, for items that memory
+// bounds to stay whole.
+constexpr float IDLE_OF_ITEM = 0.5f, IDLE_OF_ALL = 0.25f;
 
 // Sum over all threads' values before this one; *total is everyone's.
 __device__ static int scan(int value, int *warp_sums, int *total) {
@@ -280,9 +281,11 @@ __device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, boo
                  !(is_one_round && even <= share + EVEN_TILES);
     h.is_even = is_one_round && !h.is_owned;
     h.has_heads_together = !is_wide;
-    const float items = share / (longest + ITEM_TILES);
-    const bool is_thin = a.qo_indptr[a.batch] * a.group_size <= THIN_ROWS * num_blocks;
-    if (is_thin && is_level && !is_one_round && !h.is_owned && ceilf(items) - items < IDLE_ITEMS)
+    const float items = num_blocks * per_block, idle = ceilf(items) - items;
+    const int thin = is_wide ? min((int)THIN_ROWS, a.prefill.block_rows * 2 / 3) : (int)THIN_ROWS;
+    const bool is_thin = a.qo_indptr[a.batch] * a.group_size <= thin * num_blocks;
+    if (is_thin && is_level && !is_one_round && !h.is_owned && idle < IDLE_OF_ITEM &&
+        idle < IDLE_OF_ALL * items)
         return {num_blocks, 0, false, 0, false, false, false};
     if (!h.is_even && !h.is_owned) {
         if (threadIdx.x == 0) first_cut = num_blocks;
