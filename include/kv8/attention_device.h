@@ -35,10 +35,11 @@ typedef struct kv8_attention_device_plan kv8_attention_device_plan;
  * for 16 or more requests, those of a row or two go to a decode kernel in a second launch of the
  * run; lengths decide on the device, at replay too.
  *
- * With fewer rows a decode kernel is taken, on sm_90 and sm_100: formats as with wgmma (two of them
- * where page_size is a multiple of 16), head_dim 64 and 128, e4m3 in such pages also at 80, 96 and
- * 256. What it does not take goes to a prefill kernel, and what neither takes to a general kernel:
- * as right, and about a hundred times slower.
+ * With fewer rows a decode kernel is taken, or a prefill kernel where that is faster
+ * (kv8_attention_device_describe() names which), on sm_90 and sm_100: formats as with wgmma (two of
+ * them where page_size is a multiple of 16), head_dim 64 and 128, e4m3 in such pages also at 80, 96
+ * and 256. What it does not take goes to a prefill kernel, and what neither takes to a general
+ * kernel: as right, and about a hundred times slower.
  *
  * With batch_invariant all rows take a decode kernel, those of prefill too, if there is one: a row
  * has the same bits in every batch, every chunk and every plan over pages of one layout, and decode

@@ -322,7 +322,7 @@ static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec 
 }
 /* A wide tile of decode is for rows that one of half as many would take two of. One of more than 16
  * is for many keys, fewer where requests have more heads than prefill has blocks of one warpgroup
- * at once, and not for single rows among chunks. */
+ * at once, and neither for short windows nor for single rows among chunks. */
 static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
     enum { LEAST_KEYS = 8192, BLOCKS_PER_SM = 2 };

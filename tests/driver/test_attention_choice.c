@@ -64,6 +64,8 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_total_q = 513, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_total_q = 128;
           spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
+    TAKES(spec.max_total_q = 128; spec.has_mask = 1;
+          BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 2; spec.max_kv_len = 32768;
           spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows16__sm90");
     TAKES(spec.max_total_q = 504;
@@ -347,6 +349,32 @@ static void decode_goes_beside_prefill(void **state) {
     stand_close(&s);
 }
 
+/* The fewer keys there are in all, the fewer heads a block of warpgroups has; of many requests
+ * four. */
+static void warpgroups_share_heads_of_few_keys(void **state) {
+    (void)state;
+    static const struct {
+        int32_t batch, keys, heads;
+    } cases[] = {{1, 65536, 1},  {8, 8192, 1},   {1, 65537, 2}, {33, 8192, 2},
+                 {16, 32768, 2}, {17, 32768, 4}, {34, 8192, 4}};
+    kv8_kernel_args a;
+    inputs in;
+    stand s = open_gpu(90);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        kv8_attention_spec spec = stand_spec();
+        spec.max_batch = cases[i].batch, spec.max_total_q = 4 * cases[i].batch;
+        spec.max_kv_len = cases[i].keys;
+        fill(&in, &spec);
+        in.args.batch = cases[i].batch;
+        const stand_in_launch launch = launch_of(&s, &spec, &in.args, &a);
+        assert_string_equal(launch.name, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+        assert_int_equal(launch.block[0], 512);
+        assert_int_equal(a.decode.heads_per_block, cases[i].heads);
+        assert_int_equal(a.decode.num_slices * a.decode.heads_per_block, 16);
+    }
+    stand_close(&s);
+}
+
 /* Over short windows a block has a request's whole streams, of as few heads as fill the GPU. */
 static void short_windows_are_not_split(void **state) {
     (void)state;
@@ -472,6 +500,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_spec_has_its_kernel),
                                        cmocka_unit_test(each_run_has_its_kernel),
                                        cmocka_unit_test(decode_goes_beside_prefill),
+                                       cmocka_unit_test(warpgroups_share_heads_of_few_keys),
                                        cmocka_unit_test(short_windows_are_not_split),
                                        cmocka_unit_test(a_run_says_what_it_was_given),
                                        cmocka_unit_test(ragged_rows_are_pages),

@@ -84,8 +84,7 @@ static void rows_of_pages(void **state) {
     }
 }
 
-/* Against the oracle, whose lse of huge scores need not be met; planned for so many keys at least.
- */
+/* Against the oracle, lse of huge scores in f32's precision; planned for so many keys at least. */
 static void check_whatever_scores(const gpu *g, const attention_case *c, int flags,
                                   int32_t least_keys) {
     static attention_inputs in;

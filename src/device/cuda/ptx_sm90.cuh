@@ -317,16 +317,11 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[64], const uint32_t *
                        KV8_A_REGISTERS);
 }
 
-// d (64 x 32) = or += A (64 x 16, registers) * B (16 x 32, shared, rows are columns of d).
-template <bool IS_BF16>
+// Of f16: d (64 x 32) = or += A (64 x 16, registers) * B (16 x 32, shared, rows are columns of d).
 __device__ __forceinline__ void wgmma_registers_along_k(float (&d)[16], const uint32_t *a,
                                                         uint64_t b, int accumulate) {
-    if (IS_BF16)
-        KV8_WGMMA_N32("k16.f32.bf16.bf16", "{%16, %17, %18, %19}, %20", "%21", "1, 1, 0",
-                      KV8_A_REGISTERS);
-    else
-        KV8_WGMMA_N32("k16.f32.f16.f16", "{%16, %17, %18, %19}, %20", "%21", "1, 1, 0",
-                      KV8_A_REGISTERS);
+    KV8_WGMMA_N32("k16.f32.f16.f16", "{%16, %17, %18, %19}, %20", "%21", "1, 1, 0",
+                  KV8_A_REGISTERS);
 }
 
 // --- wgmma of e4m3 by e4m3 or e5m2; both operands' rows run along k ---

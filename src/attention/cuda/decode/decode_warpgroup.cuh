@@ -258,7 +258,7 @@ class WarpgroupAttention {
         wgmma_fence();
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            wgmma_registers_along_k<false>(s, k[n], descriptor_at(q_at, 32 * n), n != 0);
+            wgmma_registers_along_k(s, k[n], descriptor_at(q_at, 32 * n), n != 0);
         wgmma_commit();
         load_columns(columns);
         wgmma_wait<0>();
@@ -404,8 +404,7 @@ class WarpgroupAttention {
         wgmma_fence();
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            wgmma_registers_along_k<false>(o, v[n],
-                                           descriptor_at(p_at, i % 2 * C::P_BYTES + 32 * n), 1);
+            wgmma_registers_along_k(o, v[n], descriptor_at(p_at, i % 2 * C::P_BYTES + 32 * n), 1);
         wgmma_commit();
     }
     __device__ __forceinline__ void pin_values() {
