@@ -475,13 +475,6 @@ static bool has_wide_rows(const choosing *c) {
     return false;
 }
 
-/* Decode kernels look at the bits of every key of every row, prefill's where they hide keys; but
- * those widen int8 for rows that are not there. */
-static int32_t most_decode_rows(const kv8_attention_spec *spec) {
-    const bool is_int8 = spec->k_dtype == KV8_INT8 || spec->v_dtype == KV8_INT8;
-    return spec->has_mask && spec->max_batch > 1 && !is_int8 ? KV8_DECODE_ROWS : MOST_DECODE_ROWS;
-}
-
 bool kv8_may_mix(const kv8_attention_spec *spec) {
     return has_more_rows_than(spec, WARPGROUP_ROWS) && spec->max_batch >= BULK_LEAST_BATCH &&
            spec->num_qo_heads <= MOST_DECODE_ROWS * spec->num_kv_heads && !spec->batch_invariant;
@@ -507,7 +500,7 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
     }
     count = add_ways(&c, 0, KV8_WAY_WIDE, many ? KV8_WAY_WIDE : KV8_WAY_CLUSTER, out, count);
     const int before = count;
-    if (has_more_rows_than(spec, most_decode_rows(spec)) && !has_wide_rows(&c)) {
+    if (has_more_rows_than(spec, MOST_DECODE_ROWS) && !has_wide_rows(&c)) {
         count = add_prefill(&c, out, count);
         if (count > before && !kv8_variant_is_on_wgmma(out[before]) &&
             !has_more_rows_than(spec, WARPGROUP_ROWS - 1))

@@ -62,8 +62,7 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_total_q = 512;
           spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8_rows16__sm90");
     TAKES(spec.max_total_q = 513, "kv8_prefill_f16_e4m3_d64__sm90");
-    TAKES(spec.max_total_q = 128;
-          spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
+    TAKES(spec.max_total_q = 128; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows16__sm90");
     TAKES(spec.max_total_q = 128; spec.has_mask = 1;
           BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 2; spec.max_kv_len = 32768;

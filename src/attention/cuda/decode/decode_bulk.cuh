@@ -103,7 +103,8 @@ class BulkLoader {
     __device__ PageSlot look_up(int first) const {
         const int i = first + threadIdx.x % 32, token = (split.granule_begin + i) * TOKENS;
         if (i >= count || token + TOKENS <= split.any.begin) return {UNSEEN, 0};
-        if (a.mask_bits != nullptr && !mask_shows(a, split, token, TOKENS)) return {UNSEEN, 0};
+        if (may_hide(a, split, token, TOKENS) && !mask_shows(a, split, token, TOKENS))
+            return {UNSEEN, 0};
         const int index = divide(token, a.by_page);
         return {__ldg(split.pages + index), token - index * a.page_size};
     }
@@ -170,6 +171,7 @@ __device__ __forceinline__ void load_splits(const kv8_kernel_args &a, int *start
             take_split<C>(a, starts, block.partition, block, split,
                           [&](int b) { return load_lengths(a, b); });
         }
+        find_unmasked(a, split);
         if (threadIdx.x % 32 == 0) {
             block.fed[at.index] = fed;
             barrier_arrive(smem_address(block.known + at.index));

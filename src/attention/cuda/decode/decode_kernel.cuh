@@ -114,10 +114,12 @@ __device__ __forceinline__ void decode_body(const kv8_kernel_args &a) {
     launch_dependents();
     int *const starts = reinterpret_cast<int *>(rings + C::FIXED_BYTES);
     const int warp = threadIdx.x / 32;
-    if (warp == 0)
+    if (warp == 0) {
         partition_first<C>(a, starts, block);
-    else
+        find_unmasked(a, block.splits[0]);
+    } else {
         wait_for_previous();
+    }
     __syncthreads();
     // A granule takes as many warps as it has heads: a slice of the block.
     const int slice = divide(warp, a.decode.by_heads);
@@ -133,9 +135,11 @@ __device__ __forceinline__ void decode_body(const kv8_kernel_args &a) {
             a, split, head, first, a.decode.num_slices, count, rings + warp * C::RING_BYTES, [&] {
                 for (int h = 0; slice == 0 && h < C::HEADS; h++)
                     copy_row_ends(a, split, head + h, block.ends + (in_block + h) * C::ROWS);
-                if (warp == 0)
+                if (warp == 0) {
                     take_split<C>(a, starts, block.partition, block, *block.other(at),
                                   [&](int b) { return load_lengths(a, b); });
+                    find_unmasked(a, *block.other(at));
+                }
             });
         __syncthreads();
         if (a.decode.piece_units > 0)

@@ -105,7 +105,7 @@ __device__ __forceinline__ void find_gaps(const kv8_kernel_args &a, Split &split
         bool missing = n < count * ENTRIES && token < split.any.end &&
                        token + SPAN > split.any.begin &&
                        !page_exists(a, __ldg(split.pages + divide(token, a.by_page)));
-        if (!C::IS_CLUSTER && missing && a.mask_bits != nullptr)
+        if (!C::IS_CLUSTER && missing && may_hide(a, split, token, SPAN))
             missing = mask_shows(a, split, token, SPAN);
         const uint32_t lanes = __ballot_sync(~0u, missing);
         if (lanes != 0) mark_gaps(a, split, lanes);
@@ -184,7 +184,8 @@ class Loader {
         place = {UNSEEN, 0};
         if (n >= count) return;
         if (token >= split.any.end || token + SPAN <= split.any.begin) return;
-        if (!C::IS_CLUSTER && a.mask_bits != nullptr && !mask_shows(a, split, token, SPAN)) return;
+        if (!C::IS_CLUSTER && may_hide(a, split, token, SPAN) && !mask_shows(a, split, token, SPAN))
+            return;
         const int index = divide(token, a.by_page);
         place.slot = token - index * a.page_size;
         if (token < split.any.begin || token + SPAN > split.any.end) place.slot = ~place.slot;
