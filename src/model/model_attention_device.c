@@ -387,6 +387,13 @@ static const kv8_device_plan *plan_of(const kv8_device_attention *set, const kv8
     return &kind->classes[c];
 }
 
+kv8_status kv8_device_attention_append(kv8_model *model, int32_t layer,
+                                       const kv8_device_batch *batch,
+                                       const kv8_device_layer_rows *rows) {
+    KV8_TRY(append(model, layer, batch, rows));
+    return model->on_device->observer == NULL ? KV8_OK : observe(model, layer, batch, rows);
+}
+
 kv8_status kv8_device_attention_run(kv8_model *model, int32_t layer, const kv8_device_batch *batch,
                                     const kv8_device_layer_rows *rows) {
     const kv8_device_attention *const set = model->on_device->attention;
@@ -394,10 +401,8 @@ kv8_status kv8_device_attention_run(kv8_model *model, int32_t layer, const kv8_d
     const kv8_device_plan *const p = plan_of(set, kind, batch);
     kv8_stream *const stream = model->options.stream;
     KV8_RANGE("attention");
-    KV8_TRY(append(model, layer, batch, rows));
-    if (model->on_device->observer != NULL) KV8_TRY(observe(model, layer, batch, rows));
     const kv8_attention_args args = attention_args(model, layer, batch, rows);
-    if (layer == kind->layer)
+    if (layer == kind->layer || batch->indptr == batch->logit_indptr)
         KV8_TRY(kv8_attention_device_prepare(p->plan, stream, &args, p->workspace));
     return kv8_attention_device_run(p->plan, stream, &args, p->workspace);
 }

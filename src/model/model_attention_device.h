@@ -60,6 +60,10 @@ typedef struct kv8_device_batch {
     int32_t num_rows, num_seqs; /* the step's, or more: requests without a row */
     bool is_decode;             /* a row for each request */
     const int32_t *token_ids, *positions, *indptr, *logit_rows;
+    /* [num_seqs + 1] of logit_rows, where those are the last rows of their sequences and not all:
+     * the last layer attends for them alone. NULL: for all. */
+    const int32_t *logit_indptr;
+    int32_t num_logit_rows;
 } kv8_device_batch;
 
 /* Of the model's architecture on this GPU and such a cache, as kv8_device_architecture has it. */
@@ -87,8 +91,12 @@ typedef struct kv8_device_layer_rows {
 } kv8_device_layer_rows;
 /* KV8_F16, or KV8_BF16 where K or V is that and no kernel multiplies them as f16. */
 kv8_dtype kv8_device_attention_q_dtype(const kv8_model *model, int32_t layer);
-/* Stores k, rotated on the way, and v, and attends; the first layer of a kind has the step's work
- * cut for all. Can be captured. */
+/* Stores k, rotated on the way, and v. Can be captured, as kv8_device_attention_run. */
+kv8_status kv8_device_attention_append(kv8_model *model, int32_t layer,
+                                       const kv8_device_batch *batch,
+                                       const kv8_device_layer_rows *rows);
+/* Attends, for rows that are stored. The first layer of a kind has the step's work cut for all but
+ * one whose indptr is logit_indptr. */
 kv8_status kv8_device_attention_run(kv8_model *model, int32_t layer, const kv8_device_batch *batch,
                                     const kv8_device_layer_rows *rows);
 

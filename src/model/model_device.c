@@ -8,9 +8,9 @@
 
 /* --- life --- */
 
-/* Integers of a step's inputs for up to so many rows: ids, positions, logit rows, indptr. */
+/* Integers of a step's inputs for up to so many rows: ids, positions, logit rows, two indptr. */
 static size_t input_ints(size_t rows) {
-    return 4 * rows + 1;
+    return 5 * rows + 2;
 }
 
 static kv8_status refuse_options(const kv8_model_options *o) {
@@ -149,12 +149,25 @@ void kv8_model_device_close(kv8_model *model) {
 
 /* The inputs of a step, in host or device memory, of `capacity` rows each. */
 typedef struct inputs {
-    int32_t *ids, *positions, *logit_rows, *indptr;
+    int32_t *ids, *positions, *logit_rows, *indptr, *logit_indptr;
 } inputs;
 
 static inputs inputs_at(int32_t *base, int32_t capacity) {
-    return (inputs){base, base + capacity, base + 2 * (size_t)capacity,
-                    base + 3 * (size_t)capacity};
+    int32_t *const indptr = base + 3 * (size_t)capacity;
+    return (inputs){base, base + capacity, base + 2 * (size_t)capacity, indptr,
+                    indptr + capacity + 1};
+}
+
+/* Are the rows whose logits are wanted the last ones of their sequences, and not all? */
+static bool find_last_rows(const kv8_step *step, int32_t *indptr_out) {
+    int32_t count = indptr_out[0] = 0;
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        const int32_t first = count, end = step->indptr[i + 1];
+        while (count < step->num_logit_rows && step->logit_rows[count] < end) count++;
+        if (count > first && step->logit_rows[first] != end - (count - first)) return false;
+        indptr_out[i + 1] = count;
+    }
+    return count < step->indptr[step->num_seqs];
 }
 
 /* The step's rows, then rows of nobody up to the batch's. */
@@ -174,14 +187,18 @@ static kv8_status send_inputs(kv8_model *model, const kv8_step *step, kv8_device
         host.logit_rows[i] = i < step->num_logit_rows ? step->logit_rows[i] : 0;
     for (int32_t i = 0; i <= batch->num_seqs; i++)
         host.indptr[i] = step->indptr[i < step->num_seqs ? i : step->num_seqs];
+    const bool are_last = find_last_rows(step, host.logit_indptr);
     *batch = (kv8_device_batch){.num_rows = batch->num_rows,
                                 .num_seqs = batch->num_seqs,
                                 .is_decode = batch->is_decode,
                                 .token_ids = device.ids,
                                 .positions = device.positions,
                                 .logit_rows = device.logit_rows,
-                                .indptr = device.indptr};
-    const size_t used = (size_t)(host.indptr - d->input_host) + (size_t)batch->num_seqs + 1;
+                                .indptr = device.indptr,
+                                .logit_indptr = are_last ? device.logit_indptr : NULL,
+                                .num_logit_rows = step->num_logit_rows};
+    const int32_t *const last = are_last ? host.logit_indptr : host.indptr;
+    const size_t used = (size_t)(last - d->input_host) + (size_t)batch->num_seqs + 1;
     return kv8_stream_copy(o->stream, d->input_device, d->input_host, used * sizeof(int32_t));
 }
 
@@ -197,10 +214,11 @@ static int graph_of(int32_t num_rows, int32_t *recorded_out) {
     return rounded <= 64 ? 16 + (rounded - 24) / 8 : 22 + (rounded - 96) / 32;
 }
 
-static kv8_status enqueue_logits(kv8_model *model, const int32_t *logit_rows, int32_t num) {
+static kv8_status enqueue_logits(kv8_model *model, const kv8_device_batch *batch, int32_t first,
+                                 int32_t num) {
     KV8_RANGE("head");
     kv8_stream_set_scope(model->options.stream, KV8_HEAD_SCOPE);
-    const kv8_status status = model->architecture->device->logits(model, logit_rows, num);
+    const kv8_status status = model->architecture->device->logits(model, batch, first, num);
     kv8_stream_set_scope(model->options.stream, NULL);
     return status;
 }
@@ -209,7 +227,7 @@ static kv8_status enqueue_logits(kv8_model *model, const int32_t *logit_rows, in
 static kv8_status enqueue_decode(kv8_model *model, const kv8_device_batch *batch) {
     const kv8_device_architecture *const a = model->architecture->device;
     KV8_TRY(a->layers(model, batch));
-    return enqueue_logits(model, batch->logit_rows, batch->num_rows);
+    return enqueue_logits(model, batch, 0, batch->num_rows);
 }
 
 static kv8_status record(kv8_model *model, const kv8_device_batch *batch, kv8_graph **out) {
@@ -316,7 +334,7 @@ static kv8_status run_eager(kv8_model *model, const kv8_step *step, const kv8_de
     KV8_TRY(a->layers(model, batch));
     for (int32_t at = 0; at < step->num_logit_rows; at += room) {
         const int32_t num = (int32_t)kv8_min_i64(room, step->num_logit_rows - at);
-        KV8_TRY(enqueue_logits(model, batch->logit_rows + at, num));
+        KV8_TRY(enqueue_logits(model, batch, at, num));
         KV8_TRY(read_logits(model, at, num, step->logits_out));
     }
     return KV8_OK;

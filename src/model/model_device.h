@@ -22,7 +22,8 @@ struct kv8_device_architecture {
     /* Weights and activations; called to count, and again to hand out. */
     void (*lay_out)(kv8_model *model, kv8_device_memory *memory);
     kv8_status (*load)(kv8_model *model, kv8_device_loader *loader);
-    /* Of a batch: the residual stream after all layers. Neither allocates nor waits, as logits. */
+    /* Of a batch: the residual stream after all layers, where batch->logit_indptr is not NULL of
+     * logit_rows alone. Neither allocates nor waits, as logits. */
     kv8_status (*layers)(kv8_model *model, const kv8_device_batch *batch);
     /* Why no one kernel computes a whole token of this model on this GPU and a cache of its shape,
      * which may lie on the host: a message's words; NULL: one does. NULL in place of the function:
@@ -32,8 +33,10 @@ struct kv8_device_architecture {
     /* layers and logits of one token, by that kernel, and the draw of the next; draw NULL: none. */
     kv8_status (*token)(kv8_model *model, int32_t token_id, int32_t position,
                         const kv8_step_draw *draw);
-    /* on_device->logits [num, vocab_size] of rows logit_rows[0..num). */
-    kv8_status (*logits)(kv8_model *model, const int32_t *logit_rows, int32_t num);
+    /* on_device->logits [num, vocab_size] of rows logit_rows[first..first + num) of the batch whose
+     * layers ran. */
+    kv8_status (*logits)(kv8_model *model, const kv8_device_batch *batch, int32_t first,
+                         int32_t num);
 };
 
 /* A graph for each number of rows up to 16, then for every 8 up to 64 and every 32 up to 512. */

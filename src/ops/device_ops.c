@@ -16,6 +16,7 @@ static kv8_status get_kernels(kv8_device_ops *ops, kv8_device *device) {
         size_t args_bytes;
     } wanted[] = {
         {&ops->embed, "kv8_embed_bf16__sm80", sizeof(kv8_embed_args)},
+        {&ops->gather, "kv8_gather_rows__sm80", sizeof(kv8_gather_args)},
         {&ops->rmsnorm, "kv8_rmsnorm_f32__sm80", sizeof(kv8_rmsnorm_args)},
         {&ops->rope_angles, "kv8_rope_angles__sm80", sizeof(kv8_rope_angles_args)},
         {&ops->rope_bf16, "kv8_rope_bf16__sm80", sizeof(kv8_rope_args)},

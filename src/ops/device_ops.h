@@ -78,6 +78,10 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
 kv8_status kv8_device_embed(const kv8_device_ops *ops, kv8_stream *stream, const void *table,
                             const int32_t *ids, int32_t n, int32_t hidden, float *residual);
 
+/* Row i of out is row row_ids[i] of x, for n rows of row_bytes, a multiple of 16. out is not x. */
+kv8_status kv8_device_gather(const kv8_device_ops *ops, kv8_stream *stream, const void *x,
+                             const int32_t *row_ids, int32_t n, int32_t row_bytes, void *out);
+
 /* Row i of out [n, hidden], f16: x_i * rsqrt(mean(x_i^2) + eps) * gain, x_i being row row_ids[i] of
  * x (row_ids NULL: row i), gain bf16. */
 kv8_status kv8_device_rmsnorm(const kv8_device_ops *ops, kv8_stream *stream, const float *x,

@@ -37,7 +37,7 @@ kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *d
 
 struct kv8_device_ops {
     kv8_device *device;
-    kv8_kernel embed, rmsnorm, rope_angles, rope_bf16, rope_f32, to_f16;
+    kv8_kernel embed, gather, rmsnorm, rope_angles, rope_bf16, rope_f32, to_f16;
     kv8_linear_kernels linear;
     bool has_fixed_order; /* kv8_device_ops_fix_order */
 };

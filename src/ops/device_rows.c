@@ -38,6 +38,16 @@ kv8_status kv8_device_embed(const kv8_device_ops *ops, kv8_stream *stream, const
     return launch_rows(&ops->embed, stream, n, &args);
 }
 
+kv8_status kv8_device_gather(const kv8_device_ops *ops, kv8_stream *stream, const void *x,
+                             const int32_t *row_ids, int32_t n, int32_t row_bytes, void *out) {
+    enum { WORD_BYTES = 16 };
+    KV8_REQUIRE(ops, stream, x, row_ids, out);
+    KV8_TRY(kv8_device_check_rows("gather", n, "row_bytes", row_bytes, WORD_BYTES));
+    const kv8_gather_args args = {
+        .x = x, .row_ids = row_ids, .out = out, .row_words = row_bytes / WORD_BYTES};
+    return launch_rows(&ops->gather, stream, n, &args);
+}
+
 kv8_status kv8_device_rmsnorm(const kv8_device_ops *ops, kv8_stream *stream, const float *x,
                               const void *gain, float eps, int32_t n, int32_t hidden,
                               const int32_t *row_ids, void *out) {

@@ -321,6 +321,8 @@ static void sequences_have_their_own_scales(void **state) {
 
 /* --- true shapes --- */
 
+enum { VOCAB = 5000 };
+
 /* |got - want| / |want| of a row. */
 static double row_error(const float *got, const float *want, int32_t n) {
     double error = 0, size = 0;
@@ -334,7 +336,7 @@ static double row_error(const float *got, const float *want, int32_t n) {
 
 /* Rows in steps of many, few and one, on a cache of the format. */
 static void compare_layers(kv8_model *host, kv8_model *device, kv8_dtype dtype) {
-    enum { NUM = 150, VOCAB = 5000 };
+    enum { NUM = 150 };
     int32_t ids[NUM];
     for (int i = 0; i < NUM; i++) ids[i] = 37 * i % VOCAB;
     static const int32_t chunks[] = {150, 16, 5, 1};
@@ -355,6 +357,60 @@ static void compare_layers(kv8_model *host, kv8_model *device, kv8_dtype dtype) 
     free(want);
 }
 
+enum { CHUNKS = 5, CHUNK_ROWS = 102 };
+
+/* A step of five sequences that starts them, with the logits of `rows`, and one of decode. */
+static float *step_chunks(kv8_model *model, kv8_dtype dtype, const int32_t *rows, int32_t num) {
+    static const int32_t indptr[CHUNKS + 1] = {0, 40, 41, 48, 69, CHUNK_ROWS};
+    static const int32_t each[CHUNKS + 1] = {0, 1, 2, 3, 4, 5};
+    kv8_cache *const cache = open_cache(model, dtype, 16, CHUNKS, 64, false);
+    float *const logits = malloc((size_t)(num + CHUNKS) * VOCAB * sizeof *logits);
+    kv8_seq seqs[CHUNKS];
+    int32_t ids[CHUNK_ROWS];
+    assert_non_null(logits);
+    for (int i = 0; i < CHUNKS; i++) assert_ok(kv8_cache_seq_create(cache, &seqs[i]));
+    for (int i = 0; i < CHUNK_ROWS; i++) ids[i] = 41 * i % VOCAB;
+    kv8_step step = {.struct_size = sizeof step,
+                     .num_seqs = CHUNKS,
+                     .seqs = seqs,
+                     .indptr = indptr,
+                     .token_ids = ids,
+                     .num_logit_rows = num,
+                     .logit_rows = rows,
+                     .logits_out = logits};
+    assert_ok(kv8_model_step(model, cache, &step));
+    step.indptr = each;
+    step.num_logit_rows = CHUNKS;
+    step.logit_rows = each;
+    step.logits_out = logits + (size_t)num * VOCAB;
+    assert_ok(kv8_model_step(model, cache, &step));
+    kv8_cache_destroy(cache);
+    return logits;
+}
+
+/* Logits of the last rows of sequences, of others and of none, and what every layer stored. */
+static void compare_chunks(kv8_model *host, kv8_model *device, kv8_dtype dtype) {
+    static const struct {
+        int32_t num, rows[8];
+    } wanted[] = {{5, {40, 45, 46, 47, 68}},
+                  {1, {101}},
+                  {4, {3, 40, 44, 101}},
+                  {0, {0}},
+                  {8, {39, 40, 47, 68, 98, 99, 100, 101}}};
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        float *const want = step_chunks(host, dtype, wanted[i].rows, wanted[i].num);
+        float *const got = step_chunks(device, dtype, wanted[i].rows, wanted[i].num);
+        for (int32_t r = 0; r < wanted[i].num + CHUNKS; r++) {
+            const double error = row_error(got + r * VOCAB, want + r * VOCAB, VOCAB);
+            if (!(error < 4e-3))
+                fail_msg("%s, rows %d of the step: row %d of logits is off by %g",
+                         kv8_dtype_name(dtype), wanted[i].num, r, error);
+        }
+        free(want);
+        free(got);
+    }
+}
+
 /* Two layers of the published shape and random weights, a window crossed in between. As many
  * experts as a row has, so that no near choice of a router hides what the layers do; keys and
  * values that are f32 or f16, so that none is rounded to another neighbour. The host's sums are
@@ -371,6 +427,8 @@ static void layers_of_the_published_shape_agree_with_the_host(void **state) {
     kv8_model *const device = open_published(4, &options);
     compare_layers(host, device, KV8_F32);
     compare_layers(host, device, KV8_F16);
+    compare_chunks(host, device, KV8_F32);
+    compare_chunks(host, device, KV8_F16);
     kv8_model_close(device);
     kv8_model_close(host);
     kv8_threads_destroy(options.threads);

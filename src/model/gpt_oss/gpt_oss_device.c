@@ -7,6 +7,9 @@
  *   norm, router, routing     one kernel for few rows
  *   experts into the residual device_experts.h; and the next layer's norm
  *
+ * From the last layer's attention on only rows whose logits are wanted go on, where they are the
+ * last ones of their sequences.
+ *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "gpt_oss_device.h"
 
@@ -91,7 +94,8 @@ static void lay_out_activations(const kv8_model *model, const kv8_gpt_oss_config
     const int64_t normed = kv8_max_i64(n, model->on_device->logit_rows);
     d->residual = take_rows(memory, n, c->hidden_size, sizeof *d->residual);
     d->normed = take_rows(memory, normed, c->hidden_size, sizeof *d->normed);
-    d->qkv = take_rows(memory, n, qkv_width(c), sizeof *d->qkv);
+    d->qkv = d->kept =
+        take_rows(memory, n, kv8_max_i64(qkv_width(c), c->hidden_size), sizeof *d->qkv);
     d->q = take_rows(memory, n, q_width(c), sizeof *d->q);
     d->attended = take_rows(memory, n, q_width(c), sizeof *d->attended);
     d->cos_sin = take_rows(memory, n, c->head_dim, sizeof *d->cos_sin);
@@ -132,63 +136,101 @@ static bool experts_norm(const kv8_gpt_oss *own, int32_t idx, int32_t n) {
     return kv8_device_norm_is_apart(own->device->ops, &qkv, n);
 }
 
-static kv8_status run_attention(kv8_model *model, int32_t idx, const kv8_device_batch *batch) {
+/* The rows of a step that go on: all, or from the last layer's attention on those of logits. */
+typedef struct active_rows {
+    kv8_device_batch batch;
+    float *residual;
+    uint16_t *q, *attended;
+} active_rows;
+
+static bool keeps_logit_rows(const kv8_device_batch *batch) {
+    return batch->logit_indptr != NULL;
+}
+
+/* Buffers change places: q and k and v have been read. */
+static kv8_status keep_logit_rows(const kv8_model *model, active_rows *rows) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    const kv8_gpt_oss_device *const d = own->device;
+    kv8_device_batch *const b = &rows->batch;
+    kv8_stream *const stream = model->options.stream;
+    const int32_t residual_bytes = c->hidden_size * (int32_t)sizeof *rows->residual;
+    const int32_t q_bytes = q_width(c) * WORD_BYTES, n = b->num_logit_rows;
+    KV8_TRY(kv8_device_gather(d->ops, stream, rows->residual, b->logit_rows, n, residual_bytes,
+                              d->kept));
+    KV8_TRY(kv8_device_gather(d->ops, stream, rows->q, b->logit_rows, n, q_bytes, rows->attended));
+    b->num_rows = n;
+    b->indptr = b->logit_indptr;
+    rows->residual = d->kept;
+    rows->q = d->attended;
+    rows->attended = d->q;
+    return KV8_OK;
+}
+
+static kv8_status run_attention(kv8_model *model, int32_t idx, active_rows *active) {
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
     const kv8_gpt_oss_device *const d = own->device;
     const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
     kv8_stream *const stream = model->options.stream;
     const kv8_device_linear o = {l->o, l->o_bias, c->hidden_size, q_width(c)};
-    const int32_t n = batch->num_rows;
+    const int32_t n = active->batch.num_rows;
     const kv8_device_norm_linear qkv = {.w = qkv_of(own, idx),
                                         .is_normed = experts_norm(own, idx, n),
-                                        .x = d->residual,
+                                        .x = active->residual,
                                         .gain = l->attention_norm,
                                         .eps = c->rms_norm_eps,
                                         .normed = d->normed,
                                         .num_rotated = c->num_qo_heads,
                                         .head_dim = c->head_dim,
                                         .cos_sin = d->cos_sin,
-                                        .rotated = d->q,
+                                        .rotated = active->q,
                                         .rotated_dtype = kv8_device_attention_q_dtype(model, idx),
                                         .y = d->qkv,
                                         .y_dtype = KV8_F32};
     KV8_TRY(kv8_device_norm_linear_run(d->ops, stream, &qkv, n));
-    const kv8_device_layer_rows rows = {
-        .q = d->q,
-        .k = d->qkv + q_width(c),
-        .v = d->qkv + q_width(c) + kv_width(c),
-        .kv_stride_row = qkv_width(c),
-        .cos_sin = d->cos_sin,
-        .sink_logit = d->sinks + (size_t)idx * (size_t)c->num_qo_heads,
-        .attended = d->attended};
-    KV8_TRY(kv8_device_attention_run(model, idx, batch, &rows));
-    return kv8_device_linear_run(d->ops, stream, &o, d->attended, n, d->residual, KV8_F32, true);
+    kv8_device_layer_rows rows = {.q = active->q,
+                                  .k = d->qkv + q_width(c),
+                                  .v = d->qkv + q_width(c) + kv_width(c),
+                                  .kv_stride_row = qkv_width(c),
+                                  .cos_sin = d->cos_sin,
+                                  .sink_logit = d->sinks + (size_t)idx * (size_t)c->num_qo_heads};
+    KV8_TRY(kv8_device_attention_append(model, idx, &active->batch, &rows));
+    if (idx == c->num_layers - 1 && keeps_logit_rows(&active->batch))
+        KV8_TRY(keep_logit_rows(model, active));
+    if (active->batch.num_rows == 0) return KV8_OK;
+    rows.q = active->q;
+    rows.attended = active->attended;
+    KV8_TRY(kv8_device_attention_run(model, idx, &active->batch, &rows));
+    return kv8_device_linear_run(d->ops, stream, &o, active->attended, active->batch.num_rows,
+                                 active->residual, KV8_F32, true);
 }
 
 /* Normed rows and their logits. */
-static kv8_status run_router(kv8_model *model, int32_t idx, int32_t n) {
+static kv8_status run_router(kv8_model *model, int32_t idx, const active_rows *active) {
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
     const kv8_gpt_oss_device *const d = own->device;
     const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
     const kv8_device_norm_linear router = {
         .w = {l->router, l->router_bias, c->num_experts, c->hidden_size},
-        .x = d->residual,
+        .x = active->residual,
         .gain = l->mlp_norm,
         .eps = c->rms_norm_eps,
         .normed = d->normed,
         .keeps_normed = true,
         .y = d->router_logits,
         .y_dtype = KV8_F32};
-    return kv8_device_norm_linear_run(d->ops, model->options.stream, &router, n);
+    return kv8_device_norm_linear_run(d->ops, model->options.stream, &router,
+                                      active->batch.num_rows);
 }
 
-static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_batch *batch) {
+static kv8_status run_experts(kv8_model *model, int32_t idx, const active_rows *active) {
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
     const kv8_gpt_oss_device *const d = own->device;
     const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
+    const kv8_device_batch *const batch = &active->batch;
     kv8_stream *const stream = model->options.stream;
     const kv8_experts_router router = {.w = l->router,
                                        .bias = l->router_bias,
@@ -196,13 +238,13 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const kv8_device_ba
                                        .eps = c->rms_norm_eps,
                                        .normed = d->normed};
     const bool routes = kv8_device_experts_has_router(d->experts, batch->num_rows);
-    if (!routes) KV8_TRY(run_router(model, idx, batch->num_rows));
+    if (!routes) KV8_TRY(run_router(model, idx, active));
     kv8_experts_args args = {.gate_up = l->gate_up,
                              .down = l->down,
                              .router = routes ? &router : NULL,
                              .logits = d->router_logits,
                              .x = d->normed,
-                             .residual = d->residual,
+                             .residual = active->residual,
                              .live_rows = batch->indptr + batch->num_seqs,
                              .n = batch->num_rows};
     if (experts_norm(own, idx + 1, batch->num_rows)) {
@@ -220,26 +262,31 @@ kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *b
     const kv8_gpt_oss_config *const c = &own->config;
     const kv8_gpt_oss_device *const d = own->device;
     kv8_stream *const stream = model->options.stream;
+    active_rows active = {*batch, d->residual, d->q, d->attended};
     KV8_TRY(kv8_device_embed(d->ops, stream, d->embedding, batch->token_ids, batch->num_rows,
                              c->hidden_size, d->residual));
     KV8_TRY(kv8_device_rope_angles(d->ops, stream, batch->positions, batch->num_rows, d->inv_freq,
                                    d->rope_factor, c->head_dim, d->cos_sin));
     for (int32_t i = 0; i < c->num_layers; i++) {
         KV8_RANGE("layer %d", i);
-        KV8_TRY(run_attention(model, i, batch));
-        KV8_TRY(run_experts(model, i, batch));
+        KV8_TRY(run_attention(model, i, &active));
+        if (active.batch.num_rows > 0) KV8_TRY(run_experts(model, i, &active));
     }
     return KV8_OK;
 }
 
-kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const int32_t *logit_rows, int32_t num) {
+kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const kv8_device_batch *batch, int32_t first,
+                                     int32_t num) {
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
     const kv8_gpt_oss_device *const d = own->device;
     kv8_stream *const stream = model->options.stream;
     const kv8_device_linear head = {d->head, NULL, c->vocab_size, c->hidden_size};
-    KV8_TRY(kv8_device_rmsnorm(d->ops, stream, d->residual, d->final_norm, c->rms_norm_eps, num,
-                               c->hidden_size, logit_rows, d->normed));
+    const bool kept = keeps_logit_rows(batch);
+    KV8_TRY(kv8_device_rmsnorm(
+        d->ops, stream, kept ? d->kept + (size_t)first * (size_t)c->hidden_size : d->residual,
+        d->final_norm, c->rms_norm_eps, num, c->hidden_size,
+        kept ? NULL : batch->logit_rows + first, d->normed));
     return kv8_device_linear_run(d->ops, stream, &head, d->normed, num, model->on_device->logits,
                                  KV8_F32, false);
 }

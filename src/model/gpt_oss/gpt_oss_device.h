@@ -50,6 +50,7 @@ typedef struct kv8_gpt_oss_device {
     float *residual;      /* f32 [n, hidden] */
     uint16_t *normed;     /* f16 [n, hidden] */
     float *qkv;           /* f32 [n, qkv rows] */
+    float *kept;          /* f32 [n, hidden], the residual of logit_rows: in qkv's place */
     uint16_t *q;          /* [n, num_qo_heads * head_dim], rotated */
     uint16_t *attended;   /* f16 [n, num_qo_heads * head_dim] */
     float *cos_sin;       /* [n, head_dim] */
@@ -65,7 +66,8 @@ static inline int32_t kv8_gpt_oss_device_rows(const kv8_model *model) {
 }
 kv8_status kv8_gpt_oss_device_load(kv8_model *model, kv8_device_loader *loader);
 kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *batch);
-kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const int32_t *logit_rows, int32_t num);
+kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const kv8_device_batch *batch, int32_t first,
+                                     int32_t num);
 
 /* --- one token by one kernel: gpt_oss_token.c --- */
 

@@ -7,6 +7,8 @@
  * All activations are f32.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
 #include "gpt_oss.h"
 
 static void embed(const kv8_gpt_oss *own, const kv8_step *step) {
@@ -20,11 +22,25 @@ static void normalize(const kv8_gpt_oss *own, const float *x, const kv8_gain *ga
                 gain->dtype, own->config.rms_norm_eps, own->act.normed);
 }
 
+/* Moves the rows whose logits are wanted to the front: nothing more is computed of the others. */
+static int32_t keep_logit_rows(const kv8_gpt_oss *own, const kv8_step *step) {
+    const kv8_activations *const a = &own->act;
+    const size_t hidden = (size_t)own->config.hidden_size;
+    const size_t width = (size_t)own->config.num_qo_heads * (size_t)own->config.head_dim;
+    for (int32_t i = 0; i < step->num_logit_rows; i++) {
+        const size_t from = (size_t)step->logit_rows[i], to = (size_t)i;
+        if (from == to) continue;
+        memcpy(a->residual + to * hidden, a->residual + from * hidden, hidden * sizeof(float));
+        memcpy(a->attended + to * width, a->attended + from * width, width * sizeof(float));
+    }
+    return step->num_logit_rows;
+}
+
 static kv8_status run_layer(kv8_model *model, kv8_cache *cache, int32_t idx, const kv8_step *step) {
     kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_layer *const layer = &own->weights.layers[idx];
     const kv8_activations *const a = &own->act;
-    const int32_t n = step->indptr[step->num_seqs];
+    int32_t n = step->indptr[step->num_seqs];
     normalize(own, a->residual, &layer->attention_norm, n);
     a->jobs[0] = kv8_linear_job(&layer->q, a->normed, a->q, n);
     a->jobs[1] = kv8_linear_job(&layer->k, a->normed, a->k, n);
@@ -38,6 +54,8 @@ static kv8_status run_layer(kv8_model *model, kv8_cache *cache, int32_t idx, con
                                  .sink_logit = layer->sink_logit,
                                  .attended = a->attended};
     KV8_TRY(kv8_model_attention_run(model, cache, idx, step, &rows));
+    if (idx == own->config.num_layers - 1) n = keep_logit_rows(own, step);
+    if (n == 0) return KV8_OK;
     a->jobs[0] = kv8_linear_job(&layer->o, a->attended, a->projected, n);
     kv8_matmul_run(own->options->isa, own->options->threads, a->jobs, 1);
     kv8_axpy(own->options->isa, 1.0f, a->projected, (size_t)n * (size_t)own->config.hidden_size,
@@ -47,17 +65,12 @@ static kv8_status run_layer(kv8_model *model, kv8_cache *cache, int32_t idx, con
     return KV8_OK;
 }
 
-/* Norm and head over the wanted rows only: a vocabulary of logits is large. */
+/* Norm and head of the rows that the last layer kept. */
 static void write_logits(const kv8_gpt_oss *own, const kv8_step *step) {
     const kv8_activations *const a = &own->act;
     const kv8_weight *const head = &own->weights.head;
-    const size_t hidden = (size_t)own->config.hidden_size;
-    const kv8_gain *const gain = &own->weights.final_norm;
     if (step->num_logit_rows == 0) return;
-    for (int32_t i = 0; i < step->num_logit_rows; i++)
-        kv8_rmsnorm(own->options->isa, a->residual + (size_t)step->logit_rows[i] * hidden, 1,
-                    hidden, gain->data, gain->dtype, own->config.rms_norm_eps,
-                    a->normed + (size_t)i * hidden);
+    normalize(own, a->residual, &own->weights.final_norm, step->num_logit_rows);
     a->jobs[0] = (kv8_matmul_job){.w = *head,
                                   .x = a->normed,
                                   .x_stride = head->cols,

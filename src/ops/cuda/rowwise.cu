@@ -1,5 +1,6 @@
 // rowwise.cu - what a step does to each token's row between the products: embedding, RMSNorm, the
-// angles of rotary positions and the rotation of queries; and dense weights made f16 as they load.
+// angles of rotary positions and the rotation of queries, the rows that go on; and dense weights
+// made f16 as they load.
 //
 // Grid: one block a row, but the angles, which are one thread each, and weights, eight a thread.
 // Block: 256 threads. Shared memory: 32 bytes. Bytes: each input and output once. Bound by: the
@@ -45,6 +46,15 @@ extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
         *reinterpret_cast<float4 *>(to + at) = {x[0], x[1], x[2], x[3]};
         *reinterpret_cast<float4 *>(to + at + 4) = {x[4], x[5], x[6], x[7]};
     }
+}
+
+extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)
+    kv8_gather_rows__sm80(const __grid_constant__ kv8_gather_args a) {
+    kv8::take_turn();
+    const auto *const from =
+        static_cast<const uint4 *>(a.x) + int64_t{a.row_ids[blockIdx.x]} * a.row_words;
+    auto *const to = static_cast<uint4 *>(a.out) + int64_t{blockIdx.x} * a.row_words;
+    for (int64_t at = threadIdx.x; at < a.row_words; at += KV8_ROWWISE_THREADS) to[at] = from[at];
 }
 
 extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS)

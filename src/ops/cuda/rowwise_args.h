@@ -16,6 +16,13 @@ typedef struct kv8_embed_args {
     int32_t padding;
 } kv8_embed_args;
 
+typedef struct kv8_gather_args {
+    const void *x;          /* rows, aligned to 16 */
+    const int32_t *row_ids; /* [n] */
+    void *out;              /* [n] rows */
+    int64_t row_words;      /* 16 bytes each */
+} kv8_gather_args;
+
 typedef struct kv8_rmsnorm_args {
     const float *x;         /* [.., hidden] */
     const void *gain;       /* bf16 [hidden] */
