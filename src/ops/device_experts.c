@@ -29,6 +29,7 @@ struct kv8_device_experts {
     bool has_fixed_order; /* kv8_device_experts_fix_order */
     kv8_kernel load, choose, sort, route_few, combine, combine_norm;
     kernel_form router; /* from the residual stream to the routing of few rows */
+    kernel_form router_columns, router_rows; /* the same of more, but for the sort */
     kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS][NUM_TILES], packs[NUM_TILES];
     void *memory; /* of all below, in device memory */
     kv8_experts_routing routing;
@@ -222,6 +223,42 @@ static kv8_status get_router(kernel_form *form, kv8_device *device,
     return kv8_kernel_get(&form->kernel, device, name, sizeof(kv8_experts_router_args), bytes);
 }
 
+static kv8_status get_router_rows(kernel_form *form, kv8_device *device,
+                                  const kv8_experts_shape *shape) {
+    static const struct {
+        int32_t most;
+        const char *name;
+    } kernels[] = {{32, "kv8_experts_router_rows_x32__sm80"},
+                   {128, "kv8_experts_router_rows_x128__sm80"},
+                   {256, "kv8_experts_router_rows_x256__sm80"}};
+    int which = 0;
+    while (shape->num_experts > kernels[which].most) which++;
+    const size_t bytes = (size_t)KV8_ROUTER_ROWS_BYTES(kernels[which].most);
+    *form = (kernel_form){.num_x = 0};
+    form->launch =
+        (kv8_launch){.grid = {1}, .block = {KV8_ROUTER_ROWS_THREADS}, .dynamic_bytes = bytes};
+    return kv8_kernel_get(&form->kernel, device, kernels[which].name,
+                          sizeof(kv8_experts_router_args), bytes);
+}
+
+static kv8_status get_router_columns(kernel_form *form, kv8_device *device,
+                                     const kv8_experts_shape *shape) {
+    const bool few = shape->num_experts <= 32;
+    const char *const name =
+        few ? "kv8_experts_router_columns_x32__sm90" : "kv8_experts_router_columns_x128__sm90";
+    const size_t bytes = (size_t)KV8_ROUTER_COLUMNS_BYTES(few ? 32 : 128);
+    const size_t room = kv8_device_get_info(device)->shared_bytes_per_block;
+    *form = (kernel_form){.num_x = 0};
+    if (!kv8_kernel_exists(device, name) || shape->num_experts > 128 ||
+        shape->hidden > KV8_ROUTER_COLUMNS_MAX_HIDDEN || bytes + KV8_ROUTER_STATIC_BYTES > room)
+        return KV8_OK;
+    form->launch = (kv8_launch){.grid = {KV8_ROUTER_BLOCKS},
+                                .block = {32 * KV8_ROUTER_COLUMNS_WARPS},
+                                .cluster = {KV8_ROUTER_BLOCKS},
+                                .dynamic_bytes = bytes};
+    return kv8_kernel_get(&form->kernel, device, name, sizeof(kv8_experts_router_args), bytes);
+}
+
 static kv8_status get_kernels(kv8_device_experts *e) {
     const struct {
         kv8_kernel *kernel;
@@ -239,6 +276,8 @@ static kv8_status get_kernels(kv8_device_experts *e) {
         KV8_TRY(kv8_kernel_get(kernels[i].kernel, e->device, kernels[i].name, kernels[i].args_bytes,
                                0));
     KV8_TRY(get_router(&e->router, e->device, &e->shape));
+    KV8_TRY(get_router_columns(&e->router_columns, e->device, &e->shape));
+    KV8_TRY(get_router_rows(&e->router_rows, e->device, &e->shape));
     for (int which = 0; which < NUM_TILES; which++)
         KV8_TRY(get_pack(&e->packs[which], e->device, which));
     for (int part = 0; part < NUM_PARTS; part++) {
@@ -302,7 +341,8 @@ const int32_t *kv8_device_experts_get_offsets(const kv8_device_experts *experts)
     return experts->routing.offsets;
 }
 
-bool kv8_device_experts_has_router(const kv8_device_experts *e, int32_t n) {
+/* Has the GPU the kernel that sorts too, of few rows? */
+static bool has_router(const kv8_device_experts *e, int32_t n) {
     return e->router.launch.grid[0] != 0 && !e->has_fixed_order && n <= KV8_ROUTER_ROWS;
 }
 
@@ -340,6 +380,13 @@ static kv8_status launch_early(const kv8_kernel *kernel, kv8_stream *stream, kv8
     return kv8_kernel_launch(kernel, stream, &launch, args);
 }
 
+static kv8_status sort_places(const kv8_device_experts *e, kv8_stream *stream,
+                              const kv8_experts_route_args *a) {
+    const kv8_launch sort = {.grid = {(uint32_t)e->shape.num_experts},
+                             .block = {KV8_EXPERTS_SORT_THREADS}};
+    return launch_early(&e->sort, stream, sort, a);
+}
+
 static kv8_status run_router(const kv8_device_experts *e, kv8_stream *stream,
                              const kv8_experts_args *args, const kv8_experts_route_args *route) {
     const kv8_experts_router *const r = args->router;
@@ -351,7 +398,15 @@ static kv8_status run_router(const kv8_device_experts *e, kv8_stream *stream,
                                        .normed = r->normed,
                                        .hidden = e->shape.hidden,
                                        .eps = r->eps};
-    return launch_early(&e->router.kernel, stream, e->router.launch, &a);
+    if (has_router(e, args->n))
+        return launch_early(&e->router.kernel, stream, e->router.launch, &a);
+    const bool by_columns = e->router_columns.launch.grid[0] != 0 && !e->has_fixed_order &&
+                            args->n <= KV8_ROUTER_COLUMNS_ROWS;
+    const kernel_form *const form = by_columns ? &e->router_columns : &e->router_rows;
+    kv8_launch launch = form->launch;
+    launch.grid[0] *= (uint32_t)kv8_ceil_div(args->n, KV8_ROUTER_ROWS_EACH);
+    KV8_TRY(launch_early(&form->kernel, stream, launch, &a));
+    return sort_places(e, stream, route);
 }
 
 static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
@@ -369,10 +424,8 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
         return launch_early(&e->route_few, stream, few, &a);
     const uint32_t blocks = (uint32_t)kv8_ceil_div(args->n, KV8_EXPERTS_CHOOSE_THREADS / 32);
     const kv8_launch choose = {.grid = {blocks}, .block = {KV8_EXPERTS_CHOOSE_THREADS}};
-    const kv8_launch sort = {.grid = {(uint32_t)e->shape.num_experts},
-                             .block = {KV8_EXPERTS_SORT_THREADS}};
     KV8_TRY(launch_early(&e->choose, stream, choose, &a));
-    return launch_early(&e->sort, stream, sort, &a);
+    return sort_places(e, stream, &a);
 }
 
 /* Which kernels on wgmma, by rows an expert on average; -1: none, where there are few or the GPU
@@ -477,8 +530,6 @@ kv8_status kv8_device_experts_run(kv8_device_experts *e, kv8_stream *stream,
     KV8_REQUIRE(e, stream, args);
     if (args->n < 0 || args->n > e->max_rows)
         return kv8_fail(KV8_ERR_INVALID, "experts: %d rows, must be 0 to %d", args->n, e->max_rows);
-    if (args->router != NULL && !kv8_device_experts_has_router(e, args->n))
-        return kv8_fail(KV8_ERR_UNSUPPORTED, "experts: no kernel routes %d rows", args->n);
     if (args->n == 0) return KV8_OK;
     KV8_RANGE("experts");
     KV8_TRY(route(e, stream, args));

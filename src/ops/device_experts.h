@@ -56,15 +56,13 @@ size_t kv8_device_experts_workspace_bytes(const kv8_experts_shape *shape, int32_
 kv8_status kv8_device_experts_load(const kv8_device_experts *experts, kv8_stream *stream,
                                    kv8_experts_part part, const kv8_experts_source *from, void *to);
 
-/* What the rows' norm and the router's product need, for a kernel that does both and routes. */
+/* What the rows' norm and the router's product need. */
 typedef struct kv8_experts_router {
     const void *w;           /* f16 [num_experts, hidden], aligned to 16 bytes */
     const void *bias, *gain; /* bf16 [num_experts], [hidden] */
     float eps;
     void *normed; /* f16 [n, hidden]: the normed rows */
 } kv8_experts_router;
-/* Has the GPU that kernel for n rows? */
-bool kv8_device_experts_has_router(const kv8_device_experts *experts, int32_t n);
 
 /* One layer. */
 typedef struct kv8_experts_args {

@@ -338,7 +338,6 @@ static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
     kv8_linear_norm_args a = {.product = product_of(&args->w, args->x, n, args->y, args->y_dtype),
                               .gain = args->gain,
                               .row_ids = args->row_ids,
-                              .normed_out = args->keeps_normed ? args->normed : NULL,
                               .eps = args->eps};
     rotate_heads(&a.product, args);
     return run_stream(&ops->linear.norm_n8, stream, args->w.rows, n,

@@ -57,7 +57,6 @@ typedef struct kv8_device_norm_linear {
     const int32_t *row_ids; /* [n], as kv8_device_rmsnorm's; NULL = i */
     void *normed;           /* f16 [n, cols] to work in */
     bool is_normed;         /* it has them already, where kv8_device_norm_is_apart */
-    bool keeps_normed;      /* it has the normed rows in the end */
     /* The product's first num_rotated heads come rotated as by kv8_device_rope, [n, num_rotated,
      * head_dim] of rotated_dtype; what y has in their place is undefined. 0 = none. */
     int32_t num_rotated, head_dim; /* head_dim a multiple of 16 */

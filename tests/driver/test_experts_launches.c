@@ -182,43 +182,49 @@ static void without_clusters_rows_stream(void **state) {
     }
 }
 
-/* Up to 8 rows come normed and routed from the residual stream by one kernel, which the GPU must
- * have. */
-static void few_rows_are_routed_by_one_kernel(void **state) {
-    (void)state;
+/* Up to 8 rows come normed, routed and sorted from the residual stream by one kernel, up to 512
+ * normed and routed by clusters, which the GPU must have; more, and those whose order is fixed, by
+ * single blocks. */
+static void check_router(int32_t sm, int32_t n, bool has_fixed_order, const char *name,
+                         uint32_t blocks) {
     static const char w, bias, gain, normed;
     const kv8_experts_router router = {&w, &bias, &gain, 0.5f, (void *)(uintptr_t)&normed};
-    for (int32_t sm = 80; sm <= 90; sm += 10) {
-        stand s = open_stand(sm, 132);
-        open_experts(&s);
-        assert_int_equal(kv8_device_experts_has_router(s.experts, 8), sm == 90);
-        assert_false(kv8_device_experts_has_router(s.experts, 9));
-        kv8_experts_args args = some_args;
-        args.router = &router;
-        args.n = sm == 90 ? 8 : 1;
-        if (sm == 80) {
-            assert_refused(kv8_device_experts_run(s.experts, s.stream, &args), KV8_ERR_UNSUPPORTED,
-                           "no kernel routes 1 rows");
-            close_stand(&s);
-            continue;
-        }
-        assert_ok(kv8_device_experts_run(s.experts, s.stream, &args));
-        assert_ok(kv8_stream_synchronize(s.stream));
-        assert_int_equal(stand_in_num_launches(), 4);
-        const stand_in_launch *const launch = stand_in_get_launch(0);
-        assert_string_equal(launch->name, "kv8_experts_router__sm90");
-        assert_int_equal(launch->cluster[0], KV8_ROUTER_BLOCKS);
-        assert_int_equal(launch->grid[0], KV8_ROUTER_BLOCKS);
-        const kv8_experts_router_args *const a = launch->args;
-        assert_ptr_equal(a->x, args.residual);
-        assert_true(a->w == &w && a->bias == &bias && a->gain == &gain && a->normed == &normed);
-        assert_true(a->hidden == large.hidden && a->eps == 0.5f && a->route.n == 8);
-        const kv8_experts_matmul_args *const gate_up = stand_in_get_launch(1)->args;
-        assert_ptr_equal(gate_up->x, &normed);
-        kv8_device_experts_fix_order(s.experts);
-        assert_false(kv8_device_experts_has_router(s.experts, 1));
-        close_stand(&s);
-    }
+    const bool sorts = strcmp(name, "kv8_experts_router__sm90") == 0;
+    stand s = open_stand(sm, 132);
+    open_experts(&s);
+    if (has_fixed_order) kv8_device_experts_fix_order(s.experts);
+    kv8_experts_args args = some_args;
+    args.router = &router;
+    args.n = n;
+    assert_ok(kv8_device_experts_run(s.experts, s.stream, &args));
+    assert_ok(kv8_stream_synchronize(s.stream));
+    assert_int_equal(stand_in_num_launches(), sorts ? 4 : 5);
+    const stand_in_launch *const launch = stand_in_get_launch(0);
+    assert_string_equal(launch->name, name);
+    assert_int_equal(launch->cluster[0], strstr(name, "rows") == NULL ? KV8_ROUTER_BLOCKS : 0);
+    assert_int_equal(launch->grid[0], blocks);
+    const kv8_experts_router_args *const a = launch->args;
+    assert_ptr_equal(a->x, args.residual);
+    assert_true(a->w == &w && a->bias == &bias && a->gain == &gain && a->normed == &normed);
+    assert_true(a->hidden == large.hidden && a->eps == 0.5f && a->route.n == n);
+    if (!sorts) assert_string_equal(stand_in_get_launch(1)->name, "kv8_experts_sort__sm80");
+    const kv8_experts_matmul_args *const gate_up = stand_in_get_launch(sorts ? 1 : 2)->args;
+    assert_ptr_equal(gate_up->x, &normed);
+    close_stand(&s);
+}
+
+static const char by_rows[] = "kv8_experts_router_rows_x128__sm80",
+                  by_columns[] = "kv8_experts_router_columns_x128__sm90";
+
+static void rows_are_routed_from_the_residual_stream(void **state) {
+    (void)state;
+    check_router(90, 8, false, "kv8_experts_router__sm90", KV8_ROUTER_BLOCKS);
+    check_router(90, 9, false, by_columns, 8);
+    check_router(90, 17, false, by_columns, 16);
+    check_router(90, 49, true, by_rows, 4);
+    check_router(90, 1, true, by_rows, 1);
+    check_router(80, 1, false, by_rows, 1);
+    check_router(80, 48, false, by_rows, 3);
 }
 
 /* Where the norm of the sum is wanted, the kernel that adds up the experts makes it. */
@@ -354,7 +360,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_follow_the_rows_and_the_gpu),
         cmocka_unit_test(without_clusters_rows_stream),
-        cmocka_unit_test(few_rows_are_routed_by_one_kernel),
+        cmocka_unit_test(rows_are_routed_from_the_residual_stream),
         cmocka_unit_test(the_sum_is_normed),
         cmocka_unit_test(a_graph_runs_the_same),
         cmocka_unit_test(loading_covers_the_experts),

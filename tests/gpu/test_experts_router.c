@@ -1,6 +1,6 @@
-/* test_experts_router.c - few rows from the residual stream to their experts in one kernel: normed
- * rows against f64, and against the product of what it normed the experts, their weights, and the
- * places in their order.
+/* test_experts_router.c - rows from the residual stream to their experts, few in one kernel, more
+ * in two: normed rows against f64, and against the product of what was normed the experts, their
+ * weights, and the places in their order.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <kv8/formats.h>
@@ -13,6 +13,7 @@ static const double eps = 1e-5;
 
 typedef struct router_case {
     int32_t num_experts, top_k, hidden, n, live; /* live 0: no padding */
+    bool has_fixed_order;
 } router_case;
 
 typedef struct router_inputs {
@@ -101,9 +102,9 @@ static void check_routing(const gpu *g, const router_case *c, const router_input
                           const kv8_device_experts *experts, const kv8_f16 *normed) {
     const kv8_experts_routing *const r = kv8_device_experts_get_routing(experts);
     const size_t places = (size_t)(c->n * c->top_k);
-    uint8_t ids[KV8_ROUTER_ROWS * KV8_EXPERTS_MAX_TOP_K];
-    float weights[KV8_ROUTER_ROWS * KV8_EXPERTS_MAX_TOP_K];
-    int32_t sorted[KV8_ROUTER_ROWS * KV8_EXPERTS_MAX_TOP_K], offsets[KV8_EXPERTS_MAX + 1];
+    uint8_t *const ids = malloc(places);
+    float *const weights = malloc(places * sizeof *weights);
+    int32_t *const sorted = malloc(places * sizeof *sorted), offsets[KV8_EXPERTS_MAX + 1];
     gpu_download(g, ids, r->ids, places);
     gpu_download(g, weights, r->weights, places * sizeof *weights);
     gpu_download(g, sorted, r->sorted, places * sizeof *sorted);
@@ -113,16 +114,19 @@ static void check_routing(const gpu *g, const router_case *c, const router_input
         multiply_row(c, in, normed + (int64_t)row * c->hidden, logits);
         check_row(c, logits, ids + row * c->top_k, weights + row * c->top_k);
     }
-    free(logits);
     check_places(c, ids, offsets, sorted);
+    free(logits);
+    free(ids);
+    free(weights);
+    free(sorted);
 }
 
 /* Experts whose bytes are all zero add nothing: the residual stream comes out as it went in. */
 static void check_case(const gpu *g, const router_case *c) {
     const kv8_experts_shape shape = {c->num_experts, c->top_k, c->hidden, 32, 1.702f, 7.0f};
     kv8_device_experts *experts = NULL;
-    assert_ok(kv8_device_experts_create(&experts, g->device, &shape, KV8_ROUTER_ROWS));
-    assert_true(kv8_device_experts_has_router(experts, c->n));
+    assert_ok(kv8_device_experts_create(&experts, g->device, &shape, c->n));
+    if (c->has_fixed_order) kv8_device_experts_fix_order(experts);
     router_inputs in = make_inputs(c);
     const size_t values = (size_t)c->n * (size_t)c->hidden, count = (size_t)c->num_experts;
     void *on_gpu[8];
@@ -162,30 +166,61 @@ static void check_case(const gpu *g, const router_case *c) {
 
 static void rows_are_normed_and_routed(void **state) {
     static const router_case cases[] = {
-        {32, 4, 2880, 1, 0},  {32, 4, 2880, 2, 0},  {128, 4, 2880, 4, 0}, {128, 4, 2880, 8, 0},
-        {128, 4, 2880, 8, 5}, {33, 4, 4096, 3, 0},  {1, 1, 32, 8, 0},     {5, 2, 64, 7, 0},
-        {100, 8, 1056, 8, 1}, {128, 8, 4096, 8, 0}, {17, 3, 96, 5, 0},    {20, 4, 2880, 6, 2}};
+        {32, 4, 2880, 1, 0, false},    {32, 4, 2880, 2, 0, false},    {128, 4, 2880, 4, 0, false},
+        {128, 4, 2880, 8, 0, false},   {128, 4, 2880, 8, 5, false},   {33, 4, 4096, 3, 0, false},
+        {1, 1, 32, 8, 0, false},       {5, 2, 64, 7, 0, false},       {100, 8, 1056, 8, 1, false},
+        {128, 8, 4096, 8, 0, false},   {17, 3, 96, 5, 0, false},      {20, 4, 2880, 6, 2, false},
+        {32, 4, 2880, 9, 0, false},    {32, 4, 2880, 64, 61, false},  {128, 4, 2880, 65, 0, false},
+        {128, 4, 2880, 512, 1, false}, {33, 4, 4096, 31, 0, false},   {1, 1, 32, 17, 0, false},
+        {129, 8, 96, 40, 33, false},   {255, 4, 1056, 100, 0, false}, {32, 4, 2880, 2050, 0, false},
+        {32, 4, 2880, 1, 0, true},     {128, 4, 2880, 8, 3, true},    {200, 2, 64, 5, 0, true},
+        {129, 4, 6144, 3, 0, false}};
     const gpu *const g = gpu_get_with_kernels(state);
-    if (!kv8_kernel_exists(g->device, "kv8_experts_router__sm90")) skip();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) check_case(g, &cases[i]);
 }
 
-static void more_rows_are_refused(void **state) {
+/* With a fixed order a row has the bits that it has in any other number of rows. */
+static void bits_are_those_of_the_row_alone(void **state) {
+    enum { ROWS = 40 };
     const gpu *const g = gpu_get_with_kernels(state);
-    const kv8_experts_shape shape = {32, 4, 64, 32, 1.702f, 7.0f};
+    const kv8_experts_shape shape = {128, 4, 2880, 32, 1.702f, 7.0f};
+    const router_case c = {128, 4, 2880, ROWS, 0, true};
+    router_inputs in = make_inputs(&c);
+    const size_t bytes = kv8_experts_part_bytes(&shape, KV8_EXPERTS_DOWN) * 128; /* the larger */
+    void *const zeros = calloc(1, bytes), *const strips = gpu_upload(g, zeros, bytes);
+    void *const w = gpu_upload(g, in.w, (size_t)128 * 2880 * sizeof *in.w);
+    void *const bias = gpu_upload(g, in.bias, 128 * sizeof *in.bias);
+    void *const gain = gpu_upload(g, in.gain, 2880 * sizeof *in.gain);
+    float *const residual = gpu_upload(g, in.residual, (size_t)ROWS * 2880 * sizeof *residual);
+    void *const normed = gpu_alloc(g, (size_t)ROWS * 2880 * sizeof(kv8_f16));
+    const kv8_experts_router router = {w, bias, gain, (float)eps, normed};
     kv8_device_experts *experts = NULL;
-    assert_ok(kv8_device_experts_create(&experts, g->device, &shape, 64));
-    const kv8_experts_router router = {NULL};
-    const kv8_experts_args args = {.router = &router, .n = KV8_ROUTER_ROWS + 1};
-    assert_false(kv8_device_experts_has_router(experts, args.n));
-    assert_refused(kv8_device_experts_run(experts, g->stream, &args), KV8_ERR_UNSUPPORTED,
-                   "no kernel routes 9 rows");
+    assert_ok(kv8_device_experts_create(&experts, g->device, &shape, ROWS));
+    kv8_device_experts_fix_order(experts);
+    float all[ROWS * 4], alone[4];
+    const kv8_experts_routing *const r = kv8_device_experts_get_routing(experts);
+    kv8_experts_args args = {.gate_up = strips, .down = strips, .router = &router};
+    args.residual = residual;
+    args.n = ROWS;
+    assert_ok(kv8_device_experts_run(experts, g->stream, &args));
+    gpu_download(g, all, r->weights, sizeof all);
+    args.n = 1;
+    for (int row = 0; row < ROWS; row++) {
+        args.residual = residual + row * 2880;
+        assert_ok(kv8_device_experts_run(experts, g->stream, &args));
+        gpu_download(g, alone, r->weights, sizeof alone);
+        assert_memory_equal(alone, all + row * 4, sizeof alone);
+    }
+    void *const on_gpu[] = {strips, w, bias, gain, residual, normed};
+    for (int i = 0; i < 6; i++) kv8_device_free(g->device, on_gpu[i]);
+    free(zeros);
+    free_inputs(&in);
     kv8_device_experts_destroy(experts);
 }
 
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_are_normed_and_routed),
-                                       cmocka_unit_test(more_rows_are_refused)};
+                                       cmocka_unit_test(bits_are_those_of_the_row_alone)};
     return cmocka_run_group_tests_name("experts_router", tests, gpu_open, gpu_close);
 }

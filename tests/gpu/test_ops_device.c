@@ -258,17 +258,6 @@ static void check_normed(const kv8_device_norm_linear *p, const float *x, const 
     }
 }
 
-static void check_f16_rows(const float *x, const kv8_bf16 *gain, int32_t cols, const kv8_f16 *got) {
-    double squares = 0;
-    for (int32_t c = 0; c < cols; c++) squares += (double)x[c] * (double)x[c];
-    const double scale = 1 / sqrt(squares / cols + 1e-5);
-    for (int32_t c = 0; c < cols; c++) {
-        const double wanted = (double)x[c] * scale * (double)kv8_bf16_to_f32(gain[c]);
-        assert_true(fabs((double)kv8_f16_to_f32(got[c]) - wanted) <=
-                    0x1.01p-11 * fabs(wanted) + 0x1p-25);
-    }
-}
-
 static void products_of_normed_rows(void **state) {
     const side s = open_side(state);
     static const struct {
@@ -299,7 +288,6 @@ static void products_of_normed_rows(void **state) {
                                         .eps = 1e-5f,
                                         .row_ids = n % 3 == 0 ? NULL : ids_on_gpu,
                                         .normed = make_output(&s, x_bytes),
-                                        .keeps_normed = n % 2 == 1,
                                         .num_rotated = sizes[i].num_rotated,
                                         .head_dim = sizes[i].head_dim,
                                         .cos_sin = cos_sin_on_gpu,
@@ -310,17 +298,15 @@ static void products_of_normed_rows(void **state) {
             assert_ok(kv8_device_norm_linear_run(s.ops, s.g->stream, &p, n));
             kv8_bf16 *const y = take_output(&s, p.y, y_bytes);
             uint16_t *const q = q_bytes == 0 ? NULL : take_output(&s, p.rotated, q_bytes);
-            kv8_f16 *const normed = take_output(&s, p.normed, x_bytes);
+            free(take_output(&s, p.normed, x_bytes));
             for (int32_t row = 0; row < n; row++) {
                 const float *const from = x + (p.row_ids == NULL ? row : ids[row]) * cols;
                 check_normed(&p, from, gain, w, cos_sin + row * p.head_dim,
                              q_bytes == 0 ? NULL : q + row * q_width, y + row * rows,
                              rows > 1000 ? 97 : 1);
-                if (p.keeps_normed) check_f16_rows(from, gain, cols, normed + row * cols);
             }
             free(y);
             free(q);
-            free(normed);
         }
         void *const on_gpu[] = {x_on_gpu, gain_on_gpu, w_on_gpu};
         for (int j = 0; j < 3; j++) kv8_device_free(s.g->device, on_gpu[j]);

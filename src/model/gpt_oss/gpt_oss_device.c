@@ -4,8 +4,7 @@
  *   norm, QKV, rope of q      one kernel for few rows; k and v f32: what is stored is rounded once
  *   append, attention         model_attention_device.c, k rotated as it is stored
  *   O into the residual
- *   norm, router, routing     one kernel for few rows
- *   experts into the residual device_experts.h; and the next layer's norm
+ *   experts into the residual device_experts.h: from the norm on, and with the next layer's
  *
  * From the last layer's attention on only rows whose logits are wanted go on, where they are the
  * last ones of their sequences.
@@ -99,7 +98,6 @@ static void lay_out_activations(const kv8_model *model, const kv8_gpt_oss_config
     d->q = take_rows(memory, n, q_width(c), sizeof *d->q);
     d->attended = take_rows(memory, n, q_width(c), sizeof *d->attended);
     d->cos_sin = take_rows(memory, n, c->head_dim, sizeof *d->cos_sin);
-    d->router_logits = take_rows(memory, n, c->num_experts, sizeof *d->router_logits);
 }
 
 static void lay_out(kv8_model *model, kv8_device_memory *memory) {
@@ -206,25 +204,6 @@ static kv8_status run_attention(kv8_model *model, int32_t idx, active_rows *acti
                                  active->residual, KV8_F32, true);
 }
 
-/* Normed rows and their logits. */
-static kv8_status run_router(kv8_model *model, int32_t idx, const active_rows *active) {
-    const kv8_gpt_oss *const own = model->own;
-    const kv8_gpt_oss_config *const c = &own->config;
-    const kv8_gpt_oss_device *const d = own->device;
-    const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
-    const kv8_device_norm_linear router = {
-        .w = {l->router, l->router_bias, c->num_experts, c->hidden_size},
-        .x = active->residual,
-        .gain = l->mlp_norm,
-        .eps = c->rms_norm_eps,
-        .normed = d->normed,
-        .keeps_normed = true,
-        .y = d->router_logits,
-        .y_dtype = KV8_F32};
-    return kv8_device_norm_linear_run(d->ops, model->options.stream, &router,
-                                      active->batch.num_rows);
-}
-
 static kv8_status run_experts(kv8_model *model, int32_t idx, const active_rows *active) {
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
@@ -237,13 +216,9 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const active_rows *
                                        .gain = l->mlp_norm,
                                        .eps = c->rms_norm_eps,
                                        .normed = d->normed};
-    const bool routes = kv8_device_experts_has_router(d->experts, batch->num_rows);
-    if (!routes) KV8_TRY(run_router(model, idx, active));
     kv8_experts_args args = {.gate_up = l->gate_up,
                              .down = l->down,
-                             .router = routes ? &router : NULL,
-                             .logits = d->router_logits,
-                             .x = d->normed,
+                             .router = &router,
                              .residual = active->residual,
                              .live_rows = batch->indptr + batch->num_seqs,
                              .n = batch->num_rows};

@@ -47,14 +47,13 @@ typedef struct kv8_gpt_oss_device {
     float *inv_freq;                        /* [head_dim / 2] */
 
     /* Of n rows: as many as a step or a graph has. */
-    float *residual;      /* f32 [n, hidden] */
-    uint16_t *normed;     /* f16 [n, hidden] */
-    float *qkv;           /* f32 [n, qkv rows] */
-    float *kept;          /* f32 [n, hidden], the residual of logit_rows: in qkv's place */
-    uint16_t *q;          /* [n, num_qo_heads * head_dim], rotated */
-    uint16_t *attended;   /* f16 [n, num_qo_heads * head_dim] */
-    float *cos_sin;       /* [n, head_dim] */
-    float *router_logits; /* [n, num_experts] */
+    float *residual;    /* f32 [n, hidden] */
+    uint16_t *normed;   /* f16 [n, hidden] */
+    float *qkv;         /* f32 [n, qkv rows] */
+    float *kept;        /* f32 [n, hidden], the residual of logit_rows: in qkv's place */
+    uint16_t *q;        /* [n, num_qo_heads * head_dim], rotated */
+    uint16_t *attended; /* f16 [n, num_qo_heads * head_dim] */
+    float *cos_sin;     /* [n, head_dim] */
     kv8_gpt_oss_token token;
 } kv8_gpt_oss_device;
 

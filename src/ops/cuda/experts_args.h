@@ -144,6 +144,23 @@ enum {
     KV8_ROUTER_STATIC_BYTES = 8192, /* at most, of the kernel's own */
     KV8_ROUTER_SUM_BYTES = KV8_EXPERTS_SORT_THREADS / 32 * KV8_ROUTER_ROWS * 20 * 4
 };
+/* The same of any number, but for the sort: a block for 16 rows. Of up to 32, 128 or 256 experts, by
+ * one, two or four groups of warps. */
+enum { KV8_ROUTER_ROWS_EACH = 16, KV8_ROUTER_ROWS_THREADS = 32 * KV8_ROUTER_ROWS_EACH };
+#define KV8_ROUTER_ROWS_GROUPS(experts) ((experts) <= 32 ? 1 : (experts) <= 128 ? 2 : 4)
+/* Of a row's sums: four rows lie in other banks. */
+#define KV8_ROUTER_PITCH_OF(experts) ((experts) + 8)
+#define KV8_ROUTER_ROWS_BYTES(experts) \
+    (KV8_ROUTER_ROWS_EACH / KV8_ROUTER_ROWS_GROUPS(experts) * KV8_ROUTER_ROWS_EACH * \
+     KV8_ROUTER_PITCH_OF(experts) * 4)
+/* The same by the columns of a cluster's warps. */
+enum {
+    KV8_ROUTER_COLUMNS_WARPS = 12,
+    KV8_ROUTER_COLUMNS_MAX_HIDDEN = 32 * KV8_ROUTER_COLUMNS_WARPS * KV8_ROUTER_BLOCKS,
+    KV8_ROUTER_COLUMNS_ROWS = 512 /* at most: more fill the GPU without */
+};
+#define KV8_ROUTER_COLUMNS_BYTES(experts) \
+    (KV8_ROUTER_COLUMNS_WARPS * KV8_ROUTER_ROWS_EACH * KV8_ROUTER_PITCH_OF(experts) * 4)
 /* Bytes from row to row in its shared memory, which neighbours' banks differ by; and all of it. */
 #define KV8_ROUTER_PITCH(hidden) (((hidden)*2 + 127) / 128 * 128 + 64)
 #define KV8_ROUTER_BYTES(hidden) \

@@ -31,7 +31,7 @@ __device__ __forceinline__ void pack_rows(const kv8_experts_pack_args &a, const 
     const uint4 *const from =
         reinterpret_cast<const uint4 *>(a.x + static_cast<int64_t>(place / a.top_k) * a.cols);
     const int num_chunks = a.cols / 8;
-#pragma unroll 4
+#pragma unroll 8
     for (int tile = threadIdx.x / (ROUND_ROWS * ROW_CHUNKS); tile * ROW_CHUNKS < num_chunks;
          tile += TILES_AT_ONCE) {
         const int at = tile * ROW_CHUNKS + chunk;

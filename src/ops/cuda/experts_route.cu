@@ -15,12 +15,20 @@
 #include "rowwise.cuh"
 #include "take_turn.cuh"
 
+namespace kv8 {
+
+__device__ __forceinline__ const float *logits_of(const kv8_experts_route_args &a, int row) {
+    return a.logits + static_cast<int64_t>(row) * a.num_experts;
+}
+
+}  // namespace kv8
+
 extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_CHOOSE_THREADS)
     kv8_experts_choose__sm80(const __grid_constant__ kv8_experts_route_args a) {
     using namespace kv8;
     take_turn();
     const int row = (blockIdx.x * KV8_EXPERTS_CHOOSE_THREADS + threadIdx.x) / 32;
-    if (row < a.n) choose_row(a, row, live_rows(a.live_rows, a.n));
+    if (row < a.n) choose_row(a, logits_of(a, row), row, live_rows(a.live_rows, a.n));
 }
 
 extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_SORT_THREADS)
@@ -61,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_SORT_THREADS)
     few.clear();
     const int live = live_rows(a.live_rows, a.n), lane = threadIdx.x % 32;
     for (int row = threadIdx.x / 32; row < a.n; row += KV8_EXPERTS_SORT_THREADS / 32) {
-        const int id = choose_row(a, row, live);
+        const int id = choose_row(a, logits_of(a, row), row, live);
         if (lane < a.top_k) few.ids[row * a.top_k + lane] = static_cast<uint8_t>(id);
     }
     sort_few(a, few);
@@ -87,18 +95,6 @@ extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_COMBINE_THREADS)
     }
     *to = sum;
 }
-
-namespace kv8 {
-
-// What kernels write, so not by way of the read-only path.
-__device__ __forceinline__ void read8(const float *from, float (&x)[8]) {
-    const auto *const words = reinterpret_cast<const float4 *>(from);
-    const float4 low = words[0], high = words[1];
-    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-}
-
-}  // namespace kv8
 
 extern "C" __global__ void __launch_bounds__(KV8_ROWWISE_THREADS, 2)
     kv8_experts_combine_norm__sm80(const __grid_constant__ kv8_experts_combine_args a) {

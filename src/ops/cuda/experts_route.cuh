@@ -11,6 +11,14 @@ namespace kv8 {
 constexpr uint32_t ALL = 0xffffffffu;
 constexpr int NONE = 255;
 
+// What kernels write, so not by way of the read-only path.
+__device__ __forceinline__ void read8(const float *from, float (&x)[8]) {
+    const auto *const words = reinterpret_cast<const float4 *>(from);
+    const float4 low = words[0], high = words[1];
+    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+}
+
 __device__ __forceinline__ int live_rows(const int32_t *live, int n) {
     return live == nullptr ? n : min(n, *live);
 }
@@ -59,7 +67,8 @@ __device__ __forceinline__ Best best_of(const float *logits, int num_experts, in
     return kept;
 }
 
-__device__ __forceinline__ Best best_of(const float *logits, int num_experts, int top_k) {
+template <>
+__device__ __forceinline__ Best best_of<0>(const float *logits, int num_experts, int top_k) {
     if (num_experts <= 32) return best_of<1>(logits, num_experts, top_k);
     if (num_experts <= 128) return best_of<4>(logits, num_experts, top_k);
     return best_of<(KV8_EXPERTS_MAX + 31) / 32>(logits, num_experts, top_k);
@@ -111,14 +120,16 @@ __device__ __forceinline__ int sum_before(int x, int *all_out) {
     return sum - x + __reduce_add_sync(ALL, lane < warp ? of_lane : 0);
 }
 
-// One row's experts and weights, by a warp; NONE for padding. Lane i returns its ith id.
-__device__ __forceinline__ int choose_row(const kv8_experts_route_args &a, int row, int live) {
+// One row's experts and weights by its logits, by a warp; NONE for padding. Lane i returns its ith
+// id. PER_LANE: of up to 32 times as many experts; 0: of any number.
+template <int PER_LANE = 0>
+__device__ __forceinline__ int choose_row(const kv8_experts_route_args &a, const float *logits,
+                                          int row, int live) {
     const int lane = threadIdx.x % 32;
     const int64_t to = static_cast<int64_t>(row) * a.top_k + lane;
     int id = NONE;
     if (row < live) {
-        const Best kept =
-            best_of(a.logits + static_cast<int64_t>(row) * a.num_experts, a.num_experts, a.top_k);
+        const Best kept = best_of<PER_LANE>(logits, a.num_experts, a.top_k);
         const float weight = softmax_of(kept, a.top_k);
         if (lane < a.top_k) a.routing.weights[to] = weight;
         id = kept.id;

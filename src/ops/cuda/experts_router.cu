@@ -7,10 +7,8 @@
 // Shared memory: 16 rows of weights, 8 normed rows, the warps' sums. Bound by: latency.
 //
 // SPDX-License-Identifier: Apache-2.0
-#include "codec.cuh"
-#include "experts_route.cuh"
+#include "experts_router.cuh"
 #include "ptx_sm90.cuh"
-#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -21,16 +19,6 @@ constexpr int SUM_PITCH = 20;  // of a row's sums: rows two apart lie in other b
 constexpr int SUM_STEP = ROUTER_ROWS * SUM_PITCH;
 static_assert(ROUTER_WARPS * SUM_STEP * 4 == KV8_ROUTER_SUM_BYTES, "what the host asks for");
 
-static __device__ __forceinline__ void store_cluster(uint32_t at, float x) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
-}
-// What kernels write, so not by way of the read-only path.
-static __device__ __forceinline__ void read8(const float *from, float (&x)[8]) {
-    const auto *const words = reinterpret_cast<const float4 *>(from);
-    const float4 low = words[0], high = words[1];
-    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-}
 static __device__ __forceinline__ uint4 word_at(const uint8_t *at) {
     return *reinterpret_cast<const uint4 *>(at);
 }
@@ -150,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_SORT_THREADS, 1)
     __shared__ float logits[ROUTER_ROWS * KV8_ROUTER_EXPERTS];
     const Part part(a.route.num_experts);
     const int pitch = KV8_ROUTER_PITCH(a.hidden), lane = threadIdx.x % 32;
-    const uint32_t row = threadIdx.x / 32;
+    const int row = threadIdx.x / 32;
     uint8_t *const rows = shared + 16 * pitch;
     float *const sums = reinterpret_cast<float *>(rows + ROUTER_ROWS * pitch);
     let_next();
@@ -173,10 +161,10 @@ extern "C" __global__ void __launch_bounds__(KV8_EXPERTS_SORT_THREADS, 1)
     __syncwarp();
     cluster_wait();
     if (cluster_rank() != 0) return;
-    kv8_experts_route_args route = a.route;
-    route.logits = logits;
+    const kv8_experts_route_args &route = a.route;
     if (row < route.n) {
-        const int id = choose_row(route, row, live_rows(route.live_rows, route.n));
+        const int id = choose_row(route, logits + row * route.num_experts, row,
+                                  live_rows(route.live_rows, route.n));
         if (lane < route.top_k) few.ids[row * route.top_k + lane] = static_cast<uint8_t>(id);
     }
     sort_few(route, few);

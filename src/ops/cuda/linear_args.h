@@ -29,7 +29,6 @@ typedef struct kv8_linear_norm_args {
     kv8_linear_args product;
     const void *gain;       /* bf16 [cols] */
     const int32_t *row_ids; /* NULL = i */
-    void *normed_out;       /* the normed rows, f16 [n, cols], NULL = not wanted */
     float eps;
     int32_t padding;
 } kv8_linear_norm_args;

@@ -7,8 +7,7 @@
 // matter, as long as both operands agree; so no byte is shuffled.
 //
 // Tokens are f16, or rows of the residual stream, which every block norms for itself. A block of
-// rotated heads has eight pairs of rows, which its last threads turn; and the blocks share out the
-// normed rows, where somebody wants them too.
+// rotated heads has eight pairs of rows, which its last threads turn.
 //
 // Grid: 16 rows of w a block. Block: 8 warps, which take the columns in turns of 64; their sums
 // meet in shared memory, in the order of the warps. From sm_90 on the first weights are on their
@@ -87,7 +86,6 @@ struct PlainTokens {
     }
     static __device__ __forceinline__ void fetch_constants(const Args &) {}
     static __device__ __forceinline__ void stage(const Args &) {}
-    static __device__ __forceinline__ void store_rows(const Args &) {}
 };
 
 extern __shared__ __align__(16) uint8_t normed_rows[];
@@ -171,15 +169,6 @@ struct NormedTokens {
             });
         }
         __syncthreads();
-    }
-    // This block's share of the normed rows.
-    static __device__ __forceinline__ void store_rows(const Args &a) {
-        if (a.normed_out == nullptr) return;
-        const int32_t eights = a.product.cols / 8;
-        for (int32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < a.product.n * eights;
-             i += gridDim.x * blockDim.x)
-            static_cast<uint4 *>(a.normed_out)[i] = *reinterpret_cast<const uint4 *>(
-                normed_rows + i / eights * KV8_LINEAR_NORM_PITCH(a.product.cols) + i % eights * 16);
     }
 };
 
@@ -303,7 +292,6 @@ static __device__ __forceinline__ void stream(const typename TOKENS::Args &args)
     }
     __syncthreads();
     store_block<TILES, TOKENS>(args, rows, part[0]);
-    TOKENS::store_rows(args);
 }
 
 }  // namespace kv8
