@@ -84,13 +84,13 @@ enum {
 
 /* Of several that take a spec and work one way, the first is taken: the faster stand first. */
 static const kv8_variant variants[] = {
-#define KV8_DECODE_WARPGROUP(format, name, dim, rows, stages, bytes)                           \
+#define KV8_DECODE_WARPGROUP(format, name, dim, rows, stages, has_mask, bytes)                 \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_ROWS, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
-           INT32_MAX, WARPGROUP_TAKES, 16, 1, bytes)
+           INT32_MAX, WARPGROUP_TAKES | ((has_mask) ? KV8_NEEDS_MASK : 0), 16, 1, bytes)
 #include "cuda/decode/decode_warpgroup_kernels.inc"
-#define KV8_DECODE_WIDE(format, name, dim, rows, keys, bytes)                                     \
+#define KV8_DECODE_WIDE(format, name, dim, rows, keys, has_mask, bytes)                           \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_WIDE, name, dim, rows, PAGES_OF_ANY_SIZE, 0, 1, 1, \
-           WIDE_TAKES, 8, 1, bytes)
+           WIDE_TAKES | ((has_mask) ? KV8_NEEDS_MASK : 0), 8, 1, bytes)
 #include "cuda/decode/decode_wide_kernels.inc"
 #define KV8_DECODE_CLUSTER(format, name, dim, rows, warps, stages, bytes)                         \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_CLUSTER, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
@@ -322,7 +322,8 @@ static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec 
 }
 /* A wide tile of decode is for rows that one of half as many would take two of. One of more than 16
  * is for many keys, fewer where requests have more heads than prefill has blocks of one warpgroup
- * at once, and neither for short windows nor for single rows among chunks. */
+ * at once, with a mask for those alone, and neither for short windows nor for single rows among
+ * chunks. */
 static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
     enum { LEAST_KEYS = 8192, BLOCKS_PER_SM = 2 };
@@ -332,7 +333,8 @@ static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec
     if (rows <= MOST_DECODE_ROWS) return true;
     if (has_more_rows_than(spec, rows) || has_short_window(spec)) return false;
     const int64_t heads = (int64_t)spec->max_batch * spec->num_kv_heads;
-    return spec->max_kv_len >= LEAST_KEYS / (heads > BLOCKS_PER_SM * info->num_sms ? 2 : 1);
+    const bool has_many = heads > BLOCKS_PER_SM * info->num_sms;
+    return spec->max_kv_len >= LEAST_KEYS / (has_many ? 2 : 1) && (has_many || !spec->has_mask);
 }
 /* Tiles of 16 rows are more than the registers of a block with a producer hold: rows take them, but
  * where batch_invariant wants one arithmetic. */

@@ -50,13 +50,18 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_total_q = 129, "kv8_decode_f16_e4m3_d64_rows32__sm90");
     TAKES(spec.max_total_q = 192, "kv8_decode_f16_e4m3_d64_rows32__sm90");
     TAKES(spec.max_total_q = 256, "kv8_decode_f16_e4m3_d64_rows32__sm90");
-    TAKES(spec.max_total_q = 256;
+    TAKES(spec.max_total_q = 256; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows32_mask__sm90");
+    TAKES(spec.max_total_q = 256; spec.max_kv_len = 4095;
           spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
     TAKES(spec.max_total_q = 256; spec.max_kv_len = 4095, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 132; spec.max_batch = 33;
           spec.max_kv_len = 8191, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 132; spec.max_batch = 33, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_total_q = 132; spec.max_batch = 33;
+          spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
     TAKES(spec.max_total_q = 136; spec.max_batch = 34, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_total_q = 136; spec.max_batch = 34;
+          spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows32_mask__sm90");
     TAKES(spec.max_total_q = 257, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 512;
@@ -74,6 +79,8 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_batch = 1, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 2, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 3, "kv8_decode_f16_e4m3_d64_wide64__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 16; spec.max_kv_len = 4096;
+          spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_wide128_mask__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 4;
           spec.max_kv_len = 256, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 4;
@@ -98,7 +105,7 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_batch = 1; spec.max_total_q = 17;
           spec.max_kv_len = 4096, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 8;
-          spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
+          spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_wide64_mask__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 4;
           spec.max_kv_len = 16385, "kv8_decode_f16_e4m3_d64_rows32__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 5;

@@ -103,12 +103,12 @@ static void check_whatever_scores(const gpu *g, const attention_case *c, int fla
 }
 
 /* From 17 to 32 packed rows, of so many requests that they fill the GPU, and of few with many keys:
- * as many heads as a block has warpgroups, fewer and more; scores of either sign and huge, NaN that
- * some rows see. */
+ * as many heads as a block has warpgroups, fewer and more; scores of either sign and huge, masks,
+ * NaN that some rows see. */
 static void wide_rows_of_pages(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     int num_checked = 0;
-    kernels = "kv8_decode_*_rows32__*";
+    kernels = "kv8_decode_*_rows32*__*";
     for (uint64_t n = 0; n < 10 * NUM_ROWS; n++) {
         attention_case c = rows_case(n, num_rows[n % NUM_ROWS]);
         const bool has_few = n % 4 == 1;
@@ -116,6 +116,8 @@ static void wide_rows_of_pages(void **state) {
         c.batch = has_few ? 1 + (int32_t)(n / 4 % 5) : 34 + (int32_t)(n % 3);
         if (c.window_left >= 0) c.window_left = 600; /* short ones are others' */
         c.layout = n % 3 ? LAYOUT_NHD : LAYOUT_HND;
+        if (!has_few)
+            c.mask = n % 8 == 3 || n % 8 == 6 ? MASK_TREE : n % 8 == 7 ? MASK_RANDOM : MASK_NONE;
         c.soft_cap = n % 11 == 10 ? 20.0f : 0.0f;
         c.unused_rows = n % 7 == 3;
         c.right = c.causal ? 0 : (int32_t)(n / 6 % 3) * 5;
@@ -142,12 +144,13 @@ static void a_cluster(void **state) {
 }
 
 /* From 17 packed rows on: one tile of 64 and two, over keys that fill no step, one, all blocks' and
- * several of each warpgroup; pages of any size, and none; scores of either sign and huge. */
+ * several of each warpgroup; pages of any size, and none; masks; scores of either sign and huge. */
 static attention_case many_rows_case(uint64_t n, int32_t rows) {
     attention_case c = rows_case(n, rows);
     if (rows == 1) c.group_size = n % 20 == 0 ? 71 : 40;
     c.num_kv_heads = 8 + (int32_t)(n % 3);
     c.layout = n % 3 ? LAYOUT_NHD : LAYOUT_HND;
+    c.mask = n / 2 % 4 == 1 ? MASK_TREE : n / 2 % 8 == 3 ? MASK_RANDOM : MASK_NONE;
     c.seed = 2 * n; /* without num_pages, which these take no run with */
     c.ragged = n % 11 == 3;
     c.page_size = c.ragged ? 1 : n % 4 == 1 ? 7 : c.page_size;
@@ -166,7 +169,7 @@ static void many_rows_of_one_request(void **state) {
         const int32_t packed = packed_rows(&c);
         if (packed <= 16 || packed > 128) continue;
         if (packed <= 32 || packed > 64) c.window_left = -1; /* other kernels take these */
-        kernels = packed > 64 ? "kv8_decode_*_wide128__*" : "kv8_decode_*_wide64__*";
+        kernels = packed > 64 ? "kv8_decode_*_wide128*__*" : "kv8_decode_*_wide64*__*";
         c.kv_len[0] = rows + before[n / 3 % (packed > 64 ? 6 : 7)];
         if (n % 29 == 4) c.kv_len[0] = 0;
         c.sick_v = n % 5 == 2 ? (c.kv_len[0] < 1000 ? 2 : 1000) + (int32_t)(n % 40) : 0;

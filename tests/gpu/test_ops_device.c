@@ -377,7 +377,7 @@ static void rows_are_rotated_as_they_leave(void **state) {
 
 /* --- rows --- */
 
-static void embedding_widens_the_rows_it_is_asked_for(void **state) {
+static void rows_are_those_asked_for_and_embeddings_widened(void **state) {
     const side s = open_side(state);
     enum { VOCAB = 50, N = 5 };
     static const int32_t ids[N] = {49, 0, 7, 7, 31}, hiddens[] = {8, 64, 2880};
@@ -395,32 +395,17 @@ static void embedding_widens_the_rows_it_is_asked_for(void **state) {
             const kv8_bf16 wanted = table[(size_t)ids[i / hidden] * hidden + i % hidden];
             assert_true(got[i] == kv8_bf16_to_f32(wanted));
         }
+        void *rows = make_output(&s, N * hidden * 2);
+        assert_ok(kv8_device_gather(s.ops, s.g->stream, table_on_gpu, ids_on_gpu, N, 2 * hiddens[h],
+                                    rows));
+        rows = take_output(&s, rows, N * hidden * 2);
+        for (size_t i = 0; i < N; i++)
+            assert_memory_equal((kv8_bf16 *)rows + i * hidden, table + (size_t)ids[i] * hidden,
+                                hidden * 2);
+        free(rows);
         kv8_device_free(s.g->device, table_on_gpu);
         kv8_device_free(s.g->device, ids_on_gpu);
         free(table);
-        free(got);
-    }
-    kv8_device_ops_destroy(s.ops);
-}
-
-static void gathered_rows_are_those_asked_for(void **state) {
-    const side s = open_side(state);
-    enum { ROWS = 50, N = 5 };
-    static const int32_t ids[N] = {49, 0, 7, 7, 31}, sizes[] = {16, 8192, 11520};
-    test_rng rng = {2};
-    for (size_t h = 0; h < sizeof sizes / sizeof *sizes; h++) {
-        const size_t bytes = (size_t)sizes[h];
-        kv8_bf16 *const rows = random_bf16(&rng, ROWS * bytes / 2, 1);
-        void *const rows_on_gpu = gpu_upload(s.g, rows, ROWS * bytes);
-        int32_t *const ids_on_gpu = gpu_upload(s.g, ids, sizeof ids);
-        uint8_t *const to = make_output(&s, N * bytes);
-        assert_ok(kv8_device_gather(s.ops, s.g->stream, rows_on_gpu, ids_on_gpu, N, sizes[h], to));
-        uint8_t *const got = take_output(&s, to, N * bytes);
-        for (size_t i = 0; i < N; i++)
-            assert_memory_equal(got + i * bytes, (uint8_t *)rows + (size_t)ids[i] * bytes, bytes);
-        kv8_device_free(s.g->device, rows_on_gpu);
-        kv8_device_free(s.g->device, ids_on_gpu);
-        free(rows);
         free(got);
     }
     kv8_device_ops_destroy(s.ops);
@@ -600,8 +585,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(products_of_the_true_shapes),
         cmocka_unit_test(products_of_normed_rows),
         cmocka_unit_test(rows_are_rotated_as_they_leave),
-        cmocka_unit_test(embedding_widens_the_rows_it_is_asked_for),
-        cmocka_unit_test(gathered_rows_are_those_asked_for),
+        cmocka_unit_test(rows_are_those_asked_for_and_embeddings_widened),
         cmocka_unit_test(norms_equal_their_definition),
         cmocka_unit_test(angles_and_rotation_are_the_cpus),
         cmocka_unit_test(weights_that_f16_does_not_hold_are_found),

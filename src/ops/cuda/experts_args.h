@@ -144,13 +144,13 @@ enum {
     KV8_ROUTER_STATIC_BYTES = 8192, /* at most, of the kernel's own */
     KV8_ROUTER_SUM_BYTES = KV8_EXPERTS_SORT_THREADS / 32 * KV8_ROUTER_ROWS * 20 * 4
 };
-/* The same of any number, but for the sort: a block for 16 rows. Of up to 32, 128 or 256 experts, by
- * one, two or four groups of warps. */
+/* The same of any number, but for the sort: a block for 16 rows. Of up to 32, 128 or 256 experts,
+ * by one, two or four groups of warps. */
 enum { KV8_ROUTER_ROWS_EACH = 16, KV8_ROUTER_ROWS_THREADS = 32 * KV8_ROUTER_ROWS_EACH };
 #define KV8_ROUTER_ROWS_GROUPS(experts) ((experts) <= 32 ? 1 : (experts) <= 128 ? 2 : 4)
 /* Of a row's sums: four rows lie in other banks. */
 #define KV8_ROUTER_PITCH_OF(experts) ((experts) + 8)
-#define KV8_ROUTER_ROWS_BYTES(experts) \
+#define KV8_ROUTER_ROWS_BYTES(experts)                                               \
     (KV8_ROUTER_ROWS_EACH / KV8_ROUTER_ROWS_GROUPS(experts) * KV8_ROUTER_ROWS_EACH * \
      KV8_ROUTER_PITCH_OF(experts) * 4)
 /* The same by the columns of a cluster's warps. */

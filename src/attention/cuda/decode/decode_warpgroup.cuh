@@ -19,9 +19,10 @@
 
 namespace kv8 {
 
-template <Format F_, int ROWS_, int STAGES_>
+template <Format F_, int ROWS_, int STAGES_, bool HAS_MASK_>
 struct WarpgroupConfig : DecodeConfig<F_, F_, 64, ROWS_ / 8, 16, STAGES_, true> {
     using Base = DecodeConfig<F_, F_, 64, ROWS_ / 8, 16, STAGES_, true>;
+    static constexpr bool HAS_MASK = HAS_MASK_;
     static constexpr int WARPGROUPS = 4, RING_WARPS = 4;
     static constexpr int STEP_KEYS = 4 * TOKENS;
     // Where a lane g has its dims: of warp t that of row g, and of row g + 8 the next one.
@@ -288,8 +289,30 @@ class WarpgroupAttention {
         for (int i = 0; i < C::ROWS / 2; i++)
             s[i] = a.soft_cap * tanh_of_exponent(s[i] * (TWO_LOG2E / a.soft_cap));
     }
+    // Of the thread's scores those whose keys a mask hides, of a granule that begins at `first`.
+    __device__ __noinline__ static uint32_t hidden_keys(const kv8_kernel_args &a,
+                                                        const Split &split, int first) {
+        const int lane = threadIdx.x % 32;
+        uint32_t hidden = 0;
+#pragma unroll
+        for (int i = 0; i < C::ROWS / 2; i++) {
+            const int n = i / 4 * 8 + lane % 4 * 2 + i % 2, key = first + i / 2 % 2 * 8 + lane / 4;
+            if (n >= split.num_rows) continue;
+            const int q_token = divide(split.row_begin + n, a.by_group);
+            const KeyRange seen = visible_keys(a, split.request, q_token);
+            if (key >= seen.begin && key < seen.end && !mask_bit(a, split.request, q_token, key))
+                hidden |= 1u << i;
+        }
+        return hidden;
+    }
     // -inf where a row may not see a key; those of the granule begin at `first`.
     __device__ void mask(int first, float (&s)[C::ROWS / 2]) const {
+        if (C::HAS_MASK) {
+            const uint32_t hidden = hidden_keys(a, split, first);
+#pragma unroll
+            for (int i = 0; i < C::ROWS / 2; i++)
+                if (hidden >> i & 1) s[i] = -INFINITY;
+        }
         const bool missing = is_missing(first);
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
@@ -454,11 +477,38 @@ class WarpgroupAttention {
                 const int n = nt * 8 + 2 * c + col;
                 const KeyRange seen = memory.seen[n];
                 if (key < seen.begin || key >= seen.end) continue;
+                if (C::HAS_MASK && n < split.num_rows &&
+                    !mask_bit(a, split.request, token_of(n), key))
+                    continue;
                 if (dims & 1) o[4 * nt + col] = NAN;
                 if (dims & 2) o[4 * nt + 2 + col] = NAN;
             }
     }
 };
+
+// find_unmasked() by all warps, which share out the rows and keys of a split.
+template <int WARPS>
+__device__ inline void find_unmasked_by_block(const kv8_kernel_args &a, Split &p) {
+    __shared__ int hidden[WARPS];
+    const int warp = threadIdx.x / 32, first_row = divide(p.row_begin, a.by_group);
+    const int last_row = divide(p.row_begin + p.num_rows - 1, a.by_group);
+    const int rows = last_row - first_row + 1, parts = max(WARPS / rows, 1);
+    const KeyRange top = visible_keys(a, p.request, first_row);
+    const KeyRange low = visible_keys(a, p.request, last_row);
+    const int begin = p.granule_begin * TOKENS, end = min(p.granule_end * TOKENS, top.end);
+    const int each = (max(end - begin, 0) / parts + 8) / 8 * 8;
+    int first = top.end;
+    for (int i = warp; i < rows * parts; i += WARPS) {
+        const int part = begin + i / rows * each;
+        first = min(first, first_hidden(a, p.request, first_row + i % rows, part,
+                                        min(part + each, end), top.end));
+    }
+    if (threadIdx.x % 32 == 0) hidden[warp] = first;
+    __syncthreads();
+    for (int i = 0; i < WARPS; i++) first = min(first, hidden[i]);
+    if (threadIdx.x == 0) p.all = {low.begin, first};
+    __syncthreads();
+}
 
 // A warpgroup's steps of a split. `meanwhile` runs while the first copies are on their way.
 template <class C, class MEANWHILE>
@@ -512,6 +562,7 @@ __device__ __forceinline__ void warpgroup_body(const kv8_kernel_args &a) {
 #pragma unroll 1
     for (Split *at = block.splits; at->stream >= 0; at = block.other(at)) {
         Split &split = *at;
+        if constexpr (C::HAS_MASK) find_unmasked_by_block<C::WARPS>(a, split);
         const int first = split.granule_begin + 4 * slice, left = split.granule_end - first;
         const int count = left > 0 ? divide(left + a.decode.num_slices - 1, a.decode.by_slices) : 0;
         const int head = split.head_begin + in_block;
@@ -532,10 +583,10 @@ __device__ __forceinline__ void warpgroup_body(const kv8_kernel_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_WARPGROUP_DEFINE(name, format, head_dim, rows, stages, fixed_bytes) \
-    extern "C" __global__ void __launch_bounds__(512, 1)                               \
-        name(const __grid_constant__ kv8_kernel_args a) {                              \
-        using config = kv8::WarpgroupConfig<kv8::format, rows, stages>;                \
-        static_assert(config::FIXED_BYTES == fixed_bytes && head_dim == config::DIM);  \
-        kv8::warpgroup_body<config>(a);                                                \
+#define KV8_DECODE_WARPGROUP_DEFINE(name, format, head_dim, rows, stages, has_mask, fixed_bytes) \
+    extern "C" __global__ void __launch_bounds__(512, 1)                                         \
+        name(const __grid_constant__ kv8_kernel_args a) {                                        \
+        using config = kv8::WarpgroupConfig<kv8::format, rows, stages, has_mask>;                \
+        static_assert(config::FIXED_BYTES == fixed_bytes && head_dim == config::DIM);            \
+        kv8::warpgroup_body<config>(a);                                                          \
     }

@@ -67,6 +67,9 @@ class WarpgroupLoader {
         const int n = from + lane(), token = token_of(n);
         pages = UNSEEN, slots = ~0;
         if (n >= count || token >= split.any.end || token + TOKENS <= split.any.begin) return;
+        if (C::HAS_MASK && may_hide(a, split, token, TOKENS) &&
+            !mask_shows(a, split, token, TOKENS))
+            return;
         const int index = divide(token, a.by_page);
         slots = token - index * a.page_size;
         if (token < split.any.begin || token + TOKENS > split.any.end) slots = ~slots;

@@ -18,14 +18,16 @@
 
 namespace kv8 {
 
-template <Format F_, int TILES_, int KEYS_>
+template <Format F_, int TILES_, int KEYS_, bool HAS_MASK_>
 struct WideConfig {
+    static constexpr bool HAS_MASK = HAS_MASK_;
     static constexpr Format F = F_;  // of K and of V
     static constexpr int DIM = 64;
     static constexpr int TILES = TILES_, ROWS = 64 * TILES;  // of 64 packed rows
     static constexpr int KEYS = KEYS_;                       // of a step: 32 or 64
     static constexpr int WARPGROUPS = 2, THREADS = 128 * WARPGROUPS;
-    static constexpr int LEAST_RANKS = 8;         // blocks of a cluster
+    static constexpr int LEAST_RANKS = 8;  // blocks of a cluster
+    static constexpr int MAX_BLOCK_KEYS = 16384 / TILES / TILES / LEAST_RANKS + 2 * KEYS;
     static constexpr int Q_BYTES = 64 * 2 * DIM;  // of a tile; then the first 32 rows again
     static constexpr int ALL_Q_BYTES = TILES * Q_BYTES + (TILES == 1 ? 32 * 2 * DIM : 0);
     static constexpr int STEP_BYTES = KEYS * 2 * DIM;  // of K or of V, widened
@@ -158,10 +160,12 @@ class WideAttention {
     __device__ __noinline__ static void spoil(const kv8_kernel_args &a, const Request &r, int row,
                                               int first_key, const uint16_t (*sick)[C::DIM / 16],
                                               uint32_t (&found)[2]) {
-        const KeyRange seen = visible_keys(a, r, divide(row, a.by_group));
+        KeyRange seen = visible_keys(a, r, divide(row, a.by_group));
+        if (C::HAS_MASK && row >= r.qo_len * a.group_size) seen.end = 0;
         found[0] = found[1] = 0;
         for (int key = max(seen.begin - first_key, 0); key < min(seen.end - first_key, C::KEYS);
              key++) {
+            if (C::HAS_MASK && !mask_bit(a, r, divide(row, a.by_group), first_key + key)) continue;
             found[0] |= sick[key][0] | uint32_t(sick[key][1]) << 16;
             found[1] |= sick[key][2] | uint32_t(sick[key][3]) << 16;
         }
@@ -189,16 +193,38 @@ class WideAttention {
     const int thread, lane_row;
 
    private:
-    __device__ __forceinline__ void mask(int t, int first_key, float (&s)[C::KEYS / 2]) const {
-#pragma unroll
+    // Of the thread's keys of a step those that row lane_row, above bit 15 that lane_row + 8 sees.
+    __device__ __noinline__ static uint32_t seen_keys(const kv8_kernel_args &a, const Request &r,
+                                                      int row, int first_key) {
+        uint32_t seen = 0;
         for (int i = 0; i < 2; i++) {
-            const int row = 64 * t + lane_row + 8 * i;
-            KeyRange seen = visible_keys(a, r, divide(row, a.by_group));
-            if (row >= r.qo_len * a.group_size) seen.end = 0;
+            if (row + 8 * i >= r.qo_len * a.group_size) break;
+            const int q_token = divide(row + 8 * i, a.by_group);
 #pragma unroll
-            for (int j = 0; j < C::KEYS / 4; j++) {
-                const int key = first_key + j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
-                if (key < seen.begin || key >= seen.end) s[j / 2 * 4 + 2 * i + j % 2] = -INFINITY;
+            for (int j = 0; j < C::KEYS / 8; j++)
+                seen |= (seen_eight(a, r, q_token, first_key + 8 * j) >> threadIdx.x % 4 * 2 & 3)
+                        << (16 * i + 2 * j);
+        }
+        return seen;
+    }
+    __device__ __forceinline__ void mask(int t, int first_key, float (&s)[C::KEYS / 2]) const {
+        if constexpr (C::HAS_MASK) {
+            const uint32_t seen = seen_keys(a, r, 64 * t + lane_row, first_key);
+#pragma unroll
+            for (int i = 0; i < C::KEYS / 2; i++)
+                if ((seen >> (i / 2 % 2 * 16 + i / 4 * 2 + i % 2) & 1) == 0) s[i] = -INFINITY;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int row = 64 * t + lane_row + 8 * i;
+                KeyRange seen = visible_keys(a, r, divide(row, a.by_group));
+                if (row >= r.qo_len * a.group_size) seen.end = 0;
+#pragma unroll
+                for (int j = 0; j < C::KEYS / 4; j++) {
+                    const int key = first_key + j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2;
+                    if (key < seen.begin || key >= seen.end)
+                        s[j / 2 * 4 + 2 * i + j % 2] = -INFINITY;
+                }
             }
         }
     }
@@ -402,6 +428,7 @@ template <class C>
 __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t fixed[];
     __shared__ WideExchange<C> exchange;
+    __shared__ WideMask<C> mask;
     launch_dependents();
     const int warp = threadIdx.x / 32, warpgroup = threadIdx.x / 128, head = blockIdx.y;
     const uint32_t barrier = smem_address(&exchange.barrier);
@@ -424,12 +451,13 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
     wait_for_previous();
     const Lengths lengths = load_lengths(a, 0);
     const Request r = make_request(a, 0, lengths);
-    const WideKeys keys = wide_keys<C>(a, r, own);
+    WideKeys keys = wide_keys<C>(a, r, own);
+    mask.find(a, r, keys);
     const int num_rows = r.qo_len * a.group_size, num_own = own.num_rows(num_rows);
     const int first_key = keys.base + (keys.step_begin + warpgroup) * C::KEYS;
     const int count =
         max(keys.step_end - keys.step_begin - warpgroup + C::WARPGROUPS - 1, 0) / C::WARPGROUPS;
-    WideLoader<C> loader(a, keys, request_pages(a, 0, lengths), head, first_key);
+    WideLoader<C> loader(a, keys, mask, request_pages(a, 0, lengths), head, first_key);
     if (count > 0) loader.fetch();
     if (warp == 0) {
         Split ends;
@@ -504,10 +532,10 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_WIDE_DEFINE(name, format, rows, keys, fixed_bytes) \
-    extern "C" __global__ void __launch_bounds__(256, 2)              \
-        name(const __grid_constant__ kv8_kernel_args a) {             \
-        using config = kv8::WideConfig<kv8::format, rows / 64, keys>; \
-        static_assert(config::FIXED_BYTES == fixed_bytes);            \
-        kv8::wide_cluster_body<config>(a);                            \
+#define KV8_DECODE_WIDE_DEFINE(name, format, rows, keys, has_mask, fixed_bytes) \
+    extern "C" __global__ void __launch_bounds__(256, 2)                        \
+        name(const __grid_constant__ kv8_kernel_args a) {                       \
+        using config = kv8::WideConfig<kv8::format, rows / 64, keys, has_mask>; \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                      \
+        kv8::wide_cluster_body<config>(a);                                      \
     }

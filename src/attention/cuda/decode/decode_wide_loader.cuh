@@ -14,6 +14,61 @@ struct WideKeys {
     int step_begin, step_end;
 };
 
+// Of eight keys from `key` on those that a row sees, by mask and by place: a bit each.
+__device__ __forceinline__ uint32_t seen_eight(const kv8_kernel_args &a, const Request &r,
+                                               int q_token, int key) {
+    const uint8_t *const bits = a.mask_bits + a.mask_indptr[r.index];
+    const KeyRange seen = visible_keys(a, r, q_token);
+    const int64_t at = int64_t(q_token) * r.kv_len + key;
+    const int64_t last = (int64_t(r.qo_len) * r.kv_len + 7) / 8 - 1;
+    const uint32_t both = bits[min(at / 8, last)] | uint32_t(bits[min(at / 8 + 1, last)]) << 8;
+    const int begin = min(max(seen.begin - key, 0), 8), end = min(max(seen.end - key, 0), 8);
+    return both >> at % 8 & ((1u << end) - 1) & ~((1u << begin) - 1);
+}
+
+// Of a block's keys those that some row, that all rows see: a bit each.
+template <class C, bool HAS_MASK = C::HAS_MASK>
+struct WideMask {
+    __device__ __forceinline__ void find(const kv8_kernel_args &, const Request &, WideKeys &) {}
+    __device__ __forceinline__ bool shows(int) const { return true; }
+};
+template <class C>
+struct WideMask<C, true> {
+    static constexpr int BYTES = C::MAX_BLOCK_KEYS / 8;
+    uint8_t any[BYTES], all[BYTES];
+    int begin;  // the first key
+
+    // By the block: ends keys.all at the first that is hidden from a row.
+    __device__ __forceinline__ void find(const kv8_kernel_args &a, const Request &r,
+                                         WideKeys &keys) {
+        const int first = keys.base + keys.step_begin * C::KEYS;
+        const int end = min(keys.base + keys.step_end * C::KEYS, keys.any.end);
+        for (int i = threadIdx.x; first + 8 * i < end; i += C::THREADS) {
+            uint32_t some = 0, every = 0xff;
+#pragma unroll 4
+            for (int q_token = 0; q_token < r.qo_len; q_token++) {
+                const uint32_t seen = seen_eight(a, r, q_token, first + 8 * i);
+                some |= seen, every &= seen;
+            }
+            any[i] = some, all[i] = every;
+        }
+        if (threadIdx.x == 0) begin = first;
+        __syncthreads();
+        int hidden = keys.all.end;
+        for (int i = threadIdx.x % 32; first + 8 * i < end; i += 32) {
+            const int before = min(max(keys.all.begin - first - 8 * i, 0), 8);
+            const uint32_t gone = ~all[i] & 0xff & ~((1u << before) - 1);
+            if (gone != 0) hidden = min(hidden, first + 8 * i + __ffs(gone) - 1);
+        }
+        keys.all.end = __reduce_min_sync(~0u, hidden);
+    }
+    // A page that no row sees is never read.
+    __device__ __forceinline__ bool shows(int key) const {
+        const int i = (key - begin) / 8;
+        return i < BYTES && (any[i] >> (key - begin) % 8 & 1) != 0;
+    }
+};
+
 // 16 bytes that are read once, with what lies beside them ahead of its use; zeros unless they are
 // there.
 __device__ __forceinline__ uint4 load_codes(const uint8_t *from, bool is_there) {
@@ -38,10 +93,12 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, const uint32_t (&x)
 template <class C>
 class WideLoader {
    public:
-    __device__ WideLoader(const kv8_kernel_args &args, const WideKeys &of, const int32_t *of_pages,
-                          int head, int first_key)
+    __device__ WideLoader(const kv8_kernel_args &args, const WideKeys &of,
+                          const WideMask<C> &of_mask, const int32_t *of_pages, int head,
+                          int first_key)
         : a(args),
           keys(of),
+          mask(of_mask),
           pages(of_pages),
           row(threadIdx.x % 128 / CHUNKS),
           chunk(threadIdx.x % CHUNKS),
@@ -87,6 +144,7 @@ class WideLoader {
     static_assert(CHUNKS * 16 == C::DIM && 128 / CHUNKS == 32);
     const kv8_kernel_args &a;
     const WideKeys &keys;
+    const WideMask<C> &mask;
     const int32_t *const pages;
     const int row, chunk;
     const uint8_t *k, *v;
@@ -103,7 +161,8 @@ class WideLoader {
             const int key = next_key + 32 * i, index = divide(key, a.by_page);
             page[i] = UNSEEN;
             slot[i] = key - index * a.page_size;
-            if (key >= keys.any.begin && key < keys.any.end) page[i] = __ldg(pages + index);
+            if (key >= keys.any.begin && key < keys.any.end && mask.shows(key))
+                page[i] = __ldg(pages + index);
         }
     }
     __device__ __forceinline__ void store_row(uint32_t to, const uint4 &codes) const {
