@@ -198,7 +198,8 @@ static kv8_status publish_depth(bench_session *s, int32_t depth, int32_t chunk) 
 }
 
 /* Fills the depth: requests at rest that the tests fork, one for each sequence of the largest
- * batch; none where the depth is 0. */
+ * batch; none where the depth is 0. Of several none is computed whole: the keys that it leaves in
+ * pages behind its windows would be the others', who would then choose the same experts. */
 static kv8_status fill_depth(bench_session *s, const model_args *args,
                              const kv8_kv_setting *setting, int32_t depth) {
     memset(s->filled, 0, sizeof s->filled);
@@ -210,7 +211,7 @@ static kv8_status fill_depth(bench_session *s, const model_args *args,
     kv8_status status = args->max_batch > 1 ? clear_pages(s, setting) : KV8_OK;
     for (int32_t b = 0; status == KV8_OK && b < args->max_batch && cli_interrupted() == 0; b++) {
         if (b == 0) draw_tokens(s, depth);
-        if (b > 0) status = publish_depth(s, depth, args->chunk);
+        if (args->max_batch > 1) status = publish_depth(s, depth, args->chunk);
         if (status == KV8_OK) status = kv8_engine_submit(s->engine, &request, &s->filled[b]);
         if (status == KV8_OK) status = run_engine(s);
     }
