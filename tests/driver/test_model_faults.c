@@ -3,6 +3,7 @@
  * succeeds when it is made again. What a step launches, and that a graph launches the same.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "experts_args.h"
 #include "model_fixture.h"
 #include "model_profile.h"
 #include "rowwise_args.h"
@@ -205,6 +206,49 @@ static void a_graph_launches_what_a_step_does(void **state) {
     close_fixture(&graph);
 }
 
+/* Rows whose logits are wanted of a step of two prompts, and the rows of each layer's experts. */
+static void check_rows_of_layers(const int32_t *rows, int32_t num, int32_t in_first,
+                                 int32_t in_last) {
+    static const int32_t indptr[] = {0, PROMPT, 2 * PROMPT};
+    int32_t of_layers[4] = {0}, num_layers = 0, num_gathers = 0;
+    float logits[2 * PROMPT * VOCAB];
+    fixture f;
+    open_fixture(&f, KV8_PATH_AUTO);
+    const int32_t before = stand_in_num_launches();
+    const kv8_step step = {.struct_size = sizeof step,
+                           .num_seqs = 2,
+                           .seqs = f.seqs,
+                           .indptr = indptr,
+                           .token_ids = ids,
+                           .num_logit_rows = num,
+                           .logit_rows = rows,
+                           .logits_out = logits};
+    assert_ok(kv8_model_step(f.model, f.cache, &step));
+    for (int32_t i = before; i < stand_in_num_launches(); i++) {
+        const stand_in_launch *const launch = stand_in_get_launch(i);
+        num_gathers += strcmp(launch->name, "kv8_gather_rows__sm80") == 0;
+        if (strncmp(launch->name, "kv8_experts_router", 18) != 0) continue;
+        const kv8_experts_router_args *const args = launch->args;
+        assert_in_range(num_layers, 0, 3);
+        of_layers[num_layers++] = args->route.n;
+    }
+    assert_int_equal(num_layers, in_last > 0 ? 2 : 1);
+    assert_int_equal(of_layers[0], in_first);
+    assert_int_equal(of_layers[1], in_last);
+    assert_int_equal(num_gathers, in_last > 0 && in_last < in_first ? 2 : 0);
+    close_fixture(&f);
+}
+static void the_last_layer_has_the_rows_of_logits_alone(void **state) {
+    (void)state;
+    static const int32_t all[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, last[] = {4, 8, 9},
+                         others[] = {3, 9};
+    check_rows_of_layers(all, 10, 10, 10);
+    check_rows_of_layers(last, 3, 10, 3);
+    check_rows_of_layers(last, 1, 10, 1);
+    check_rows_of_layers(others, 2, 10, 10); /* not the last of their sequences */
+    check_rows_of_layers(NULL, 0, 10, 0);
+}
+
 /* An observer's launches, of K and V and of Q in each layer, are in the graphs of its time alone.
  */
 static void observers_come_and_go_with_their_graphs(void **state) {
@@ -368,6 +412,7 @@ int main(void) {
         cmocka_unit_test(a_weight_that_f16_does_not_hold_is_refused_by_name),
         cmocka_unit_test(a_step_that_fails_changes_nothing),
         cmocka_unit_test(a_graph_launches_what_a_step_does),
+        cmocka_unit_test(the_last_layer_has_the_rows_of_logits_alone),
         cmocka_unit_test(observers_come_and_go_with_their_graphs),
         cmocka_unit_test(caches_that_take_turns_keep_plans_and_graphs),
         cmocka_unit_test(every_kernel_is_of_a_kind),
