@@ -1,9 +1,9 @@
 /* model_speed.c - kv8 bench model: prefill (pp) and decode (tg) tokens per second at given depths,
  * per KV setting.
  *
- * A depth is filled once and every repetition forks it; the other sequences of a batch have as many
- * tokens of their own, whose keys and values are zeros, so that no two read the same memory. Tokens
- * are random.
+ * A depth is filled once and every repetition forks it. Several sequences have as many tokens each
+ * of their own, whose keys and values are zeros but for the last few's, so that no two read the
+ * same memory. Tokens are random.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>

@@ -42,7 +42,8 @@ struct WideMask<C, true> {
     __device__ __forceinline__ void find(const kv8_kernel_args &a, const Request &r,
                                          WideKeys &keys) {
         const int first = keys.base + keys.step_begin * C::KEYS;
-        const int end = min(keys.base + keys.step_end * C::KEYS, keys.any.end);
+        const int end = min(min(keys.base + keys.step_end * C::KEYS, keys.any.end),
+                            first + C::MAX_BLOCK_KEYS);  // of lengths within the plan's
         for (int i = threadIdx.x; first + 8 * i < end; i += C::THREADS) {
             uint32_t some = 0, every = 0xff;
 #pragma unroll 4
