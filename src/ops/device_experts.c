@@ -249,7 +249,7 @@ static kv8_status get_router_columns(kernel_form *form, kv8_device *device,
     const size_t bytes = (size_t)KV8_ROUTER_COLUMNS_BYTES(few ? 32 : 128);
     const size_t room = kv8_device_get_info(device)->shared_bytes_per_block;
     *form = (kernel_form){.num_x = 0};
-    if (!kv8_kernel_exists(device, name) || shape->num_experts > 128 ||
+    if (!kv8_kernel_exists(device, name) || shape->num_experts > KV8_ROUTER_EXPERTS ||
         shape->hidden > KV8_ROUTER_COLUMNS_MAX_HIDDEN || bytes + KV8_ROUTER_STATIC_BYTES > room)
         return KV8_OK;
     form->launch = (kv8_launch){.grid = {KV8_ROUTER_BLOCKS},

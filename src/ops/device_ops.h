@@ -47,8 +47,8 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                  kv8_dtype y_dtype, bool accumulate);
 
 /* A product of normed rows, and what stands around it in a layer: one kernel does all of it for up
- * to 4 rows and weights of few, a router's; for others the norm is one of its own. The
- * product's rotates heads of 64, and of up to 16 rows any; others are rotated by one more. */
+ * to 4 rows and weights of up to 1024; for others the norm is one of its own. The product's rotates
+ * heads of 64, and of up to 16 rows any; others are rotated by one more. */
 typedef struct kv8_device_norm_linear {
     kv8_device_linear w;
     const float *x;   /* [.., cols]: the residual stream */

@@ -233,6 +233,27 @@ static void narrow_saturates_every_format(void **state) {
     }
 }
 
+/* At a scale of 1 f32 keeps its bits but for a NaN that signals, which a quotient would not. */
+static void f32_stays_at_a_scale_of_1(void **state) {
+    (void)state;
+    enum { N = 19 }; /* whole vectors and a rest */
+    static const uint32_t some[] = {0x7f800001u, 0xffa00000u, 0x7fc12345u, 1u,
+                                    0x807fffffu, 0x00400000u, 0x80000000u, 0x3f9d70a4u};
+    uint32_t values[N], codes[N];
+    for (int i = 0; i < N; i++) values[i] = some[i % 8];
+    for (int i = 0; i < NUM_ISAS; i++) {
+        if (!present(isas[i])) continue;
+        kv8_narrow_counts counts = {0};
+        assert_ok(kv8_narrow(isas[i], KV8_F32, (const float *)values, N, 1, codes, &counts));
+        for (int v = 0; v < N; v++) {
+            const bool is_nan = (values[v] & 0x7fffffffu) > 0x7f800000u;
+            assert_int_equal(codes[v], is_nan ? values[v] | 0x00400000u : values[v]);
+        }
+        assert_int_equal(counts.nans, 9);
+        assert_int_equal(counts.clips, 0);
+    }
+}
+
 /* Not saturating, unlike the block conversions. */
 static void a_row_to_bf16_as_one_by_one(void **state) {
     (void)state;
@@ -305,6 +326,7 @@ int main(void) {
         cmocka_unit_test(narrow_midpoints_on_every_rung),
         cmocka_unit_test(narrow_without_counts),
         cmocka_unit_test(narrow_saturates_every_format),
+        cmocka_unit_test(f32_stays_at_a_scale_of_1),
         cmocka_unit_test(a_row_to_bf16_as_one_by_one),
         cmocka_unit_test(arguments_are_checked),
         cmocka_unit_test(a_rung_without_kernels_uses_the_one_below),

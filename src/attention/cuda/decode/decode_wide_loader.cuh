@@ -38,12 +38,13 @@ struct WideMask<C, true> {
     uint8_t any[BYTES], all[BYTES];
     int begin;  // the first key
 
-    // By the block: ends keys.all at the first that is hidden from a row.
+    // By the block: ends keys.all at the first that is hidden from a row. Lengths within the plan's
+    // give a block no more than MAX_BLOCK_KEYS.
     __device__ __forceinline__ void find(const kv8_kernel_args &a, const Request &r,
                                          WideKeys &keys) {
         const int first = keys.base + keys.step_begin * C::KEYS;
-        const int end = min(min(keys.base + keys.step_end * C::KEYS, keys.any.end),
-                            first + C::MAX_BLOCK_KEYS);  // of lengths within the plan's
+        const int end =
+            min(min(keys.base + keys.step_end * C::KEYS, keys.any.end), first + C::MAX_BLOCK_KEYS);
         for (int i = threadIdx.x; first + 8 * i < end; i += C::THREADS) {
             uint32_t some = 0, every = 0xff;
 #pragma unroll 4
