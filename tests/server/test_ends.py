@@ -91,7 +91,7 @@ class Ends(unittest.TestCase):
                     connection.sendall(sent + b" HTTP/1.1\r\nHost: a\r\n\r\n")
                     self.assertRegex(read_http(connection)[0], "40[04]")
             self.assertEqual(server.stop(), 0)
-            lines = [line for line in server.lines if re.search("40[04]", line)]
+            lines = [line for line in server.lines if re.match(r"\{|\d{4}-\d\d-\d\dT", line)]
             wanted = {("GET", "/?"), ("GET", '/\n\x1b"'), ("G?T", ""), ("GET", "/\u00e4")}
             self.assertEqual(len(lines), len(wanted))
             if form == "json":
@@ -110,7 +110,7 @@ class Ends(unittest.TestCase):
 
             def ask(connection, path):
                 count = 0
-                try:
+                with connection, contextlib.suppress(OSError):
                     while True:
                         connection.sendall(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path)
                         if not read_http(connection)[0]:
@@ -118,8 +118,6 @@ class Ends(unittest.TestCase):
                         count += 1
                         if count == 5:
                             began.wait()
-                except OSError:
-                    pass
 
             def ask_anew():
                 count = 0
