@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "rope_impl.h"
+#include "simd/subnormals.h"
 
 enum {
     ROWS_PER_TASK = 32,
@@ -26,6 +27,10 @@ typedef struct cut_job {
     int32_t heads_per_task;
 } cut_job;
 
+static bool rotates(const kv8_append_job *job, int kv) {
+    return kv == 0 && job->cos_sin != NULL;
+}
+
 static uint8_t *entry(const kv8_row_array *array, const kv8_row_place *place, int32_t head) {
     if (array->data == NULL) return NULL;
     return array->data + place->page * array->page_bytes + place->slot * array->slot_bytes +
@@ -37,29 +42,16 @@ static const float *source_values(const cut_job *cut, int kv, int32_t row, int32
                                   float *scratch) {
     const kv8_append_job *const job = cut->job;
     const kv8_append_target *const target = &job->target[kv];
-    const bool rotates = kv == 0 && job->cos_sin != NULL;
     const void *const source =
         target->source + row * target->source_row_bytes + head * target->source_head_bytes;
-    if (job->src_dtype == KV8_F32 && !rotates) return source;
+    if (job->src_dtype == KV8_F32 && !rotates(job, kv)) return source;
     kv8_row_widen(cut->kernels, &cut->source[kv], source, NULL, 1.0f, scratch);
-    if (rotates) {
+    if (rotates(job, kv)) {
         const int32_t num_values = kv8_row_num_values(&target->format);
         kv8_rope_rotate(job->cos_sin + (size_t)row * (size_t)num_values, num_values / 2,
                         job->interleaved, scratch);
     }
     return scratch;
-}
-
-static void store(const cut_job *cut, int kv, const kv8_row_place *place, int32_t row, int32_t head,
-                  float *scratch, kv8_narrow_counts *counts) {
-    const kv8_append_target *const target = &cut->job->target[kv];
-    const float scale = target->scale == NULL
-                            ? 1.0f
-                            : target->scale[place->scale_idx * target->scale_stride_idx +
-                                            head * target->scale_stride_head];
-    const float *const values = source_values(cut, kv, row, head, scratch);
-    kv8_row_narrow(cut->kernels, &target->format, values, scale, scratch,
-                   entry(&target->rows, place, head), entry(&target->scales, place, head), counts);
 }
 
 /* The caller's numbers are plain; other pieces of this append add to them at the same time. */
@@ -91,21 +83,52 @@ static void find_places(const kv8_append_job *job, int32_t begin, int32_t end,
     }
 }
 
-static void append_head(const cut_job *cut, int32_t begin, int32_t end, const kv8_row_place *places,
-                        int32_t head) {
+static float scale_of(const kv8_append_target *target, const kv8_row_place *place, int32_t head) {
+    if (target->scale == NULL) return 1.0f;
+    return target
+        ->scale[place->scale_idx * target->scale_stride_idx + head * target->scale_stride_head];
+}
+
+/* K or V of some rows and heads. */
+typedef struct piece {
+    int kv;
+    int32_t begin_row, end_row, begin_head, end_head;
+    const kv8_row_place *places; /* of each row */
+} piece;
+
+/* Whether every subnormal is a code of 0: 2^-126 by such a scale is below half of the least code of
+ * 8 bits, and int8's own scale is none of them. Of what rotates it may be a code of -0. */
+static bool narrows_subnormals_to_0(const kv8_append_job *job, const piece *p) {
+    const kv8_append_target *const target = &job->target[p->kv];
+    const kv8_row_format *const format = &target->format;
+    const bool by_row = format->scale == KV8_SCALE_F16;
+    if (rotates(job, p->kv) || format->segment[1].count > 0) return false;
+    if (!by_row && (format->scale != KV8_SCALE_NONE || !kv8_is_float8(format->segment[0].dtype)))
+        return false;
+    for (int32_t i = 0; i < p->end_row - p->begin_row; i++) {
+        if (p->places[i].page < 0) continue;
+        for (int32_t head = p->begin_head; head < p->end_head; head++) {
+            const float scale = scale_of(target, &p->places[i], head);
+            if (by_row ? scale != 1.0f : scale < 0x1p-80f) return false;
+        }
+    }
+    return true;
+}
+
+static void append_head(const cut_job *cut, const piece *p, int32_t head) {
     _Alignas(KV8_ALIGNMENT) float scratch[KV8_MAX_ROW_VALUES];
-    kv8_narrow_counts counts[2] = {{0}, {0}};
-    for (int32_t row = begin; row < end; row++) {
-        const kv8_row_place *const place = &places[row - begin];
+    const kv8_append_target *const target = &cut->job->target[p->kv];
+    kv8_narrow_counts counts = {0};
+    for (int32_t row = p->begin_row; row < p->end_row; row++) {
+        const kv8_row_place *const place = &p->places[row - p->begin_row];
         if (place->page < 0) continue;
-        for (int kv = 0; kv < 2; kv++) store(cut, kv, place, row, head, scratch, &counts[kv]);
+        kv8_row_narrow(cut->kernels, &target->format, source_values(cut, p->kv, row, head, scratch),
+                       scale_of(target, place, head), scratch, entry(&target->rows, place, head),
+                       entry(&target->scales, place, head), &counts);
     }
-    for (int kv = 0; kv < 2; kv++) {
-        uint64_t *const counters = cut->job->target[kv].counters;
-        if (counters == NULL) continue;
-        add(counters + 2 * head, counts[kv].clips);
-        add(counters + 2 * head + 1, counts[kv].nans);
-    }
+    if (target->counters == NULL) return;
+    add(target->counters + 2 * head, counts.clips);
+    add(target->counters + 2 * head + 1, counts.nans);
 }
 
 static void append_task(void *cookie, size_t index, int32_t thread_idx) {
@@ -113,13 +136,19 @@ static void append_task(void *cookie, size_t index, int32_t thread_idx) {
     const cut_job *const cut = cookie;
     const kv8_append_job *const job = cut->job;
     const size_t tasks_per_block = (size_t)(job->num_kv_heads / cut->heads_per_task);
-    const int32_t first_head = (int32_t)(index % tasks_per_block) * cut->heads_per_task;
-    const int32_t begin = (int32_t)(index / tasks_per_block) * ROWS_PER_TASK;
-    const int32_t end = (int32_t)kv8_min_i64((int64_t)begin + ROWS_PER_TASK, job->num_rows);
     kv8_row_place places[ROWS_PER_TASK];
-    find_places(job, begin, end, places);
-    for (int32_t i = 0; i < cut->heads_per_task; i++)
-        append_head(cut, begin, end, places, first_head + i);
+    piece p = {.places = places};
+    p.begin_row = (int32_t)(index / tasks_per_block) * ROWS_PER_TASK;
+    p.end_row = (int32_t)kv8_min_i64((int64_t)p.begin_row + ROWS_PER_TASK, job->num_rows);
+    p.begin_head = (int32_t)(index % tasks_per_block) * cut->heads_per_task;
+    p.end_head = p.begin_head + cut->heads_per_task;
+    find_places(job, p.begin_row, p.end_row, places);
+    for (p.kv = 0; p.kv < 2; p.kv++) {
+        const bool as_0 = narrows_subnormals_to_0(job, &p);
+        const unsigned before = as_0 ? kv8_subnormals_off() : 0;
+        for (int32_t head = p.begin_head; head < p.end_head; head++) append_head(cut, &p, head);
+        if (as_0) kv8_subnormals_restore(before);
+    }
 }
 
 void kv8_append_rows(const kv8_append_job *job, kv8_threads *threads) {

@@ -61,7 +61,7 @@ void kv8_narrow_int8_by(const kv8_formats_kernels *kernels, const float *values,
                         int8_t *codes_out, kv8_f16 *scale_out, kv8_narrow_counts *counts) {
     kv8_row_range range;
     kernels->row_range(values, n, &range);
-    if (range.nans > 0 || (range.absmax == 0 && range.infs == 0)) {
+    if (range.nans > 0 || (kv8_f32_bits(range.absmax) == 0 && range.infs == 0)) {
         *scale_out = (kv8_f16){range.nans > 0 ? 0x7e00u : 0};
         if (n > 0) memset(codes_out, 0, n);
         counts->nans += range.nans;

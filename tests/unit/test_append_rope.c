@@ -73,7 +73,8 @@ static void check_dtype(const kv8_rope *rope, int32_t interleaved, kv8_dtype dty
     const int32_t indptr[3] = {0, 20, ROWS};
     int32_t positions[ROWS];
     test_rng rng = {(uint64_t)dtype};
-    for (int i = 0; i < ROWS * ROW; i++) k_rows[i] = rng_normal(&rng) * 5;
+    for (int i = 0; i < ROWS * ROW; i++) /* every fourth row subnormal */
+        k_rows[i] = rng_normal(&rng) * (i / ROW % 4 == 1 ? 0x1p-130f : 5.0f);
     for (int i = 0; i < ROWS * V_ROW; i++) v_rows[i] = rng_normal(&rng);
     k_rows[3] = NAN;
     k_rows[5 * ROW + 2] = 1e30f;

@@ -8,13 +8,15 @@
 
 enum { HEADS = 2, K_DIM = 5, V_DIM = 3, MAX_ROWS = 400 };
 
-static const float k_scales[HEADS] = {0.5f, 0.03f}, v_scales[HEADS] = {2.0f, 0.011f};
-static const float own_k_scales[HEADS] = {0.25f, 1.7f}, own_v_scales[HEADS] = {0.9f, 3.0f};
+static const float k_scales[HEADS] = {1, 0.03f}, v_scales[HEADS] = {2.0f, 0.011f};
+static const float own_k_scales[HEADS] = {0.25f, 1.7f}, own_v_scales[HEADS] = {0x1p-130f, 3.0f};
 
-/* Rows with a little of everything: zeros, values that clip, infinities, NaN. */
+/* Rows with a little of everything: zeros, values that clip, infinities, NaN; every eighth is of
+ * subnormals, which by the least scale above are codes beside 0. */
 static void random_rows(test_rng *rng, float *values, size_t n) {
+    const float size = rng_range(rng, 0, 7) == 0 ? 0x1p-130f : 4;
     for (size_t i = 0; i < n; i++) {
-        values[i] = rng_normal(rng) * 4;
+        values[i] = rng_normal(rng) * size;
         const int32_t kind = rng_range(rng, 0, 60);
         if (kind == 0) values[i] = 0;
         if (kind == 1) values[i] *= 1e6f;
