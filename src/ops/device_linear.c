@@ -60,8 +60,6 @@ kv8_status kv8_linear_kernels_get(kv8_linear_kernels *kernels_out, kv8_device *d
     const size_t bytes = sizeof(kv8_linear_args);
     KV8_TRY(kv8_kernel_get(&kernels_out->n8, device, "kv8_linear_f16_n8__sm80", bytes, 0));
     KV8_TRY(kv8_kernel_get(&kernels_out->n16, device, "kv8_linear_f16_n16__sm80", bytes, 0));
-    KV8_TRY(kv8_kernel_get(&kernels_out->norm_n8, device, "kv8_linear_norm_n8__sm80",
-                           sizeof(kv8_linear_norm_args), KV8_LINEAR_NORM_BYTES));
     for (int i = 0; i < KV8_NUM_LINEAR_TILES; i++)
         KV8_TRY(
             kv8_kernel_get(&kernels_out->tiles[i], device, shapes[i].name, bytes, shapes[i].bytes));
@@ -116,12 +114,12 @@ static kv8_linear_args product_of(const kv8_device_linear *w, const void *x, int
 
 /* --- launches --- */
 
-static kv8_status run_stream(const kv8_kernel *kernel, kv8_stream *stream, int32_t rows, int32_t n,
-                             size_t dynamic_bytes, const void *args) {
-    const kv8_launch launch = {.grid = {(uint32_t)kv8_ceil_div(rows, KV8_LINEAR_STREAM_ROWS)},
+static kv8_status run_stream(const kv8_device_ops *ops, kv8_stream *stream,
+                             const kv8_linear_args *args) {
+    const kv8_launch launch = {.grid = {(uint32_t)kv8_ceil_div(args->rows, KV8_LINEAR_STREAM_ROWS)},
                                .block = {KV8_LINEAR_STREAM_THREADS},
-                               .dynamic_bytes = dynamic_bytes,
-                               .overlaps_previous = kv8_stream_overlaps(stream, n)};
+                               .overlaps_previous = kv8_stream_overlaps(stream, args->n)};
+    const kv8_kernel *const kernel = args->n <= 8 ? &ops->linear.n8 : &ops->linear.n16;
     return kv8_kernel_launch(kernel, stream, &launch, args);
 }
 
@@ -274,8 +272,7 @@ static kv8_status run_product(const kv8_device_ops *ops, kv8_stream *stream,
                               const kv8_linear_args *args) {
     KV8_RANGE("dense");
     if (args->n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order)
-        return run_stream(args->n <= 8 ? &ops->linear.n8 : &ops->linear.n16, stream, args->rows,
-                          args->n, 0, args);
+        return run_stream(ops, stream, args);
     pairs_plan plan;
     if (takes_pairs(ops, args, &plan)) return run_pairs(ops, stream, args, &plan);
     return ops->linear.has_wgmma ? run_wgmma(ops, stream, args) : run_tiles(ops, stream, args);
@@ -311,12 +308,6 @@ static kv8_status check_rotation(const kv8_device_norm_linear *args) {
     return KV8_OK;
 }
 
-/* In one kernel every block norms all rows for itself: too much for many blocks. */
-bool kv8_device_norm_is_apart(const kv8_device_ops *ops, const kv8_device_linear *w, int32_t n) {
-    return ops->has_fixed_order || n > KV8_LINEAR_NORM_MAX_N ||
-           w->rows > KV8_LINEAR_NORM_MAX_ROWS || w->cols > KV8_LINEAR_NORM_MAX_COLS;
-}
-
 static void rotate_heads(kv8_linear_args *product, const kv8_device_norm_linear *args) {
     product->half_dim = args->head_dim / 2;
     product->rotated_rows = args->num_rotated * args->head_dim;
@@ -332,18 +323,6 @@ static bool product_rotates(const kv8_device_ops *ops, const kv8_device_norm_lin
     return ops->linear.has_wgmma && args->head_dim == KV8_LINEAR_HEAD;
 }
 
-static kv8_status run_in_one(const kv8_device_ops *ops, kv8_stream *stream,
-                             const kv8_device_norm_linear *args, int32_t n) {
-    KV8_RANGE("dense");
-    kv8_linear_norm_args a = {.product = product_of(&args->w, args->x, n, args->y, args->y_dtype),
-                              .gain = args->gain,
-                              .row_ids = args->row_ids,
-                              .eps = args->eps};
-    rotate_heads(&a.product, args);
-    return run_stream(&ops->linear.norm_n8, stream, args->w.rows, n,
-                      (size_t)n * KV8_LINEAR_NORM_PITCH((size_t)args->w.cols), &a);
-}
-
 kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                       const kv8_device_norm_linear *args, int32_t n) {
     KV8_REQUIRE(ops, stream, args);
@@ -351,10 +330,9 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
     KV8_TRY(check(&args->w, args->x, n, args->y_dtype, false));
     KV8_TRY(check_rotation(args));
     if (n == 0) return KV8_OK;
-    if (!kv8_device_norm_is_apart(ops, &args->w, n)) return run_in_one(ops, stream, args, n);
     if (!args->is_normed)
         KV8_TRY(kv8_device_rmsnorm(ops, stream, args->x, args->gain, args->eps, n, args->w.cols,
-                                   args->row_ids, args->normed));
+                                   NULL, args->normed));
     kv8_linear_args product = product_of(&args->w, args->normed, n, args->y, args->y_dtype);
     const bool rotates = args->num_rotated > 0 && product_rotates(ops, args, n);
     if (rotates) rotate_heads(&product, args);

@@ -46,17 +46,16 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                  const kv8_device_linear *w, const void *x, int32_t n, void *y,
                                  kv8_dtype y_dtype, bool accumulate);
 
-/* A product of normed rows, and what stands around it in a layer: one kernel does all of it for up
- * to 4 rows and weights of up to 1024; for others the norm is one of its own. The product's rotates
- * heads of 64, and of up to 16 rows any; others are rotated by one more. */
+/* A product of normed rows, and what stands around it in a layer. The norm is a kernel of its own,
+ * unless the rows come normed; the product's rotates heads of 64, and of up to 16 rows any; others
+ * are rotated by one more. */
 typedef struct kv8_device_norm_linear {
     kv8_device_linear w;
-    const float *x;   /* [.., cols]: the residual stream */
+    const float *x;   /* [n, cols]: the residual stream */
     const void *gain; /* bf16 [cols] */
     float eps;
-    const int32_t *row_ids; /* [n], as kv8_device_rmsnorm's; NULL = i */
-    void *normed;           /* f16 [n, cols] to work in */
-    bool is_normed;         /* it has them already, where kv8_device_norm_is_apart */
+    void *normed;   /* f16 [n, cols] to work in */
+    bool is_normed; /* it has them already */
     /* The product's first num_rotated heads come rotated as by kv8_device_rope, [n, num_rotated,
      * head_dim] of rotated_dtype; what y has in their place is undefined. 0 = none. */
     int32_t num_rotated, head_dim; /* head_dim a multiple of 16 */
@@ -66,8 +65,6 @@ typedef struct kv8_device_norm_linear {
     void *y;                 /* [n, rows] of y_dtype */
     kv8_dtype y_dtype;
 } kv8_device_norm_linear;
-/* Is the norm of so many rows a kernel of its own? */
-bool kv8_device_norm_is_apart(const kv8_device_ops *ops, const kv8_device_linear *w, int32_t n);
 kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                       const kv8_device_norm_linear *args, int32_t n);
 

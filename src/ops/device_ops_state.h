@@ -26,7 +26,7 @@ enum {
 };
 
 typedef struct kv8_linear_kernels {
-    kv8_kernel n8, n16, norm_n8;
+    kv8_kernel n8, n16;
     kv8_kernel tiles[KV8_NUM_LINEAR_TILES];
     bool has_wgmma;
     kv8_kernel wgmma[KV8_NUM_LINEAR_WGMMA];

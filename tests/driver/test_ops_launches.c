@@ -286,23 +286,17 @@ static void check_turned(const kv8_linear_args *product, const kv8_device_norm_l
     assert_ptr_equal(product->cos_sin, p->cos_sin);
 }
 
-/* Few rows by few of w are normed, multiplied and rotated by one kernel, others are normed by one
- * of their own; the product's kernel rotates heads of 64, of others one behind it. */
+/* The norm is a kernel of its own, but of rows that come normed; the product's kernel rotates heads
+ * of 64, of others one behind it. */
 static void a_norm_and_a_rotation_come_with_the_product(void **state) {
     (void)state;
     case_ops c = open_ops(90);
     kv8_device_norm_linear p = normed_qkv(&c);
-    p.w.rows = 1024;
-    p.num_rotated = 16;
+    p.is_normed = true;
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 4));
-    const kv8_linear_norm_args *const args = only_launch(&c, 0)->args;
-    assert_int_equal(args->product.half_dim, 32);
-    assert_true(args->product.rotated_is_f16);
+    check_turned(only_launch(&c, 0)->args, &p);
     assert_false(stand_in_get_launch(0)->overlaps_previous);
-    assert_int_equal(args->product.rotated_rows, 1024);
-    assert_ptr_equal(args->product.y, p.y);
-    assert_ptr_equal(args->product.rotated, p.rotated);
-    p = normed_qkv(&c);
+    p.is_normed = false;
     assert_ok(kv8_device_norm_linear_run(c.ops, c.s.stream, &p, 1));
     assert_ok(kv8_stream_synchronize(c.s.stream));
     assert_int_equal(stand_in_num_launches(), 3);

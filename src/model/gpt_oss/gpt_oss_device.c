@@ -122,16 +122,9 @@ static void lay_out(kv8_model *model, kv8_device_memory *memory) {
 
 /* --- a step --- */
 
-static kv8_device_linear qkv_of(const kv8_gpt_oss *own, int32_t idx) {
-    const kv8_gpt_oss_device_layer *const l = &own->device->layers[idx];
-    return (kv8_device_linear){l->qkv, l->qkv_bias, qkv_width(&own->config),
-                               own->config.hidden_size};
-}
 /* Does the kernel that adds up the experts before layer idx norm its rows too? */
-static bool experts_norm(const kv8_gpt_oss *own, int32_t idx, int32_t n) {
-    if (idx == 0 || idx == own->config.num_layers) return false;
-    const kv8_device_linear qkv = qkv_of(own, idx);
-    return kv8_device_norm_is_apart(own->device->ops, &qkv, n);
+static bool experts_norm(const kv8_gpt_oss *own, int32_t idx) {
+    return idx > 0 && idx < own->config.num_layers;
 }
 
 /* The rows of a step that go on: all, or from the last layer's attention on those of logits. */
@@ -173,8 +166,8 @@ static kv8_status run_attention(kv8_model *model, int32_t idx, active_rows *acti
     kv8_stream *const stream = model->options.stream;
     const kv8_device_linear o = {l->o, l->o_bias, c->hidden_size, q_width(c)};
     const int32_t n = active->batch.num_rows;
-    const kv8_device_norm_linear qkv = {.w = qkv_of(own, idx),
-                                        .is_normed = experts_norm(own, idx, n),
+    const kv8_device_norm_linear qkv = {.w = {l->qkv, l->qkv_bias, qkv_width(c), c->hidden_size},
+                                        .is_normed = experts_norm(own, idx),
                                         .x = active->residual,
                                         .gain = l->attention_norm,
                                         .eps = c->rms_norm_eps,
@@ -222,7 +215,7 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const active_rows *
                              .residual = active->residual,
                              .live_rows = batch->indptr + batch->num_seqs,
                              .n = batch->num_rows};
-    if (experts_norm(own, idx + 1, batch->num_rows)) {
+    if (experts_norm(own, idx + 1)) {
         args.normed = d->normed;
         args.next_gain = d->layers[idx + 1].attention_norm;
         args.eps = c->rms_norm_eps;

@@ -23,16 +23,6 @@ typedef struct kv8_linear_args {
     const float *cos_sin; /* [n, 2 * half_dim] */
 } kv8_linear_args;
 
-/* The same of RMSNorm(x): x_i is row row_ids[i] of x, f32 [.., cols], times gain and over the root
- * of its mean square. */
-typedef struct kv8_linear_norm_args {
-    kv8_linear_args product;
-    const void *gain;       /* bf16 [cols] */
-    const int32_t *row_ids; /* NULL = i */
-    float eps;
-    int32_t padding;
-} kv8_linear_norm_args;
-
 /* The same through the copy engine: maps of kv8_tensor_map_make, of w and x. */
 typedef struct kv8_linear_mapped_args {
     uint64_t w_map[16], x_map[16];
@@ -54,11 +44,6 @@ enum {
     KV8_LINEAR_STREAM_THREADS = 256,
     KV8_LINEAR_STREAM_ROWS = 16, /* of w, a block */
     KV8_LINEAR_STREAM_MAX_N = 16,
-    /* What every block norms for itself: so many rows of so many columns, and for so few rows of w.
-     */
-    KV8_LINEAR_NORM_MAX_N = 4,
-    KV8_LINEAR_NORM_MAX_COLS = 4096,
-    KV8_LINEAR_NORM_MAX_ROWS = 1024,
     KV8_LINEAR_TILE_THREADS = 256,
     KV8_LINEAR_WGMMA_ROWS = 64,    /* of w, a warpgroup */
     KV8_LINEAR_PAIRS_TOKENS = 128, /* a block's tile */
@@ -68,12 +53,6 @@ enum {
     KV8_LINEAR_MAX_SPLITS = 8,      /* of the columns: a cluster's blocks */
     KV8_LINEAR_HEAD = 64,           /* that linear_wgmma.cu and linear_pairs.cu rotate */
     KV8_LINEAR_GROUP = 8            /* tiles of rows that take turns over the tokens */
-};
-
-/* Normed rows in shared memory, f16: bytes from row to row, which neighbours' banks differ by. */
-#define KV8_LINEAR_NORM_PITCH(cols) (((cols)*2 + 127) / 128 * 128 + 64)
-enum {
-    KV8_LINEAR_NORM_BYTES = KV8_LINEAR_NORM_MAX_N * KV8_LINEAR_NORM_PITCH(KV8_LINEAR_NORM_MAX_COLS)
 };
 
 /* Shared memory of a shape of linear_kernels.inc: the ring, or the warps' sums in its place. */

@@ -6,8 +6,7 @@
 // indices 2c, 2c + 1, 2c + 8, 2c + 9 of two products. Which column bears which index does not
 // matter, as long as both operands agree; so no byte is shuffled.
 //
-// Tokens are f16, or rows of the residual stream, which every block norms for itself. A block of
-// rotated heads has eight pairs of rows, which its last threads turn.
+// A block of rotated heads has eight pairs of rows, which its last threads turn.
 //
 // Grid: 16 rows of w a block. Block: 8 warps, which take the columns in turns of 64; their sums
 // meet in shared memory, in the order of the warps. From sm_90 on the first weights are on their
@@ -71,104 +70,15 @@ static __device__ __forceinline__ void store_row(const kv8_linear_args &a, int32
 }
 
 // Token g of a tile of 8, f16.
-struct PlainTokens {
-    using Args = kv8_linear_args;
-    static constexpr bool IS_NORMED = false;
+struct Token {
     const uint16_t *x;
     bool inside;
-    static __device__ __forceinline__ const kv8_linear_args &product(const Args &a) { return a; }
-    __device__ __forceinline__ void open(const Args &a, int32_t token, int32_t column) {
+    __device__ __forceinline__ void open(const kv8_linear_args &a, int32_t token, int32_t column) {
         x = static_cast<const uint16_t *>(a.x) + int64_t{token} * a.cols + column;
         inside = token < a.n;
     }
     __device__ __forceinline__ uint4 load8(int32_t at) const {
         return inside ? *reinterpret_cast<const uint4 *>(x + at) : uint4{};
-    }
-    static __device__ __forceinline__ void fetch_constants(const Args &) {}
-    static __device__ __forceinline__ void stage(const Args &) {}
-};
-
-extern __shared__ __align__(16) uint8_t normed_rows[];
-
-// The same of the residual stream, to be normed.
-struct NormedTokens {
-    using Args = kv8_linear_norm_args;
-    static constexpr bool IS_NORMED = true;
-    const uint8_t *x;
-    bool inside;
-    static __device__ __forceinline__ const kv8_linear_args &product(const Args &a) {
-        return a.product;
-    }
-    static __device__ __forceinline__ const float *row_of(const Args &a, int32_t token) {
-        const int64_t row = a.row_ids == nullptr ? token : a.row_ids[token];
-        return static_cast<const float *>(a.product.x) + row * a.product.cols;
-    }
-    __device__ __forceinline__ void open(const Args &a, int32_t token, int32_t column) {
-        x = normed_rows + token * KV8_LINEAR_NORM_PITCH(a.product.cols) + 2 * column;
-        inside = token < a.product.n;
-    }
-    __device__ __forceinline__ uint4 load8(int32_t at) const {
-        return inside ? *reinterpret_cast<const uint4 *>(x + 2 * at) : uint4{};
-    }
-    // A thread's eights of a row.
-    static constexpr int HELD = KV8_LINEAR_NORM_MAX_COLS / (8 * KV8_LINEAR_STREAM_THREADS);
-    template <class USE>
-    static __device__ __forceinline__ void for_held(const Args &a, USE &&use) {
-#pragma unroll
-        for (int i = 0; i < HELD; i++) {
-            const int32_t at = 8 * (threadIdx.x + i * KV8_LINEAR_STREAM_THREADS);
-            if (at < a.product.cols) use(i, at);
-        }
-    }
-    // What the kernel ahead does not write, towards L2.
-    static __device__ __forceinline__ void fetch_constants(const Args &a) {
-        const auto *const gains = static_cast<const kv8_bf16 *>(a.gain);
-        for (int32_t at = 64 * threadIdx.x; at < a.product.cols;
-             at += 64 * KV8_LINEAR_STREAM_THREADS)
-            fetch_line(gains + at);
-    }
-    // The normed rows to shared memory: they stay in registers while their squares meet.
-    static __device__ __forceinline__ void stage(const Args &a) {
-        __shared__ float parts[KV8_LINEAR_NORM_MAX_N][STREAM_WARPS];
-        const auto *const gains = static_cast<const kv8_bf16 *>(a.gain);
-        float x[KV8_LINEAR_NORM_MAX_N][HELD][8];
-#pragma unroll
-        for (int token = 0; token < KV8_LINEAR_NORM_MAX_N; token++) {
-            if (token == a.product.n) break;
-            for_held(a, [&](int i, int32_t at) {
-                widen8(kv8::load8(row_of(a, token) + at), x[token][i]);
-            });
-        }
-#pragma unroll
-        for (int token = 0; token < KV8_LINEAR_NORM_MAX_N; token++) {
-            if (token == a.product.n) break;
-            float squares = 0;
-            for_held(a, [&](int i, int32_t) {
-#pragma unroll
-                for (int j = 0; j < 8; j++) squares += x[token][i][j] * x[token][i][j];
-            });
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-            if (threadIdx.x % 32 == 0) parts[token][threadIdx.x / 32] = squares;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int token = 0; token < KV8_LINEAR_NORM_MAX_N; token++) {
-            if (token == a.product.n) break;
-            const float mean = sum_warps(parts[token], 1) / static_cast<float>(a.product.cols);
-            const float scale = 1.0f / sqrtf(mean + a.eps);
-            uint8_t *const to = normed_rows + token * KV8_LINEAR_NORM_PITCH(a.product.cols);
-            for_held(a, [&](int i, int32_t at) {
-                float gain[8], y[8];
-                widen8(kv8::load8(gains + at), gain);
-#pragma unroll
-                for (int j = 0; j < 8; j++) y[j] = x[token][i][j] * (scale * gain[j]);
-                *reinterpret_cast<uint4 *>(to + 2 * at) = {
-                    pack_f16(y[0], y[1]), pack_f16(y[2], y[3]), pack_f16(y[4], y[5]),
-                    pack_f16(y[6], y[7])};
-            });
-        }
-        __syncthreads();
     }
 };
 
@@ -191,9 +101,9 @@ static __device__ __forceinline__ void multiply32(float (&c)[4], const uint4 &lo
     mma<false>(c, {low.x, high.x, low.y, high.y}, {token.x, token.y});
     mma<false>(c, {low.z, high.z, low.w, high.w}, {token.z, token.w});
 }
-template <int TILES, int COUNT, class TOKENS>
+template <int TILES, int COUNT>
 static __device__ __forceinline__ void multiply(float (&sums)[TILES][4], const Weights<COUNT> &w,
-                                                TOKENS (&tokens)[TILES], int32_t at) {
+                                                Token (&tokens)[TILES], int32_t at) {
     constexpr int TOGETHER = TILES == 1 ? 2 : 1;  // loads in flight
 #pragma unroll
     for (int i = 0; i < 2 * COUNT; i += TOGETHER) {
@@ -214,11 +124,10 @@ static __device__ __forceinline__ void multiply(float (&sums)[TILES][4], const W
 }
 
 // What the block's threads do once the warps' sums lie in shared memory: 16 rows for each token.
-template <int TILES, class TOKENS>
-static __device__ __forceinline__ void store_block(const typename TOKENS::Args &args,
-                                                   const Eights &rows, const float *part) {
+template <int TILES>
+static __device__ __forceinline__ void store_block(const kv8_linear_args &a, const Eights &rows,
+                                                   const float *part) {
     constexpr int ROWS = KV8_LINEAR_STREAM_ROWS, STEP = TILES * 8 * STREAM_PITCH;
-    const kv8_linear_args &a = TOKENS::product(args);
     for (int i = threadIdx.x; i < a.n * ROWS; i += KV8_LINEAR_STREAM_THREADS) {
         const int token = i / ROWS, idx = i % ROWS, other = idx ^ 8;
         const int32_t row = idx < 8 ? rows.low + idx : rows.high + idx - 8;
@@ -233,10 +142,9 @@ static __device__ __forceinline__ void store_block(const typename TOKENS::Args &
 }
 
 // TILES: of 8 tokens. COUNT: turns whose loads are in flight together.
-template <int TILES, int COUNT, class TOKENS>
-static __device__ __forceinline__ void stream(const typename TOKENS::Args &args) {
+template <int TILES, int COUNT>
+static __device__ __forceinline__ void stream(const kv8_linear_args &a) {
     __shared__ float part[STREAM_WARPS][TILES * 8 * STREAM_PITCH];
-    const kv8_linear_args &a = TOKENS::product(args);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const Eights rows = rows_of(a, blockIdx.x * KV8_LINEAR_STREAM_ROWS);
     const int32_t column = STREAM_UNIT * warp + 8 * c;
@@ -250,16 +158,14 @@ static __device__ __forceinline__ void stream(const typename TOKENS::Args &args)
     Weights<COUNT> first;
     let_next();
     if (turns >= COUNT) first.load(low, high);
-    TOKENS::fetch_constants(args);
     if (a.bias != nullptr && threadIdx.x < 2)
         fetch_line(static_cast<const uint16_t *>(a.bias) +
                    min(threadIdx.x == 0 ? rows.low : rows.high, a.rows - 1));
     await_turn();
-    TOKENS::stage(args);
     float sums[TILES][4] = {};
-    TOKENS tokens[TILES];
+    Token tokens[TILES];
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) tokens[tile].open(args, 8 * tile + g, column);
+    for (int tile = 0; tile < TILES; tile++) tokens[tile].open(a, 8 * tile + g, column);
     if (turns >= COUNT) multiply(sums, first, tokens, 0);
     int32_t turn = turns >= COUNT ? COUNT : 0;
 #pragma unroll 1
@@ -291,20 +197,16 @@ static __device__ __forceinline__ void stream(const typename TOKENS::Args &args)
             part[warp][(8 * tile + 2 * c + i % 2) * STREAM_PITCH + g + i / 2 * 8] = sums[tile][i];
     }
     __syncthreads();
-    store_block<TILES, TOKENS>(args, rows, part[0]);
+    store_block<TILES>(a, rows, part[0]);
 }
 
 }  // namespace kv8
 
 extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 3)
     kv8_linear_f16_n8__sm80(const __grid_constant__ kv8_linear_args a) {
-    kv8::stream<1, 2, kv8::PlainTokens>(a);
+    kv8::stream<1, 2>(a);
 }
 extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 3)
     kv8_linear_f16_n16__sm80(const __grid_constant__ kv8_linear_args a) {
-    kv8::stream<2, 1, kv8::PlainTokens>(a);
-}
-extern "C" __global__ void __launch_bounds__(KV8_LINEAR_STREAM_THREADS, 2)
-    kv8_linear_norm_n8__sm80(const __grid_constant__ kv8_linear_norm_args a) {
-    kv8::stream<1, 2, kv8::NormedTokens>(a);
+    kv8::stream<2, 1>(a);
 }
