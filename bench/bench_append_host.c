@@ -116,7 +116,7 @@ static void run_shape(const rows *r, kv8_dtype source, kv8_dtype cache, int rota
         args.k_scale = args.v_scale = scales;
         args.scale_stride_head = 1;
     }
-    double best[2] = {INFINITY, INFINITY};
+    double best[2] = {HUGE_VAL, HUGE_VAL};
     for (int run = 0; run < 2 * runs; run++) {
         args.k = args.v = r->values[run % 2];
         const uint64_t begin = kv8_time_ns();
