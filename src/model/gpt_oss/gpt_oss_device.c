@@ -1,7 +1,7 @@
 /* gpt_oss_device.c - gpt-oss on a GPU: what lies where in its memory, and a step's layers as
  * launches.
  *
- *   norm, QKV, rope of q      one kernel for few rows; k and v f32: what is stored is rounded once
+ *   QKV, rope of q            of rows that come normed; k and v f32: what is stored is rounded once
  *   append, attention         model_attention_device.c, k rotated as it is stored
  *   O into the residual
  *   experts into the residual device_experts.h: from the norm on, and with the next layer's

@@ -14,7 +14,6 @@
 // from the caches. Bound by: memory.
 //
 // SPDX-License-Identifier: Apache-2.0
-#include "codec.cuh"
 #include "linear_store.cuh"
 #include "take_turn.cuh"
 
