@@ -8,8 +8,9 @@
 #include "rowwise_args.h"
 
 enum { GATE_UP = KV8_EXPERTS_GATE_UP, DOWN = KV8_EXPERTS_DOWN, NUM_PARTS };
-/* Streaming kernels by the rows of an item: 8 and 16. */
-enum { X8, X16, NUM_STREAMS };
+/* Forms of the streaming kernels: as many warps as fit beside 8 rows, or beside 16. Where that is
+ * one number they are one form. */
+enum { FEW, MANY, NUM_STREAMS };
 /* Kernels on wgmma by the rows of a work. */
 enum { X48, X96, X192, NUM_TILES };
 static const int32_t tile_rows[NUM_TILES] = {48, 96, 192};
@@ -18,7 +19,7 @@ static const int32_t tile_rows[NUM_TILES] = {48, 96, 192};
 typedef struct kernel_form {
     kv8_kernel kernel;
     kv8_launch launch; /* grid 0: this GPU has it not */
-    int32_t num_x;     /* of a streaming kernel */
+    int32_t x_tiles;   /* of a streaming kernel */
     int32_t rows;      /* of a kernel on wgmma, which takes kv8_experts_tiles_args */
 } kernel_form;
 
@@ -85,6 +86,15 @@ static kv8_status check_shape(const kv8_experts_shape *s) {
     return KV8_OK;
 }
 
+/* The streaming kernels count the cost of all strips in 32 bits. */
+static int32_t find_most_rows(const kv8_experts_shape *shape) {
+    const int64_t strips =
+        kv8_max_i64(part_rows(shape, GATE_UP), part_rows(shape, DOWN)) / KV8_STRIP_ROWS;
+    const int64_t cost = (KV8_EXPERTS_STRIP_COST + KV8_EXPERTS_TILE_COST) * strips;
+    return (int32_t)kv8_min_i64(INT32_MAX / KV8_EXPERTS_MAX_TOP_K,
+                                (int64_t)UINT32_MAX / (cost * shape->top_k));
+}
+
 /* Of `places` rows, packed or not. */
 static size_t packed_bytes(const kv8_experts_shape *shape, int part, size_t places) {
     const size_t rows = KV8_EXPERTS_PACKED_ROWS(places, (size_t)shape->num_experts);
@@ -126,42 +136,40 @@ size_t kv8_device_experts_workspace_bytes(const kv8_experts_shape *shape, int32_
 
 /* Where the GPU has them, those that the copy engine feeds. */
 enum { BY_LANES, BULK, NUM_RINGS };
-static const char *const stream_names[NUM_RINGS][NUM_PARTS][NUM_STREAMS] = {
-    {{"kv8_experts_gate_up_x8__sm80", "kv8_experts_gate_up_x16__sm80"},
-     {"kv8_experts_down_x8__sm80", "kv8_experts_down_x16__sm80"}},
-    {{"kv8_experts_gate_up_x8__sm90", "kv8_experts_gate_up_x16__sm90"},
-     {"kv8_experts_down_x8__sm90", "kv8_experts_down_x16__sm90"}}};
+static const char *const stream_names[NUM_RINGS][NUM_PARTS] = {
+    {"kv8_experts_gate_up__sm80", "kv8_experts_down__sm80"},
+    {"kv8_experts_gate_up__sm90", "kv8_experts_down__sm90"}};
 
 /* Rows in shared memory, padded so that eight of them lie in different banks. */
 static int32_t x_row_bytes(const kv8_experts_shape *shape, int part) {
     return strips_of(shape, part, NULL).num_tiles * KV8_TILE_COLS * 2 + 16;
 }
 
-/* As many teams as fit, and the rows of two items where there is room for both. */
 static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_experts_shape *shape,
                              int part, int which) {
     const kv8_device_info *const info = kv8_device_get_info(device);
-    const int32_t tiles_n = which == X8 ? 1 : 2;
-    const int ring = kv8_kernel_exists(device, stream_names[BULK][part][which]) ? BULK : BY_LANES;
+    const int ring = kv8_kernel_exists(device, stream_names[BULK][part]) ? BULK : BY_LANES;
     const int32_t chunks = KV8_EXPERTS_BULK_CHUNKS(strips_of(shape, part, NULL).num_tiles);
     const int32_t ring_bytes = ring == BULK
                                    ? KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_BULK_RING_BYTES(chunks)
                                    : KV8_EXPERTS_TEAM_BYTES;
-    const size_t team_bytes = (size_t)(ring_bytes + tiles_n * KV8_EXPERTS_SUM_BYTES);
-    const size_t x_bytes = (size_t)tiles_n * 8 * (size_t)x_row_bytes(shape, part);
+    const size_t team_bytes = (size_t)(ring_bytes + KV8_EXPERTS_SUM_BYTES);
+    const size_t tile_bytes = 8 * (size_t)x_row_bytes(shape, part);
     const size_t room = info->shared_bytes_per_block - KV8_EXPERTS_STATIC_BYTES;
-    *form = (kernel_form){.num_x = 0};
-    for (uint32_t teams = KV8_EXPERTS_MAX_TEAMS; teams > 0 && form->num_x == 0; teams /= 2) {
-        for (int32_t num_x = KV8_EXPERTS_MAX_X; num_x > 0 && form->num_x == 0; num_x--) {
-            const size_t bytes = teams * team_bytes + (size_t)num_x * x_bytes;
+    const int32_t least_tiles = which == FEW ? 1 : KV8_EXPERTS_ITEM_TILES;
+    *form = (kernel_form){.x_tiles = 0};
+    for (uint32_t teams = KV8_EXPERTS_MAX_TEAMS; teams > 0 && form->x_tiles == 0; teams /= 2) {
+        for (int32_t tiles = KV8_EXPERTS_ITEM_TILES; tiles >= least_tiles && form->x_tiles == 0;
+             tiles--) {
+            const size_t bytes = teams * team_bytes + (size_t)tiles * tile_bytes;
             if (bytes > room) continue;
-            form->num_x = num_x;
+            form->x_tiles = tiles;
             form->launch.block[0] = teams * KV8_EXPERTS_TEAM_THREADS;
             form->launch.dynamic_bytes = bytes;
         }
     }
-    if (form->num_x == 0) return KV8_OK;
-    KV8_TRY(kv8_kernel_get(&form->kernel, device, stream_names[ring][part][which],
+    if (form->x_tiles == 0) return KV8_OK;
+    KV8_TRY(kv8_kernel_get(&form->kernel, device, stream_names[ring][part],
                            sizeof(kv8_experts_matmul_args), form->launch.dynamic_bytes));
     int32_t blocks = 0;
     KV8_TRY(kv8_kernel_max_blocks(&form->kernel, form->launch.block[0], form->launch.dynamic_bytes,
@@ -199,7 +207,7 @@ static kv8_status get_pack(kernel_form *form, kv8_device *device, int which) {
                                                  "kv8_experts_pack_x96__sm90a",
                                                  "kv8_experts_pack_x192__sm90a"};
     enum { BLOCKS_EACH = 4 };
-    *form = (kernel_form){.num_x = 0};
+    *form = (kernel_form){.x_tiles = 0};
     if (!kv8_kernel_exists(device, names[which])) return KV8_OK;
     form->launch =
         (kv8_launch){.grid = {BLOCKS_EACH * (uint32_t)kv8_device_get_info(device)->num_sms},
@@ -212,7 +220,7 @@ static kv8_status get_router(kernel_form *form, kv8_device *device,
     static const char name[] = "kv8_experts_router__sm90";
     const size_t bytes = KV8_ROUTER_BYTES((size_t)shape->hidden);
     const size_t room = kv8_device_get_info(device)->shared_bytes_per_block;
-    *form = (kernel_form){.num_x = 0};
+    *form = (kernel_form){.x_tiles = 0};
     if (!kv8_kernel_exists(device, name) || shape->num_experts > KV8_ROUTER_EXPERTS ||
         shape->hidden > KV8_ROUTER_MAX_HIDDEN || bytes + KV8_ROUTER_STATIC_BYTES > room)
         return KV8_OK;
@@ -234,7 +242,7 @@ static kv8_status get_router_rows(kernel_form *form, kv8_device *device,
     int which = 0;
     while (shape->num_experts > kernels[which].most) which++;
     const size_t bytes = (size_t)KV8_ROUTER_ROWS_BYTES(kernels[which].most);
-    *form = (kernel_form){.num_x = 0};
+    *form = (kernel_form){.x_tiles = 0};
     form->launch =
         (kv8_launch){.grid = {1}, .block = {KV8_ROUTER_ROWS_THREADS}, .dynamic_bytes = bytes};
     return kv8_kernel_get(&form->kernel, device, kernels[which].name,
@@ -248,7 +256,7 @@ static kv8_status get_router_columns(kernel_form *form, kv8_device *device,
         few ? "kv8_experts_router_columns_x32__sm90" : "kv8_experts_router_columns_x128__sm90";
     const size_t bytes = (size_t)KV8_ROUTER_COLUMNS_BYTES(few ? 32 : 128);
     const size_t room = kv8_device_get_info(device)->shared_bytes_per_block;
-    *form = (kernel_form){.num_x = 0};
+    *form = (kernel_form){.x_tiles = 0};
     if (!kv8_kernel_exists(device, name) || shape->num_experts > KV8_ROUTER_EXPERTS ||
         shape->hidden > KV8_ROUTER_COLUMNS_MAX_HIDDEN || bytes + KV8_ROUTER_STATIC_BYTES > room)
         return KV8_OK;
@@ -285,7 +293,7 @@ static kv8_status get_kernels(kv8_device_experts *e) {
             KV8_TRY(get_stream(&e->streams[part][which], e->device, &e->shape, part, which));
         for (int which = 0; which < NUM_TILES; which++)
             KV8_TRY(get_tiles(&e->tiles[part][which], e->device, part, which));
-        if (e->streams[part][X8].num_x == 0)
+        if (e->streams[part][FEW].x_tiles == 0)
             return kv8_fail(
                 KV8_ERR_UNSUPPORTED,
                 "experts: %s is %d, whose rows do not fit in the %llu bytes of shared "
@@ -304,9 +312,10 @@ kv8_status kv8_device_experts_create(kv8_device_experts **out, kv8_device *devic
     KV8_REQUIRE(out, device, shape);
     *out = NULL;
     KV8_TRY(check_shape(shape));
-    if (max_rows < 1 || max_rows > INT32_MAX / KV8_EXPERTS_MAX_TOP_K)
+    const int32_t most_rows = find_most_rows(shape);
+    if (max_rows < 1 || max_rows > most_rows)
         return kv8_fail(KV8_ERR_INVALID, "experts: max_rows is %d, must be 1 to %d", max_rows,
-                        INT32_MAX / KV8_EXPERTS_MAX_TOP_K);
+                        most_rows);
     kv8_device_experts made = {.device = device, .shape = *shape, .max_rows = max_rows};
     KV8_TRY(get_kernels(&made));
     void *memory = NULL;
@@ -444,11 +453,11 @@ static int choose_tiles(const kv8_device_experts *e, int32_t n) {
 
 /* By rows an expert on average: then many experts have twice as many. Both sum in one order. */
 static const kernel_form *choose_stream(const kv8_device_experts *e, int part, int32_t n) {
-    enum { X16_FROM = 7 };
+    enum { MANY_FROM = 7 };
     const int64_t places = (int64_t)n * e->shape.top_k;
     const kernel_form *const streams = e->streams[part];
-    const bool many = n > 8 && places > (int64_t)X16_FROM * e->shape.num_experts;
-    return many && streams[X16].num_x > 0 ? &streams[X16] : &streams[X8];
+    const bool many = n > 8 && places > (int64_t)MANY_FROM * e->shape.num_experts;
+    return many && streams[MANY].x_tiles > 0 ? &streams[MANY] : &streams[FEW];
 }
 
 static kv8_status launch_mapped(const kv8_device_experts *e, kv8_stream *stream,
@@ -497,7 +506,7 @@ static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int 
                                        .num_experts = e->shape.num_experts,
                                        .top_k = e->shape.top_k,
                                        .x_row_bytes = x_row_bytes(&e->shape, part),
-                                       .num_x = form->num_x,
+                                       .x_tiles = form->x_tiles,
                                        .alpha = e->shape.alpha,
                                        .limit = e->shape.limit};
     return form->rows > 0 ? launch_mapped(e, stream, form, &a)

@@ -80,7 +80,7 @@ static void check_matmul(const stand_in_launch *launch, const void *weights, int
         assert_int_equal(launch->grid[0] % 2, 0);
         return;
     }
-    assert_true(a.num_x >= 1 && a.num_x <= KV8_EXPERTS_MAX_X);
+    assert_true(a.x_tiles >= 1 && a.x_tiles <= KV8_EXPERTS_ITEM_TILES);
     assert_true(a.x_row_bytes >= cols * 2 && a.x_row_bytes % 32 == 16); /* banks */
     assert_int_equal(launch->block[0] % KV8_EXPERTS_TEAM_THREADS, 0);
 }
@@ -105,28 +105,28 @@ static void check_pack(const stand_in_launch *launch, const stand_in_launch *gat
     assert_ptr_equal(second.product.y, a.packed);
 }
 
-/* Kernels of one run, in order; "%" stands for the rows of a matmul's item: "x8__sm80". */
-static const char *const few[] = {"kv8_experts_route_few__sm80", "kv8_experts_gate_up_%",
-                                  "kv8_experts_down_%", "kv8_experts_combine__sm80", NULL};
+/* Kernels of one run, in order; "%" stands for what ends a matmul's name: "__sm80". */
+static const char *const few[] = {"kv8_experts_route_few__sm80", "kv8_experts_gate_up%",
+                                  "kv8_experts_down%", "kv8_experts_combine__sm80", NULL};
 static const char *const many[] = {"kv8_experts_choose__sm80",  "kv8_experts_sort__sm80",
-                                   "kv8_experts_gate_up_%",     "kv8_experts_down_%",
+                                   "kv8_experts_gate_up%",      "kv8_experts_down%",
                                    "kv8_experts_combine__sm80", NULL};
 static const char *const packed[] = {"kv8_experts_choose__sm80",
                                      "kv8_experts_sort__sm80",
-                                     "kv8_experts_pack_%",
-                                     "kv8_experts_gate_up_%",
-                                     "kv8_experts_down_%",
+                                     "kv8_experts_pack%",
+                                     "kv8_experts_gate_up%",
+                                     "kv8_experts_down%",
                                      "kv8_experts_combine__sm80",
                                      NULL};
 
-static void check_run(const stand *s, int32_t n, const char *const *names, const char *item) {
+static void check_run(const stand *s, int32_t n, const char *const *names, const char *end) {
     int32_t at = stand_in_num_launches();
     assert_ok(run_rows(s, n));
     for (; *names != NULL; names++, at++) {
         const stand_in_launch *const launch = stand_in_get_launch(at);
         const size_t prefix = strcspn(*names, "%");
         assert_memory_equal(launch->name, *names, prefix);
-        assert_string_equal(launch->name + prefix, (*names)[prefix] == '%' ? item : "");
+        assert_string_equal(launch->name + prefix, (*names)[prefix] == '%' ? end : "");
         assert_int_equal(launch->overlaps_previous,
                          kv8_device_get_info(s->device)->sm_version >= 90);
         if (strstr(launch->name, "pack") != NULL)
@@ -144,10 +144,10 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
     static const struct {
         int32_t sm_version;
         const char *few, *many, *more, *most;
-    } gpus[] = {{80, "x8__sm80", "x16__sm80", "x16__sm80", "x16__sm80"},
-                {90, "x8__sm90", "x48__sm90a", "x96__sm90a", "x192__sm90a"},
-                {100, "x8__sm90", "x16__sm90", "x16__sm90", "x16__sm90"},
-                {120, "x8__sm90", "x8__sm90", "x8__sm90", "x8__sm90"}}; /* 16 rows do not fit */
+    } gpus[] = {{80, "__sm80", "__sm80", "__sm80", "__sm80"},
+                {90, "__sm90", "_x48__sm90a", "_x96__sm90a", "_x192__sm90a"},
+                {100, "__sm90", "__sm90", "__sm90", "__sm90"},
+                {120, "__sm90", "__sm90", "__sm90", "__sm90"}};
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
         stand s = open_stand(gpus[i].sm_version, 132);
         open_experts(&s);
@@ -158,6 +158,32 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
         check_run(&s, 2048, names, gpus[i].more);
         check_run(&s, MAX_ROWS, names, gpus[i].most);
         close_stand(&s);
+    }
+}
+
+/* Items of 16 rows wherever they cost no warps, else from 7 rows an expert on; where their rows do
+ * not fit, never. */
+static void items_are_as_large_as_warps_allow(void **state) {
+    (void)state;
+    static const struct {
+        int32_t sm_version, few_tiles, many_tiles, few_teams, many_teams;
+    } gpus[] = {{80, 1, 2, 4, 2}, {90, 2, 2, 4, 4}, {120, 1, 1, 1, 1}};
+    for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
+        for (int is_many = 0; is_many < 2; is_many++) {
+            stand s = open_stand(gpus[i].sm_version, 132);
+            open_experts(&s);
+            assert_ok(run_rows(&s, is_many ? 7 * 128 / 4 + 1 : 7 * 128 / 4));
+            const int32_t at = stand_in_num_launches() - 3;
+            for (int part = 0; part < 2; part++) {
+                const stand_in_launch *const launch = stand_in_get_launch(at + part);
+                const kv8_experts_matmul_args *const a = launch->args;
+                assert_int_equal(a->x_tiles, is_many ? gpus[i].many_tiles : gpus[i].few_tiles);
+                assert_int_equal(
+                    launch->block[0],
+                    KV8_EXPERTS_TEAM_THREADS * (is_many ? gpus[i].many_teams : gpus[i].few_teams));
+            }
+            close_stand(&s);
+        }
     }
 }
 
@@ -172,11 +198,11 @@ static void without_clusters_rows_stream(void **state) {
         static const struct {
             int32_t rows;
             const char *tiles;
-        } sizes[] = {{512, "x48__sm90a"}, {2048, "x96__sm90a"}, {MAX_ROWS, "x192__sm90a"}};
+        } sizes[] = {{512, "_x48__sm90a"}, {2048, "_x96__sm90a"}, {MAX_ROWS, "_x192__sm90a"}};
         for (int64_t i = 0; i < 3; i++) {
             const bool streams = (nth - 1) % 3 == i;
             check_run(&s, sizes[i].rows, streams ? many : packed,
-                      streams ? "x16__sm90" : sizes[i].tiles);
+                      streams ? "__sm90" : sizes[i].tiles);
         }
         close_stand(&s);
     }
@@ -351,7 +377,7 @@ static void run_fails_by_name(void **state) {
         stand_in_fail("cuLaunchKernelEx", nth, UNKNOWN);
         assert_refused(run_rows(&s, MAX_ROWS), KV8_ERR_DEVICE, "launch of kv8_experts_");
         assert_ok(kv8_stream_synchronize(s.stream));
-        check_run(&s, MAX_ROWS, packed, "x192__sm90a");
+        check_run(&s, MAX_ROWS, packed, "_x192__sm90a");
     }
     close_stand(&s);
 }
@@ -359,6 +385,7 @@ static void run_fails_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_follow_the_rows_and_the_gpu),
+        cmocka_unit_test(items_are_as_large_as_warps_allow),
         cmocka_unit_test(without_clusters_rows_stream),
         cmocka_unit_test(rows_are_routed_from_the_residual_stream),
         cmocka_unit_test(the_sum_is_normed),

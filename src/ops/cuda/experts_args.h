@@ -41,17 +41,20 @@ enum {
     KV8_EXPERTS_TEAM_WARPS = 4,
     KV8_EXPERTS_TEAM_THREADS = 32 * KV8_EXPERTS_TEAM_WARPS,
     KV8_EXPERTS_MAX_TEAMS = 4,
-    KV8_EXPERTS_MAX_X = 2,       /* items whose rows lie in shared memory at once */
+    KV8_EXPERTS_ITEM_TILES = 2,  /* of 8 rows, that an item has at most */
+    /* In proportion, the time of a strip, and what each tile of its item adds. */
+    KV8_EXPERTS_STRIP_COST = 5,
+    KV8_EXPERTS_TILE_COST = 2,
     KV8_EXPERTS_CHUNK_TILES = 3, /* copied and multiplied at once */
     KV8_EXPERTS_STAGES = 3,      /* chunks of a warp's ring */
     KV8_EXPERTS_STAGE_BYTES = KV8_TILE_CODE_BYTES + 32 * 4, /* codes, and every lane's scales */
-    /* Shared memory of a team: rings, and for every 8 rows of an item the sums of its warps. */
+    /* Shared memory of a team: rings, and the sums of its warps. */
     KV8_EXPERTS_TEAM_BYTES = KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_STAGES * KV8_EXPERTS_CHUNK_TILES *
                              KV8_EXPERTS_STAGE_BYTES,
     KV8_EXPERTS_BULK_TILES = 6, /* of a chunk that the copy engine brings */
     KV8_EXPERTS_BULK_CHUNK_BYTES =
         KV8_EXPERTS_BULK_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES),
-    KV8_EXPERTS_SUM_BYTES = KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
+    KV8_EXPERTS_SUM_BYTES = KV8_EXPERTS_ITEM_TILES * KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
     /* The kernels on wgmma. */
     KV8_EXPERTS_PACK_THREADS = 256,
     KV8_EXPERTS_TILES_BLOCKS = 2, /* of a cluster, which share rows */
@@ -176,7 +179,7 @@ typedef struct kv8_experts_matmul_args {
     void *y;
     int32_t num_experts, top_k;
     int32_t x_row_bytes; /* of a row in shared memory */
-    int32_t num_x;       /* items whose x lies in shared memory at once */
+    int32_t x_tiles;     /* of 8 rows, that lie in shared memory at once: 1 or 2 */
     float alpha, limit;  /* of the gate */
 } kv8_experts_matmul_args;
 

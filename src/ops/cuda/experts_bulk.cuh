@@ -20,21 +20,19 @@ struct BulkWalk {
     int item, strip;  // within it
     const uint8_t *at;
 
-    template <int ITEM_ROWS>
-    __device__ __forceinline__ void find(const kv8_experts_matmul_args &a, const ItemList &list) {
+    __device__ __forceinline__ void find(const kv8_experts_matmul_args &a, const StreamList &list) {
         if (left > 0)
-            at = a.w.data + item_of<ITEM_ROWS, 8>(a, list, item).expert * a.w.expert_bytes +
+            at = a.w.data + stream_item_of(a, list, item).expert * a.w.expert_bytes +
                  static_cast<int64_t>(strip) * a.w.strip_bytes;
     }
-    template <int ITEM_ROWS>
-    __device__ __forceinline__ void next(const kv8_experts_matmul_args &a, const ItemList &list,
+    __device__ __forceinline__ void next(const kv8_experts_matmul_args &a, const StreamList &list,
                                          int num_teams) {
         left -= num_teams;
         strip += num_teams;
         at += static_cast<int64_t>(num_teams) * a.w.strip_bytes;
         if (strip < a.w.num_strips) return;
         for (; strip >= a.w.num_strips; strip -= a.w.num_strips) item++;
-        find<ITEM_ROWS>(a, list);
+        find(a, list);
     }
 };
 
@@ -60,11 +58,10 @@ struct BulkRing {
     }
 };
 
-template <int TILES_N, bool DOWN>
+template <bool DOWN>
 __device__ __forceinline__ void stream_bulk(const kv8_experts_matmul_args &a) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ ItemList list;
-    constexpr int ITEM_ROWS = 8 * TILES_N;
+    __shared__ StreamList list;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int team = warp / TEAM_WARPS, num_teams = blockDim.x / TEAM_THREADS;
     // The last quarter is the shortest: each scheduler has a warp of each.
@@ -72,8 +69,8 @@ __device__ __forceinline__ void stream_bulk(const kv8_experts_matmul_args &a) {
     const Quarter quarter(a.w.num_tiles, which);
     // Shared memory: sums to exchange; rings; rows.
     const int ring_chunks = KV8_EXPERTS_BULK_CHUNKS(a.w.num_tiles);
-    float2 *const exchange = reinterpret_cast<float2 *>(shared) + team * EXCHANGED<TILES_N>;
-    const uint32_t rings = smem_address(shared) + num_teams * (EXCHANGED<TILES_N> * 8);
+    float2 *const exchange = reinterpret_cast<float2 *>(shared) + team * EXCHANGED;
+    const uint32_t rings = smem_address(shared) + num_teams * (EXCHANGED * 8);
     const uint32_t ring_bytes = KV8_EXPERTS_BULK_RING_BYTES(ring_chunks);
     const uint32_t rows = rings + num_teams * TEAM_WARPS * ring_bytes;
     BulkRing ring = {rings + warp * ring_bytes,
@@ -84,51 +81,56 @@ __device__ __forceinline__ void stream_bulk(const kv8_experts_matmul_args &a) {
         for (int i = 0; i < ring.num_chunks; i++) barrier_init(ring.barriers + 8 * i, 1);
         barrier_init_fence();
     }
-    const uint32_t item_bytes = ITEM_ROWS * a.x_row_bytes;
+    const uint32_t tile_bytes = TILE_ROWS * a.x_row_bytes;
     const uint32_t lane_x = lane % 8 * a.x_row_bytes + lane / 8 * 16;
 
     if (!DOWN) take_turn();  // down knows its weights earlier than its rows
-    count_items<ITEM_ROWS>(a, list);
-    const int64_t total = static_cast<int64_t>(list.first_item[a.num_experts]) * a.w.num_strips;
-    const int begin = static_cast<int>(total * blockIdx.x / gridDim.x);
-    const int end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
-    BulkWalk now = {end - begin - team, begin / a.w.num_strips, begin % a.w.num_strips + team,
-                    nullptr};
+    count_stream_items(a, list);
+    const Share share(a, list);
+    BulkWalk now = {share.end - share.begin - team, share.begin / a.w.num_strips,
+                    share.begin % a.w.num_strips + team, nullptr};
     for (; now.strip >= a.w.num_strips; now.strip -= a.w.num_strips) now.item++;
-    now.find<ITEM_ROWS>(a, list);
+    now.find(a, list);
     for (int i = 0; i < ring.num_chunks && now.left > 0; i++) ring.fill(i, now.at, quarter);
     if (DOWN) take_turn();  // also without work
-    for (int first = begin / a.w.num_strips; first * a.w.num_strips < end; first += a.num_x) {
+    const int end_item = (share.end + a.w.num_strips - 1) / a.w.num_strips;
+    for (int first = share.begin / a.w.num_strips; first < end_item;) {
+        const Held held(a, list, first, end_item);
         __syncthreads();  // the rows before have been read
-        for (int i = 0; i < a.num_x && (first + i) * a.w.num_strips < end; i++)
-            copy_rows<DOWN>(a, item_of<ITEM_ROWS, 8>(a, list, first + i), rows + i * item_bytes);
+        for (int i = 0; i < held.count; i++)
+            copy_rows<DOWN>(a, held.item(i), rows + i * tile_bytes);
         copy_wait_all();
         __syncthreads();
-        Item item;
-        for (int held = -1; now.left > 0 && now.item < first + a.num_x;) {
-            if (held != now.item) item = item_of<ITEM_ROWS, 8>(a, list, held = now.item);
+        first += held.count;
+        while (now.left > 0 && now.item < first) {
+            const int idx = now.item - held.first;
+            const Item item = held.item(idx);
             const Ends ends(a, now.at);
             BulkWalk next = now;
-            next.next<ITEM_ROWS>(a, list, num_teams);
-            Sums<TILES_N> sums = {};
-            uint32_t x_at = rows + (now.item - first) * item_bytes + lane_x +
-                            quarter.first * (KV8_TILE_COLS * 2);
-            for (int chunk = 0; chunk < ring.num_chunks; chunk++) {
-                const uint32_t codes = ring.at + chunk * BULK_CHUNK_BYTES + lane * 16;
-                const uint32_t scales =
-                    ring.at + chunk * BULK_CHUNK_BYTES + CHUNK * KV8_TILE_CODE_BYTES + lane / 4 * 4;
-                barrier_wait(ring.barriers + 8 * chunk, ring.parity);
-                for_chunk<CHUNK>(quarter.last - quarter.first - chunk * CHUNK, [&](int i) {
-                    add_tile<TILES_N>(sums, codes + i * KV8_TILE_CODE_BYTES,
-                                      scales + i * KV8_TILE_SCALE_BYTES,
-                                      x_at + i * (KV8_TILE_COLS * 2), a.x_row_bytes);
-                });
-                x_at += CHUNK * KV8_TILE_COLS * 2;
-                if (next.left > 0) ring.fill(chunk, next.at, quarter);
-            }
-            ring.parity ^= 1;
-            exchange_sums<TILES_N>(exchange, sums, which, 1 + team);
-            end_strip<TILES_N, DOWN>(a, ends, exchange, which, item, now.strip);
+            next.next(a, list, num_teams);
+            const auto multiply = [&](auto tiles) {
+                constexpr int TILES_N = decltype(tiles)::value;
+                Sums<TILES_N> sums = {};
+                uint32_t x_at =
+                    rows + idx * tile_bytes + lane_x + quarter.first * (KV8_TILE_COLS * 2);
+                for (int chunk = 0; chunk < ring.num_chunks; chunk++) {
+                    const uint32_t codes = ring.at + chunk * BULK_CHUNK_BYTES + lane * 16;
+                    const uint32_t scales = ring.at + chunk * BULK_CHUNK_BYTES +
+                                            CHUNK * KV8_TILE_CODE_BYTES + lane / 4 * 4;
+                    barrier_wait(ring.barriers + 8 * chunk, ring.parity);
+                    for_chunk<CHUNK>(quarter.last - quarter.first - chunk * CHUNK, [&](int i) {
+                        add_tile<TILES_N>(sums, codes + i * KV8_TILE_CODE_BYTES,
+                                          scales + i * KV8_TILE_SCALE_BYTES,
+                                          x_at + i * (KV8_TILE_COLS * 2), a.x_row_bytes);
+                    });
+                    x_at += CHUNK * KV8_TILE_COLS * 2;
+                    if (next.left > 0) ring.fill(chunk, next.at, quarter);
+                }
+                ring.parity ^= 1;
+                exchange_sums<TILES_N>(exchange, sums, which, 1 + team);
+                end_strip<TILES_N, DOWN>(a, ends, exchange, which, item, now.strip);
+            };
+            for_tiles(item, multiply);
             now = next;
         }
     }

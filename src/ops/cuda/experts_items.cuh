@@ -16,34 +16,48 @@ struct ItemList {
     int first_item[KV8_EXPERTS_MAX + 1], first_row[KV8_EXPERTS_MAX + 1];
 };
 
-// By the whole block. An expert's rows are cut into as few items of at most ITEM_ROWS as there are.
-template <int ITEM_ROWS, class ARGS>
-__device__ __forceinline__ void count_items(const ARGS &a, ItemList &list) {
+// By a warp: before[i] is the sum of the values before entry i, of `count`, and the last that of
+// all.
+template <typename VALUE>
+__device__ __forceinline__ void sum_before(int (&before)[KV8_EXPERTS_MAX + 1], int count,
+                                           const VALUE &value) {
+    const int lane = threadIdx.x % 32;
+    int all = 0;
+    for (int first = 0; first < count; first += 32) {
+        const int i = first + lane, mine = i < count ? value(i) : 0;
+        int sum = mine;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, sum, d);
+            if (lane >= d) sum += other;
+        }
+        if (i < count) before[i] = all + sum - mine;
+        all += __shfl_sync(0xffffffffu, sum, 31);
+    }
+    if (lane == 0) before[count] = all;
+}
+__device__ __forceinline__ int items_of(const ItemList &list, int expert, int item_rows) {
+    return (list.first_row[expert + 1] - list.first_row[expert] + item_rows - 1) / item_rows;
+}
+// By the whole block.
+template <class ARGS>
+__device__ __forceinline__ void load_first_rows(const ARGS &a, ItemList &list) {
     for (int e = threadIdx.x; e <= a.num_experts; e += blockDim.x)
         list.first_row[e] = __ldcg(&a.routing.offsets[e]);
     __syncthreads();
-    if (threadIdx.x < 32) {
-        int before = 0;
-        for (int e = threadIdx.x; e - static_cast<int>(threadIdx.x) < a.num_experts; e += 32) {
-            int items = 0;
-            if (e < a.num_experts)
-                items = (list.first_row[e + 1] - list.first_row[e] + ITEM_ROWS - 1) / ITEM_ROWS;
-            int sum = items;
-#pragma unroll
-            for (int d = 1; d < 32; d *= 2) {
-                const int other = __shfl_up_sync(0xffffffffu, sum, d);
-                if (threadIdx.x >= d) sum += other;
-            }
-            if (e < a.num_experts) list.first_item[e] = before + sum - items;
-            before += __shfl_sync(0xffffffffu, sum, 31);
-        }
-        if (threadIdx.x == 0) list.first_item[a.num_experts] = before;
-    }
+}
+// By the whole block. An expert's rows are cut into as few items of at most item_rows as there are.
+template <class ARGS>
+__device__ __forceinline__ void count_items(const ARGS &a, ItemList &list, int item_rows) {
+    load_first_rows(a, list);
+    if (threadIdx.x < 32)
+        sum_before(list.first_item, a.num_experts,
+                   [&](int e) { return items_of(list, e, item_rows); });
     __syncthreads();
 }
 
 // Items of one expert are of about one size: rows in multiples of ROUND.
-template <int ITEM_ROWS, int ROUND, class ARGS>
+template <int ROUND, class ARGS>
 __device__ __forceinline__ Item item_of(const ARGS &a, const ItemList &list, int item) {
     int low = 0, high = a.num_experts - 1;  // the last expert whose first item is not past it
     while (low < high) {

@@ -48,11 +48,11 @@ template <int ROWS>
 __device__ __forceinline__ void pack(const kv8_experts_pack_args &a) {
     __shared__ ItemList list;
     take_turn();
-    count_items<ROWS>(a, list);
+    count_items(a, list, ROWS);
     constexpr int PARTS = ROWS / ROUND_ROWS;
     const int num_parts = list.first_item[a.num_experts] * PARTS;
     for (int part = blockIdx.x; part < num_parts; part += gridDim.x) {
-        const Item item = item_of<ROWS, KV8_EXPERTS_WORK_STEP(ROWS)>(a, list, part / PARTS);
+        const Item item = item_of<KV8_EXPERTS_WORK_STEP(ROWS)>(a, list, part / PARTS);
         const int first = part % PARTS * ROUND_ROWS;
         if (first < item.count) pack_rows(a, item, first);
     }

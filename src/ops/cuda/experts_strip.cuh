@@ -5,7 +5,7 @@
 #pragma once
 #include "experts_args.h"
 #include "experts_gate.cuh"
-#include "experts_items.cuh"
+#include "experts_stream_items.cuh"
 #include "mxfp4_strip.cuh"
 #include "ptx_sm80.cuh"
 
@@ -107,8 +107,7 @@ struct Ends {
 
 // Where the warps of a team exchange sums: [from][to][32 lanes] of two rows' sums of a column. Who
 // has quarter `to` ends column to % 2 of each lane's two in eight to / 2.
-template <int TILES_N>
-constexpr int EXCHANGED = TEAM_WARPS * 2 * TILES_N * 32;
+constexpr int EXCHANGED = TEAM_WARPS * 2 * KV8_EXPERTS_ITEM_TILES * 32;
 template <int TILES_N>
 __device__ __forceinline__ void exchange_sums(float2 *exchange, const Sums<TILES_N> &sums,
                                               int quarter, int barrier) {

@@ -88,7 +88,7 @@ __device__ __forceinline__ void for_works(const kv8_experts_matmul_args &a, cons
                                           USE &&use) {
     const int each = works_an_item<SHAPE>(a), num_works = list.first_item[a.num_experts] * each;
     for (int w = blockIdx.x / BLOCKS; w < num_works; w += gridDim.x / BLOCKS)
-        use(Work{item_of<SHAPE::ROWS, SHAPE::STEP>(a, list, w / each),
+        use(Work{item_of<SHAPE::STEP>(a, list, w / each),
                  (w % each * BLOCKS + static_cast<int>(blockIdx.x) % BLOCKS) * SHAPE::WORK_STRIPS});
 }
 
@@ -534,7 +534,7 @@ __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &arg
     }
     __syncwarp();
     cluster_arrive_first();  // both blocks' barriers stand
-    count_items<SHAPE::ROWS>(a, works.list);
+    count_items(a, works.list, SHAPE::ROWS);
     cluster_wait();
     const uint32_t x_stages = (smem_address(shared) + 1023) & ~1023u;
     const uint32_t ring = x_stages + SHAPE::X_STAGES * SHAPE::X_STAGE_BYTES;
