@@ -14,13 +14,36 @@ struct Largest {
     u64 key;
 };
 
+// A row's settings, on their way from the host's memory to the first block while the row is opened:
+// a word each of as many threads, which then gives it to all blocks.
+constexpr uint32_t HOW_WORDS = sizeof(kv8_draw_row) / 4;
+struct Asked {
+    uint32_t *how;  // of this block
+    uint32_t word = 0;
+    bool mine;
+    __device__ __forceinline__ Asked(kv8_draw_row *how, const kv8_draw_row *row, uint32_t rank)
+        : how(reinterpret_cast<uint32_t *>(how)), mine(rank == 0 && threadIdx.x < HOW_WORDS) {
+        if (mine)
+            asm volatile("ld.relaxed.sys.global.u32 %0, [%1];"
+                         : "=r"(word)
+                         : "l"(reinterpret_cast<const uint32_t *>(row) + threadIdx.x));
+    }
+    // They have it once the blocks have met.
+    template <bool CLUSTER>
+    __device__ __forceinline__ void tell(const Row<CLUSTER> &row) const {
+        if (!mine) return;
+        for (uint32_t r = 0; r < row.num_blocks(); r++) *row.at(how + threadIdx.x, r) = word;
+    }
+};
+
 // The row's logits to where its blocks work; the first that is not finite, -1 = none.
 struct Opened {
     Largest largest;
     int32_t bad_id;
 };
 template <bool CLUSTER>
-__device__ __forceinline__ Opened open_row(Row<CLUSTER> &row, const float *logits) {
+__device__ __forceinline__ Opened open_row(Row<CLUSTER> &row, const float *logits,
+                                           const Asked &asked) {
     float top = -INFINITY, spoiled = 0;
     int32_t id = -1, bad = INT32_MAX;
 #pragma unroll 16
@@ -39,6 +62,7 @@ __device__ __forceinline__ Opened open_row(Row<CLUSTER> &row, const float *logit
         });
     }
     const u64 key = id < 0 ? 0 : key_of(top, id);
+    asked.tell(row);
     const Slot all = row.exchange({key, static_cast<u64>(bad)}, [](Slot p, Slot q) {
         return Slot{p.a > q.a ? p.a : q.a, p.b < q.b ? p.b : q.b};
     });
@@ -165,18 +189,6 @@ __device__ __forceinline__ void log_row(Row<CLUSTER> &row, kv8_drawn_row *out,
     if (threadIdx.x < num && at < row.how.num_tops) tops[at] = {id_of(key), logit_of(key)};
 }
 
-// Words of a row's settings: of as many threads, each one, on its way from the host's memory while
-// the row is opened.
-constexpr uint32_t HOW_WORDS = sizeof(kv8_draw_row) / 4;
-__device__ __forceinline__ uint32_t ask_host(const kv8_draw_row *row) {
-    uint32_t word = 0;
-    if (threadIdx.x < HOW_WORDS)
-        asm volatile("ld.relaxed.sys.global.u32 %0, [%1];"
-                     : "=r"(word)
-                     : "l"(reinterpret_cast<const uint32_t *>(row) + threadIdx.x));
-    return word;
-}
-
 extern __shared__ __align__(16) float held_logits[];
 
 template <bool CLUSTER>
@@ -186,7 +198,7 @@ __device__ __forceinline__ void draw_row(const kv8_draw_args &a) {
     const uint32_t rank = blockIdx.x % Row<CLUSTER>::num_blocks();
     const uint32_t idx = blockIdx.x / Row<CLUSTER>::num_blocks();
     float *const logits = a.logits + int64_t{idx} * a.vocab_size;
-    const uint32_t word = ask_host(a.rows + idx);
+    const Asked asked(&how, a.rows + idx, rank);
     const int32_t begin = min(static_cast<int32_t>(rank) * DRAW_WARPS * a.warp_ids, a.vocab_size);
     Row<CLUSTER> row = {a, how, board, CLUSTER ? held_logits : logits + begin, false, begin};
     row.warp_begin = min(begin + row.warp() * a.warp_ids, a.vocab_size);
@@ -201,9 +213,7 @@ __device__ __forceinline__ void draw_row(const kv8_draw_args &a) {
     if (threadIdx.x == 0) board.num_listed = 0;
     row.sync();  // others may write to this block's board from here on
     await_turn();
-    const Opened own = open_row(row, logits);
-    if (threadIdx.x < HOW_WORDS) reinterpret_cast<uint32_t *>(&how)[threadIdx.x] = word;
-    __syncthreads();
+    const Opened own = open_row(row, logits, asked);
     kv8_drawn_row *const out = a.drawn + idx;
     if (rank == 0 && threadIdx.x == 0) {
         out->bad_id = own.bad_id;
