@@ -25,7 +25,9 @@ __device__ __forceinline__ int tiles_of(int rows) {
 __device__ __forceinline__ void count_stream_items(const kv8_experts_matmul_args &a,
                                                    StreamList &list) {
     load_first_rows(a, list);
-    const auto items = [&](int e) { return items_of(list, e, TILE_ROWS * a.x_tiles); };
+    const auto items = [&](int e) {
+        return a.x_tiles == 1 ? items_of(list, e, TILE_ROWS) : items_of(list, e, 2 * TILE_ROWS);
+    };
     if (threadIdx.x < 32)
         sum_before(list.first_item, a.num_experts, items);
     else if (threadIdx.x < 64)
@@ -73,8 +75,16 @@ __device__ __forceinline__ int strip_at(const kv8_experts_matmul_args &a, const 
 struct Share {
     int begin, end;
     __device__ __forceinline__ Share(const kv8_experts_matmul_args &a, const StreamList &list) {
-        const uint32_t all = static_cast<uint32_t>(list.first_cost[a.num_experts]) * a.w.num_strips;
-        const uint32_t each = all / gridDim.x, rest = all % gridDim.x, idx = blockIdx.x;
+        const uint32_t costs = list.first_cost[a.num_experts], idx = blockIdx.x;
+        const uint32_t items = list.first_item[a.num_experts];
+        if (costs == (STRIP_COST + TILE_COST) * items) {  // all of one tile: found sooner
+            const uint32_t strips = items * a.w.num_strips;
+            begin = static_cast<int>(uint64_t{strips} * idx / gridDim.x);
+            end = static_cast<int>(uint64_t{strips} * (idx + 1) / gridDim.x);
+            return;
+        }
+        const uint32_t all = costs * a.w.num_strips;
+        const uint32_t each = all / gridDim.x, rest = all % gridDim.x;
         begin = strip_at(a, list, each * idx + rest * idx / gridDim.x);
         end = strip_at(a, list, each * (idx + 1) + rest * (idx + 1) / gridDim.x);
     }
