@@ -86,7 +86,7 @@ static int parse(generate_args *args, int argc, char **argv) {
         {"device", "DEVICE", "what computes: cpu, cuda or cuda:N, the Nth GPU (cpu)", CLI_TEXT,
          &args->device},
         {"path", "NAME",
-         "steps of one token on a GPU: persistent, graph or eager (the first that can be)",
+         "steps of a token a request on a GPU: persistent, graph or eager (the first that can be)",
          CLI_TEXT, &args->path},
         {"batch-invariant", NULL, "no token's bits depend on what else runs", CLI_FLAG,
          &args->batch_invariant},

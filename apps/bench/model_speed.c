@@ -269,7 +269,7 @@ static int parse(model_args *args, int argc, char **argv) {
         {"device", "DEVICE", "what computes: cpu, cuda or cuda:N, the Nth GPU (cpu)", CLI_TEXT,
          &args->device},
         {"path", "NAME",
-         "steps of one token on a GPU: persistent, graph or eager (the first that can be)",
+         "steps of a token a request on a GPU: persistent, graph or eager (the first that can be)",
          CLI_TEXT, &args->path},
         {"observe", NULL, "an observer counts K and V, as calibration has it", CLI_FLAG,
          &args->observe},

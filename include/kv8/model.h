@@ -22,7 +22,8 @@ typedef enum kv8_step_path {
     KV8_PATH_AUTO = 0, /* persistent where it can be, else graph */
     KV8_PATH_EAGER,    /* kernel by kernel */
     KV8_PATH_GRAPH,    /* steps of a token a request as a recorded graph, others kernel by kernel */
-    /* steps of one token as one kernel, others as by the graph; refused where no kernel can */
+    /* steps of a token each of up to 8 sequences as one kernel, others as by the graph; a step of
+     * one token is refused where no kernel can */
     KV8_PATH_PERSISTENT
 } kv8_step_path;
 /* "persistent", as options of the program spell it; NULL for no path. */
@@ -189,7 +190,7 @@ typedef enum kv8_work {
     KV8_WORK_HEAD,      /* logits */
     KV8_WORK_SAMPLING,
     KV8_WORK_MOVEMENT, /* copies */
-    KV8_WORK_WHOLE,    /* what is not told apart: graphs, a whole token in one kernel */
+    KV8_WORK_WHOLE,    /* what is not told apart: graphs, whole tokens in one kernel */
     KV8_WORK_COUNT
 } kv8_work;
 KV8_API const char *kv8_work_name(kv8_work work);

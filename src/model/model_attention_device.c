@@ -139,10 +139,10 @@ static void release_kind(const kv8_model *model, kv8_layer_kind *kind) {
 
 /* --- building --- */
 
-const char *kv8_why_not_token(const kv8_model *model, kv8_device *device, const kv8_cache *cache) {
+const char *kv8_why_not_tokens(const kv8_model *model, kv8_device *device, const kv8_cache *cache) {
     const kv8_device_architecture *const a = model->architecture->device;
-    return a->why_not_token == NULL ? "of this architecture"
-                                    : a->why_not_token(model, device, cache);
+    return a->why_not_tokens == NULL ? "of this architecture"
+                                     : a->why_not_tokens(model, device, cache);
 }
 
 /* The kind of a layer: one that there is, or a new one. */
@@ -197,7 +197,7 @@ static kv8_status create_set(kv8_model *model, const kv8_cache *cache) {
         KV8_TRY(find_kind(model, cache, i));
         find_group(set, cache, i);
     }
-    set->why_not_token = kv8_why_not_token(model, model->options.device, cache);
+    set->why_not_tokens = kv8_why_not_tokens(model, model->options.device, cache);
     return KV8_OK;
 }
 

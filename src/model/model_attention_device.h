@@ -50,7 +50,7 @@ typedef struct kv8_device_attention {
     int32_t class_seqs[KV8_NUM_CLASSES]; /* requests of a run at most */
     uint64_t last_use;                   /* the number of the last step with it; 0: empty */
     uint64_t version;                    /* another one: addresses of before mean nothing now */
-    const char *why_not_token;           /* the architecture's, of this cache */
+    const char *why_not_tokens;          /* the architecture's, of this cache */
     bool own_scales;                     /* the step's sequences have scales of their own: */
     const float **scales;                /* [num_layers, 2], K's and V's */
 } kv8_device_attention;
@@ -67,7 +67,7 @@ typedef struct kv8_device_batch {
 } kv8_device_batch;
 
 /* Of the model's architecture on this GPU and such a cache, as kv8_device_architecture has it. */
-const char *kv8_why_not_token(const kv8_model *model, kv8_device *device, const kv8_cache *cache);
+const char *kv8_why_not_tokens(const kv8_model *model, kv8_device *device, const kv8_cache *cache);
 /* KV8_ERR_UNSUPPORTED where no kernel of the GPU attends to the formats of the cache's layers. */
 kv8_status kv8_device_attention_check(const kv8_model *model, kv8_device *device,
                                       const kv8_cache *cache, const kv8_cache_shape *shape);

@@ -261,8 +261,9 @@ float *kv8_model_device_logits(const kv8_model *model) {
 /* What a step's path depends on beside the model and the moment. */
 typedef struct step_shape {
     int32_t num_seqs, num_rows, num_logit_rows;
-    bool own_scales;           /* a sequence has */
-    const char *why_not_token; /* the architecture's */
+    bool own_scales;            /* a sequence has */
+    int32_t max_tokens;         /* the architecture's, of one kernel, */
+    const char *why_not_tokens; /* and why it is none */
 } step_shape;
 
 /* On the GPU; a model on the host would have been opened there with default options. */
@@ -275,16 +276,17 @@ static bool is_profiled(const kv8_model *model) {
 
 static const char *why_not_persistent(const kv8_model *model, const step_shape *s) {
     const kv8_model_device *const d = model->on_device;
-    if (s->num_rows > 1) return "the step has more than one row";
-    if (s->num_logit_rows == 0) return "no logits are wanted";
-    if (d == NULL) return s->why_not_token;
+    if (s->num_rows > s->num_seqs) return "a sequence has more than one row";
+    if (s->num_rows > s->max_tokens) return "the step has more rows than a kernel takes";
+    if (s->num_logit_rows < s->num_rows) return "not all logits are wanted";
+    if (d == NULL) return s->why_not_tokens;
     if (asked_path(model) == KV8_PATH_EAGER) return "path is eager";
     if (asked_path(model) == KV8_PATH_GRAPH) return "path is graph";
     if (model->options.batch_invariant == 1) return "batch_invariant is asked for";
     if (d->observer != NULL) return "an observer counts";
     if (s->own_scales) return "a sequence has scales of its own";
     if (is_profiled(model)) return "a profile tells kernels apart";
-    return s->why_not_token;
+    return s->why_not_tokens;
 }
 
 static bool replays(const kv8_model *model, const step_shape *s) {
@@ -315,7 +317,8 @@ kv8_status kv8_model_device_plan(const kv8_model *model, const kv8_cache *cache,
     const step_shape step = {.num_seqs = num_seqs,
                              .num_rows = num_rows,
                              .num_logit_rows = num_seqs,
-                             .why_not_token = kv8_why_not_token(model, device, cache)};
+                             .max_tokens = model->architecture->device->max_tokens,
+                             .why_not_tokens = kv8_why_not_tokens(model, device, cache)};
     return plan(model, &step, out);
 }
 
@@ -355,12 +358,13 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
                               .num_rows = step->indptr[step->num_seqs],
                               .num_logit_rows = step->num_logit_rows,
                               .own_scales = d->attention->own_scales,
-                              .why_not_token = d->attention->why_not_token};
+                              .max_tokens = model->architecture->device->max_tokens,
+                              .why_not_tokens = d->attention->why_not_tokens};
     kv8_step_plan planned;
     KV8_TRY(plan(model, &shape, &planned));
-    const bool is_token = planned.path == KV8_PATH_PERSISTENT;
-    *draws_out = is_token && draw != NULL;
-    KV8_TRY(kv8_device_attention_load(model, cache, step, is_token));
+    const bool is_persistent = planned.path == KV8_PATH_PERSISTENT;
+    *draws_out = is_persistent && draw != NULL;
+    KV8_TRY(kv8_device_attention_load(model, cache, step, is_persistent));
     kv8_device_graphs *const graphs = &d->graphs[d->attention - d->attentions];
     if (graphs->version != d->attention->version || kv8_stream_times_graphs(model->options.stream))
         drop_graphs(graphs);
@@ -373,11 +377,10 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
         (int32_t)kv8_min_i64(model->options.max_step_seqs, d->attention->shape.max_seqs);
     if (planned.path == KV8_PATH_GRAPH)
         batch.num_rows = batch.num_seqs = (int32_t)kv8_min_i64(recorded, most);
-    if (!is_token) KV8_TRY(send_inputs(model, step, &batch));
-    if (is_token) {
-        const int32_t token_id = step->token_ids[0], position = model->positions[0];
-        KV8_TRY(model->architecture->device->token(model, token_id, position, draw));
-        KV8_TRY(read_logits(model, 0, 1, step->logits_out));
+    if (!is_persistent) KV8_TRY(send_inputs(model, step, &batch));
+    if (is_persistent) {
+        KV8_TRY(model->architecture->device->tokens(model, step, draw));
+        KV8_TRY(read_logits(model, 0, shape.num_rows, step->logits_out));
     } else if (planned.path == KV8_PATH_GRAPH) {
         KV8_TRY(run_graph(model, &batch, &graphs->recorded[idx]));
         KV8_TRY(read_logits(model, 0, shape.num_rows, step->logits_out));

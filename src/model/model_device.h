@@ -25,14 +25,15 @@ struct kv8_device_architecture {
     /* Of a batch: the residual stream after all layers, where batch->logit_indptr is not NULL of
      * logit_rows alone. Neither allocates nor waits, as logits. */
     kv8_status (*layers)(kv8_model *model, const kv8_device_batch *batch);
-    /* Why no one kernel computes a whole token of this model on this GPU and a cache of its shape,
-     * which may lie on the host: a message's words; NULL: one does. NULL in place of the function:
-     * none ever. */
-    const char *(*why_not_token)(const kv8_model *model, kv8_device *device,
-                                 const kv8_cache *cache);
-    /* layers and logits of one token, by that kernel, and the draw of the next; draw NULL: none. */
-    kv8_status (*token)(kv8_model *model, int32_t token_id, int32_t position,
-                        const kv8_step_draw *draw);
+    /* Why no one kernel computes a whole token each of up to max_tokens sequences of this model on
+     * this GPU and a cache of its shape, which may lie on the host: a message's words; NULL: one
+     * does. NULL in place of the function: none ever. */
+    const char *(*why_not_tokens)(const kv8_model *model, kv8_device *device,
+                                  const kv8_cache *cache);
+    int32_t max_tokens;
+    /* layers and logits of a step of a token a sequence, by that kernel, and of one token the draw
+     * of the next; draw NULL: none. */
+    kv8_status (*tokens)(kv8_model *model, const kv8_step *step, const kv8_step_draw *draw);
     /* on_device->logits [num, vocab_size] of rows logit_rows[first..first + num) of the batch whose
      * layers ran. */
     kv8_status (*logits)(kv8_model *model, const kv8_device_batch *batch, int32_t first,

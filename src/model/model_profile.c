@@ -50,7 +50,7 @@ static const struct {
     {"kv8_rmsnorm_", KV8_WORK_ROWS},
     {"kv8_rope_", KV8_WORK_ROWS},
     {"kv8_draw_", KV8_WORK_SAMPLING},
-    {"kv8_gpt_oss_token_", KV8_WORK_WHOLE},
+    {"kv8_gpt_oss_token", KV8_WORK_WHOLE},
     {"kv8_to_f16_", KV8_WORK_MOVEMENT},
 };
 

@@ -3,8 +3,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model_fixture.h"
+#include "token_args.h"
 
-static const char token_kernel[] = "kv8_gpt_oss_token_";
+static const char token_kernel[] = "kv8_gpt_oss_token";
 
 /* The published widths, as the kernel of a token has them. */
 static void open_wide(fixture *f, kv8_step_path path, int32_t page_size, kv8_dtype dtype) {
@@ -45,8 +46,10 @@ static void a_plan_is_what_happens(void **state) {
     fixture f;
     open_wide(&f, KV8_PATH_AUTO, 16, KV8_E4M3);
     assert_path(&f, 1, 1, KV8_PATH_PERSISTENT, NULL);
-    assert_path(&f, 2, 1, KV8_PATH_GRAPH, "more than one row");
-    assert_path(&f, 1, PROMPT, KV8_PATH_EAGER, "more than one row");
+    for (int n = 2; n <= 8; n++) assert_path(&f, n, 1, KV8_PATH_PERSISTENT, NULL);
+    assert_path(&f, 9, 1, KV8_PATH_GRAPH, "more rows than a kernel takes");
+    assert_path(&f, 1, PROMPT, KV8_PATH_EAGER, "a sequence has more than one row");
+    assert_path(&f, 2, 2, KV8_PATH_EAGER, "a sequence has more than one row");
     kv8_observer_options options = KV8_OBSERVER_OPTIONS_INIT;
     kv8_observer *observer = NULL;
     kv8_model_observer_options(f.model, &options);
@@ -72,6 +75,54 @@ static void a_plan_is_what_happens(void **state) {
     close_fixture(&f);
     open_fixture(&f, KV8_PATH_EAGER);
     assert_path(&f, 1, 1, KV8_PATH_EAGER, "path is eager");
+    close_fixture(&f);
+}
+
+/* The step's one launch, which is of this kernel. */
+static const kv8_tokens_args *run_tokens(fixture *f, int32_t num_seqs, const char *kernel) {
+    const int32_t first = stand_in_num_launches();
+    assert_ok(run_step(f, num_seqs, 1));
+    assert_int_equal(stand_in_num_launches(), first + 1);
+    const stand_in_launch *const launch = stand_in_get_launch(first);
+    assert_string_equal(launch->name, kernel);
+    assert_true(launch->cooperative);
+    assert_int_equal(launch->grid[0], 132);
+    return launch->args;
+}
+
+/* Blocks of the layers that see all keys, and of those with a window, by tokens' lengths: eight for
+ * who has few, of the others one for about as many keys each. */
+static void tokens_share_blocks_by_their_keys(void **state) {
+    enum { NUM = 5, WINDOW_BLOCKS = 8 };
+    static const int32_t lengths[NUM] = {19, 4000, 201, 12000, 144};
+    static const int32_t granules[NUM] = {0, 251, 13, 751, 10};
+    static int32_t tokens[12000];
+    (void)state;
+    fixture f;
+    open_device(&f);
+    const kv8_model_options options = options_of(&f, KV8_PATH_AUTO);
+    f.model = open_published(4, &options);
+    f.cache = open_cache(f.model, KV8_E4M3, 16, SEQS, 12100, false);
+    for (int i = 0; i < SEQS; i++) assert_ok(kv8_cache_seq_create(f.cache, &f.seqs[i]));
+    for (int i = 0; i < NUM; i++)
+        assert_ok(kv8_cache_extend(f.cache, f.seqs[i], lengths[i], tokens));
+    const kv8_tokens_args *a = run_tokens(&f, NUM, "kv8_gpt_oss_tokens_e4m3_d64_x8__sm90a");
+    assert_int_equal(a->num_tokens, NUM);
+    assert_int_equal(a->window_left[0], -1);
+    assert_int_equal(a->window_left[1], 127);
+    for (int i = 0; i < NUM; i++) {
+        const int32_t num = a->first_block[0][i + 1] - a->first_block[0][i];
+        const int32_t want = WINDOW_BLOCKS + (132 - NUM * WINDOW_BLOCKS) * granules[i] / 1025;
+        assert_int_equal(a->positions[i], lengths[i]);
+        assert_int_equal(a->first_block[1][i], WINDOW_BLOCKS * i);
+        if (num < want || num > want + 1) fail_msg("token %d: %d blocks of %d", i, num, want);
+    }
+    assert_int_equal(a->first_block[0][NUM], 132);
+    assert_int_equal(a->first_block[1][NUM], WINDOW_BLOCKS * NUM);
+    a = run_tokens(&f, 2, "kv8_gpt_oss_tokens_e4m3_d64_x4__sm90a");
+    assert_int_equal(a->num_tokens, 2);
+    assert_int_equal(a->first_block[0][1], WINDOW_BLOCKS);
+    assert_int_equal(a->first_block[0][2], 132);
     close_fixture(&f);
 }
 
@@ -162,6 +213,7 @@ static void what_cannot_be_planned_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_is_what_happens),
+        cmocka_unit_test(tokens_share_blocks_by_their_keys),
         cmocka_unit_test(a_profile_by_kernel_is_of_the_graph),
         cmocka_unit_test(a_profile_of_graphs_waits_for_no_step),
         cmocka_unit_test(what_cannot_be_planned_is_refused),

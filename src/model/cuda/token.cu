@@ -17,6 +17,7 @@
 // (token_ring.cuh), so that no fence stands in them.
 //
 // SPDX-License-Identifier: Apache-2.0
+#define KV8_RING_STAGES KV8_TOKEN_STAGES
 #include "experts_gate.cuh"
 #include "token_attention.cuh"
 #include "token_draw.cuh"
@@ -74,15 +75,12 @@ struct Shared {
     };
 };
 
-// Rows of O of a block: pairs, which the router's weights are read in.
-__device__ __forceinline__ Share rows_of_o() {
-    Share s(HIDDEN / 2, blockIdx.x, gridDim.x);
-    s.begin *= 2, s.end *= 2;
-    return s;
-}
-
 __device__ __forceinline__ uint32_t *meeting_word(const kv8_token_args &a, Place place) {
     return a.meetings + place * KV8_TOKEN_MEETING_WORDS;
+}
+
+__device__ __forceinline__ TokenRow row_of(const kv8_token_args &a) {
+    return {a.qkv, a.partials, a.partial_sums, a.attended, a.page_size};
 }
 
 __device__ __forceinline__ uint32_t turn_of(uint32_t turns, int layer) {
@@ -132,10 +130,11 @@ __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shar
         __syncwarp();
         const KeySplits keys(l.window_left, a.position, gridDim.x);
         const int block = blockIdx.x;
+        const TokenRow row = row_of(a);
         if (keys.are_few() && block < KV_HEADS)
-            copy_few<Keys<F, 1>>(ring, l, keys, block, a.page_size);
+            copy_few<Keys<F, 1>>(ring, l, row.pages_of(l), keys, block, a.page_size);
         if (!keys.are_few() && block < keys.splits)
-            copy_keys<Keys<F, KV_HEADS>>(ring, l, keys.of(block), a.page_size);
+            copy_keys<Keys<F, KV_HEADS>>(ring, l, row.pages_of(l), keys.of(block), a.page_size);
         if (lane == 0) copy_rows<Q_WIDTH>(ring, l.o, o);
         __syncwarp();
         float bias[4];
@@ -145,7 +144,8 @@ __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shar
                           ? widen_bf16(__ldg(l.router_bias + lane + 32 * k))
                           : 0;
         barrier_wait(smem_address(&shared.routable), i & 1);
-        const Routing r = route(a, bias, shared.router_before, turn_of(turns, i));
+        const Routing r = route({a.router, a.squares, a.num_experts, a.eps}, bias,
+                                shared.router_before, turn_of(turns, i));
         if (lane == 0) {
 #pragma unroll
             for (int k = 0; k < TOP_K; k++) shared.expert_weights[k] = r.weights[k];
@@ -157,32 +157,6 @@ __device__ __forceinline__ void copy_token(const kv8_token_args &a, Shared &shar
 }
 
 // --- the computing warps ---
-
-// Fourths of a row that a thread has: the i-th of them, or NULL.
-constexpr int FOURTHS = (HIDDEN / 4 + COMPUTE_THREADS - 1) / COMPUTE_THREADS;
-__device__ __forceinline__ int fourth(int i) {
-    return threadIdx.x + i * COMPUTE_THREADS;
-}
-template <class T>
-__device__ __forceinline__ const T *fourth_of(const T *row, int i) {
-    return fourth(i) < HIDDEN / 4 ? row + 4 * fourth(i) : nullptr;
-}
-struct Gains {
-    uint2 x[FOURTHS];
-
-    __device__ explicit Gains(const uint16_t *norm) {
-#pragma unroll
-        for (int i = 0; i < FOURTHS; i++) {
-            x[i] = make_uint2(0, 0);
-            if (const uint16_t *const from = fourth_of(norm, i))
-                x[i] = __ldg(reinterpret_cast<const uint2 *>(from));
-        }
-    }
-    __device__ void scale(int i, float by, float (&y)[4]) const {
-        y[0] *= by * low_bf16(x[i].x), y[1] *= by * high_bf16(x[i].x);
-        y[2] *= by * low_bf16(x[i].y), y[3] *= by * high_bf16(x[i].y);
-    }
-};
 
 // The normed row that a layer begins with: of the first the embedding; of others in two parts, as
 // the experts of the layer before leave it. What waits for nobody is loaded before.
@@ -343,12 +317,12 @@ __device__ __forceinline__ void compute_gate_up(const kv8_token_args &a, const k
     Handed<4> x[FOURTHS];
     Squares squares;
     const auto row_at = [&](int i) { return fourth_of(a.residual, i); };
-    const auto square_at = [&](int i) { return squares_at(a, i); };
+    const auto square_at = [&](int i) { return squares_at(a.squares, i); };
     ask(squares, turn, square_at);
     ask(x, turn, row_at);
     get(squares, turn, square_at);
     get(x, turn, row_at);
-    const float scale = norm_scale(a, squares);
+    const float scale = norm_scale(a.eps, squares);
 #pragma unroll
     for (int i = 0; i < FOURTHS; i++) {
         float y[4] = {x[i].value(0), x[i].value(1), x[i].value(2), x[i].value(3)};
@@ -469,15 +443,15 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
         const KeySplits keys(l.window_left, a.position, blocks);
         if (keys.are_few()) {
             if (block < KV_HEADS) {
-                attend_few<Keys<F, 1>>(ring, a, l, keys, block, meeting(QKV_DONE, all), turn,
-                                       shared.cos_sin, shared.heads);
+                attend_few<Keys<F, 1>>(ring, row_of(a), l, keys, block, meeting(QKV_DONE, all),
+                                       turn, shared.cos_sin, shared.heads);
                 meeting(COMBINED, 0).call();
             }
             combined += KV_HEADS;
         } else {
             if (block < static_cast<uint32_t>(keys.splits)) {
-                attend<Keys<F, KV_HEADS>>(ring, a, l, keys, block, meeting(QKV_DONE, all), turn,
-                                          shared.cos_sin, shared.heads);
+                attend<Keys<F, KV_HEADS>>(ring, row_of(a), l, keys, block, meeting(QKV_DONE, all),
+                                          turn, shared.cos_sin, shared.heads);
                 meeting(ATTENDED, 0).arrive();
             }
             attended += keys.splits;
@@ -485,7 +459,7 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
                 for (uint32_t item = block; item < COMBINE_ITEMS; item += blocks) {
                     const HeadEnd end(l, item / 2);
                     if (item == block) meeting(ATTENDED, attended).wait();
-                    combine_item(a, end, item, keys.splits, turn, shared.combine);
+                    combine_item(row_of(a), end, item, keys.splits, turn, shared.combine);
                     meet_warps();
                 }
                 meeting(COMBINED, 0).call();
@@ -511,13 +485,8 @@ __device__ __forceinline__ void compute_token(const kv8_token_args &a, Shared &s
         *meeting_word(a, static_cast<Place>(i)) = i == TURNS ? turns + a.num_layers : 0;
 }
 
-// As kv8_rope_angles: the angle is an f32 product, its cosine and sine are exact.
 __device__ __forceinline__ void put_angle(const kv8_token_args &a, Shared &shared, int pair) {
-    const float angle = __fmul_rn(static_cast<float>(a.position), __ldg(a.inv_freq + pair));
-    double sine, cosine;
-    sincos(static_cast<double>(angle), &sine, &cosine);
-    shared.cos_sin[pair] = static_cast<float>(cosine) * a.rope_factor;
-    shared.cos_sin[HEAD_DIM / 2 + pair] = static_cast<float>(sine) * a.rope_factor;
+    put_angle(a.position, __ldg(a.inv_freq + pair), a.rope_factor, pair, shared.cos_sin);
 }
 
 template <Format F>

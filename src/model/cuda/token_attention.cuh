@@ -238,14 +238,14 @@ struct WarpHead {
     HeadState state;
 
     // What does not depend on the meeting is loaded before.
-    __device__ WarpHead(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
+    template <class ROW>
+    __device__ WarpHead(const ROW &a, const kv8_token_layer &l, const KeySplits &keys,
                         const Meeting &before, uint32_t turn, const float *cos_sin, int head,
                         bool has_own, QueryRows &queries)
         : own{} {
         const float k_scale = l.k_scale == nullptr ? 1.0f : __ldg(l.k_scale + head);
         const float v_scale = l.v_scale == nullptr ? 1.0f : __ldg(l.v_scale + head);
-        if (has_own)
-            page = __ldg(l.page_indices + __ldg(l.page_indptr) + (keys.end - 1) / a.page_size);
+        if (has_own) page = __ldg(a.pages_of(l) + (keys.end - 1) / a.page_size);
         before.hear();
         Handed<1> row[4];
         const auto at = [&](int i) { return OwnRow<T::FORMAT>::at(a.qkv, head, i); };
@@ -258,8 +258,9 @@ struct WarpHead {
         own.encode(l, {row[0].value(0), row[1].value(0), row[2].value(0), row[3].value(0)}, cos_sin,
                    head, k_scale, v_scale);
     }
-    __device__ void add(const kv8_token_args &a, const kv8_token_layer &l, const KeySplits &keys,
-                        int key, int head, const Tiles &tiles) {
+    template <class ROW>
+    __device__ void add(const ROW &a, const kv8_token_layer &l, const KeySplits &keys, int key,
+                        int head, const Tiles &tiles) {
         if (is_edge(keys, key)) {
             if (key + TOKENS >= keys.end) store_own(l, keys.end - 1, key, a.page_size, head, tiles);
             clear_unseen<T>(keys, key, tiles.v);
@@ -299,8 +300,8 @@ struct WarpHead {
 
 // --- many keys: the block's range, a warp a KV head ---
 
-template <class T>
-__device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
+template <class T, class ROW>
+__device__ void attend(RingReader &ring, const ROW &a, const kv8_token_layer &l,
                        const KeySplits &keys, int split, const Meeting &before, uint32_t turn,
                        const float *cos_sin, HeadScratch &scratch) {
     const int head = threadIdx.x / 32;
@@ -328,6 +329,23 @@ __device__ void attend(RingReader &ring, const kv8_token_args &a, const kv8_toke
         to[i] = reinterpret_cast<const float4 *>(rows)[i];
 }
 
+// A row as the functions of this file take it (ROW): the token's own where it has the grid to
+// itself.
+struct TokenRow {
+    const float *qkv;
+    float *partials, *partial_sums;  // [splits, qo heads, head dim], [splits, qo heads, 2]
+    float *attended;
+    int page_size;
+
+    __device__ const int32_t *pages_of(const kv8_token_layer &l) const {
+        return l.page_indices + __ldg(l.page_indptr);
+    }
+    // Two neighbours, from dim `at` on.
+    __device__ void hand_attended(int at, float x, float y, uint32_t turn) const {
+        hand(attended + at, x, turn), hand(attended + at + 1, y, turn);
+    }
+};
+
 // What the end of a query head's row needs beside its sums.
 struct HeadEnd {
     float sink, v_scale;
@@ -352,25 +370,44 @@ struct RowSums {
 
 enum { COMBINE_DIMS = 32, COMBINE_ITEMS = QO_HEADS * HEAD_DIM / COMBINE_DIMS };
 
+// What some warps have of an item each.
 struct CombineScratch {
     float o[KV8_TOKEN_WARPS][COMBINE_DIMS], max[KV8_TOKEN_WARPS], sum[KV8_TOKEN_WARPS];
+
+    __device__ void put(const RowSums &part) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        o[warp][lane] = part.value;
+        if (lane == 0) max[warp] = part.max, sum[warp] = part.sum;
+    }
+    // That of `count` warps from `first` on.
+    __device__ RowSums join(int first, int count) const {
+        RowSums row = {NO_KEY, 0, 0};
+        for (int i = first; i < first + count; i++) row.max = fmaxf(row.max, max[i]);
+        for (int i = first; i < first + count; i++) {
+            const float weight = exp2_fast(max[i] - row.max);
+            row.sum = fmaf(sum[i], weight, row.sum);
+            row.value = fmaf(o[i][threadIdx.x % 32], weight, row.value);
+        }
+        return row;
+    }
 };
 
-__device__ __forceinline__ void combine_item(const kv8_token_args &a, const HeadEnd &end, int item,
-                                             int splits, uint32_t turn, CombineScratch &scratch) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = item / 2;
-    const int dim = item % 2 * COMBINE_DIMS + lane;
+// A lane's dim of an item over the splits from `from` on, one in `step`.
+template <class ROW>
+__device__ __forceinline__ RowSums add_splits(const ROW &a, int item, int from, int splits,
+                                              int step) {
+    const int head = item / 2, dim = item % 2 * COMBINE_DIMS + threadIdx.x % 32;
     const float2 *const sums = reinterpret_cast<const float2 *>(a.partial_sums) + head;
     const float *const partials = a.partials + head * HEAD_DIM + dim;
     float max = NO_KEY, sum = 0, o = 0;
     constexpr int AT_ONCE = (KV8_TOKEN_MAX_BLOCKS + KV8_TOKEN_WARPS - 1) / KV8_TOKEN_WARPS;
 #pragma unroll 1
-    for (int first = warp; first < splits; first += AT_ONCE * KV8_TOKEN_WARPS) {
+    for (int first = from; first < splits; first += AT_ONCE * step) {
         float2 s[AT_ONCE];
         float x[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            const int split = first + i * KV8_TOKEN_WARPS;
+            const int split = first + i * step;
             s[i] = make_float2(NO_KEY, 0), x[i] = 0;
             if (split < splits) {
                 s[i] = __ldcg(sums + split * QO_HEADS);
@@ -388,24 +425,22 @@ __device__ __forceinline__ void combine_item(const kv8_token_args &a, const Head
             sum = fmaf(s[i].y, weight, sum), o = fmaf(x[i], weight, o);
         }
     }
-    scratch.o[warp][lane] = o;
-    if (lane == 0) scratch.max[warp] = max, scratch.sum[warp] = sum;
+    return {max, sum, o};
+}
+
+__device__ __forceinline__ void combine_item(const TokenRow &a, const HeadEnd &end, int item,
+                                             int splits, uint32_t turn, CombineScratch &scratch) {
+    scratch.put(add_splits(a, item, threadIdx.x / 32, splits, KV8_TOKEN_WARPS));
     meet_warps();
-    if (warp != 0) return;
-    RowSums row = {NO_KEY, 0, 0};
-    for (int i = 0; i < KV8_TOKEN_WARPS; i++) row.max = fmaxf(row.max, scratch.max[i]);
-    for (int i = 0; i < KV8_TOKEN_WARPS; i++) {
-        const float weight = exp2_fast(scratch.max[i] - row.max);
-        row.sum = fmaf(scratch.sum[i], weight, row.sum);
-        row.value = fmaf(scratch.o[i][lane], weight, row.value);
-    }
-    hand(a.attended + head * HEAD_DIM + dim, row.finish(end), turn);
+    if (threadIdx.x / 32 != 0) return;
+    hand(a.attended + item * COMBINE_DIMS + threadIdx.x,
+         scratch.join(0, KV8_TOKEN_WARPS).finish(end), turn);
 }
 
 // --- few keys: the block has a KV head, its warps share the granules ---
 
-template <class T>
-__device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_token_layer &l,
+template <class T, class ROW>
+__device__ void attend_few(RingReader &ring, const ROW &a, const kv8_token_layer &l,
                            const KeySplits &keys, int head, const Meeting &before, uint32_t turn,
                            const float *cos_sin, HeadScratch &scratch) {
     const int idx = threadIdx.x / 32;
@@ -441,8 +476,7 @@ __device__ void attend_few(RingReader &ring, const kv8_token_args &a, const kv8_
         low.value = fmaf(o.x, weight, low.value), high = fmaf(o.y, weight, high);
     }
     const RowSums second = {low.max, low.sum, high};
-    float *const to = a.attended + qo_head * HEAD_DIM + 2 * lane;
-    hand(to, low.finish(end), turn), hand(to + 1, second.finish(end), turn);
+    a.hand_attended(qo_head * HEAD_DIM + 2 * lane, low.finish(end), second.finish(end), turn);
 }
 
 }  // namespace kv8

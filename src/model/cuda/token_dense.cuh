@@ -178,4 +178,30 @@ __device__ __forceinline__ float block_sum(float x, float *scratch) {
     return add_warps(scratch);
 }
 
+// Fourths of a row that a thread has: the i-th of them, or NULL.
+constexpr int FOURTHS = (KV8_TOKEN_HIDDEN / 4 + COMPUTE_THREADS - 1) / COMPUTE_THREADS;
+__device__ __forceinline__ int fourth(int i) {
+    return threadIdx.x + i * COMPUTE_THREADS;
+}
+template <class T>
+__device__ __forceinline__ const T *fourth_of(const T *row, int i) {
+    return fourth(i) < KV8_TOKEN_HIDDEN / 4 ? row + 4 * fourth(i) : nullptr;
+}
+struct Gains {
+    uint2 x[FOURTHS];
+
+    __device__ explicit Gains(const uint16_t *norm) {
+#pragma unroll
+        for (int i = 0; i < FOURTHS; i++) {
+            x[i] = make_uint2(0, 0);
+            if (const uint16_t *const from = fourth_of(norm, i))
+                x[i] = __ldg(reinterpret_cast<const uint2 *>(from));
+        }
+    }
+    __device__ void scale(int i, float by, float (&y)[4]) const {
+        y[0] *= by * low_bf16(x[i].x), y[1] *= by * high_bf16(x[i].x);
+        y[2] *= by * low_bf16(x[i].y), y[3] *= by * high_bf16(x[i].y);
+    }
+};
+
 }  // namespace kv8

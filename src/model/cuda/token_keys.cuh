@@ -8,8 +8,7 @@
 
 namespace kv8 {
 
-// A window of 128 keys, which need not begin with a granule.
-enum { FEW_GRANULES = 9 };
+constexpr int FEW_GRANULES = KV8_TOKEN_FEW_GRANULES;
 
 // Granules of keys that a layer sees, and how the blocks share them.
 struct KeySplits {
@@ -77,10 +76,9 @@ struct Keys {
 // --- the copying warp ---
 
 template <class T>
-__device__ void copy_keys(RingWriter &ring, const kv8_token_layer &layer, const Share &granules,
-                          int page_size) {
+__device__ void copy_keys(RingWriter &ring, const kv8_token_layer &layer, const int32_t *pages,
+                          const Share &granules, int page_size) {
     const int per_page = page_size / TOKENS;
-    const int32_t *const pages = layer.page_indices + __ldg(layer.page_indptr);
     int page = 0;
 #pragma unroll 1
     for (int i = granules.begin; i < granules.end; i++) {
@@ -147,11 +145,10 @@ __device__ __forceinline__ void copy_scales(const uint8_t *scales, int64_t strid
 
 // All granules of one head.
 template <class T>
-__device__ void copy_few(RingWriter &ring, const kv8_token_layer &l, const KeySplits &keys,
-                         int head, int page_size) {
+__device__ void copy_few(RingWriter &ring, const kv8_token_layer &l, const int32_t *pages,
+                         const KeySplits &keys, int head, int page_size) {
     const int mine = min(static_cast<int>(threadIdx.x) % 32, keys.granules - 1);
-    const int page =
-        __ldg(l.page_indices + __ldg(l.page_indptr) + (keys.first + mine) * TOKENS / page_size);
+    const int page = __ldg(pages + (keys.first + mine) * TOKENS / page_size);
     const auto copy = [&](const uint8_t *rows, int64_t stride, uint32_t to) {
 #pragma unroll 1
         for (int i = 0; i < keys.granules; i++)

@@ -21,6 +21,16 @@ __device__ __forceinline__ float rotated(float x, float y, float cosine, float s
                  : __fadd_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine));
 }
 
+// As kv8_rope_angles: the angle is an f32 product, its cosine and sine are exact.
+__device__ __forceinline__ void put_angle(int position, float inv_freq, float factor, int pair,
+                                          float *cos_sin) {
+    const float angle = __fmul_rn(static_cast<float>(position), inv_freq);
+    double sine, cosine;
+    sincos(static_cast<double>(angle), &sine, &cosine);
+    cos_sin[pair] = static_cast<float>(cosine) * factor;
+    cos_sin[HEAD_DIM / 2 + pair] = static_cast<float>(sine) * factor;
+}
+
 // Codes of dims lane and lane + 32; of int8 the row's scale, an f16, too.
 template <Format F>
 struct OwnCodes {

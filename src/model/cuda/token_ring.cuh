@@ -12,6 +12,7 @@
 namespace kv8 {
 
 constexpr int COMPUTE_THREADS = 32 * KV8_TOKEN_WARPS;
+constexpr int RING_STAGES = KV8_RING_STAGES;  // the including kernel's
 
 // All computing warps of a block.
 __device__ __forceinline__ void meet_warps() {
@@ -23,8 +24,8 @@ struct RingCursor {
     uint32_t ring, full, empty;  // in shared memory
     uint32_t n = 0;              // of uses
 
-    __device__ uint32_t index() const { return n % KV8_TOKEN_STAGES; }
-    __device__ uint32_t parity() const { return n / KV8_TOKEN_STAGES & 1; }
+    __device__ uint32_t index() const { return n % RING_STAGES; }
+    __device__ uint32_t parity() const { return n / RING_STAGES & 1; }
     __device__ uint32_t stage() const { return ring + index() * KV8_TOKEN_STAGE_BYTES; }
     __device__ uint32_t full_barrier() const { return full + index() * 8; }
 };
@@ -86,7 +87,7 @@ struct RingWriter : RingCursor {
         barrier_wait(empty + index() * 8, parity() ^ 1);
         if (n < in_flight) return;
         const uint32_t before = n - in_flight;
-        barrier_wait(full + before % KV8_TOKEN_STAGES * 8, before / KV8_TOKEN_STAGES & 1);
+        barrier_wait(full + before % RING_STAGES * 8, before / RING_STAGES & 1);
     }
 };
 

@@ -10,6 +10,13 @@
 namespace kv8 {
 
 constexpr int HIDDEN = KV8_TOKEN_HIDDEN, TOP_K = KV8_TOKEN_TOP_K;
+// Rows of O of a block: pairs, which the router's weights are read in.
+__device__ __forceinline__ Share rows_of_o() {
+    Share s(HIDDEN / 2, blockIdx.x, gridDim.x);
+    s.begin *= 2, s.end *= 2;
+    return s;
+}
+
 constexpr int ROUTER_COUNT_BITS = 8;
 static_assert(KV8_TOKEN_MAX_BLOCKS < 1 << ROUTER_COUNT_BITS, "counts");
 constexpr float ROUTER_STEP = 0x1p-26f, ROUTER_LIMIT = 0x1p20f;  // of a block's part
@@ -36,29 +43,37 @@ struct Routing {
 
 // Squares of the residual after attention, of which a lane has some.
 using Squares = Handed<1>[KV8_TOKEN_MAX_BLOCKS / 32];
-__device__ __forceinline__ const float *squares_at(const kv8_token_args &a, int i) {
+__device__ __forceinline__ const float *squares_at(const float *squares, int i) {
     const int block = threadIdx.x % 32 + 32 * i;
-    return block < static_cast<int>(gridDim.x) ? a.squares + block : nullptr;
+    return block < static_cast<int>(gridDim.x) ? squares + block : nullptr;
 }
-__device__ __forceinline__ float norm_scale(const kv8_token_args &a, const Squares &squares) {
+__device__ __forceinline__ float norm_scale(float eps, const Squares &squares) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < KV8_TOKEN_MAX_BLOCKS / 32; i++) sum += squares[i].value(0);
-    return rsqrtf(warp_sum(sum) / HIDDEN + a.eps);
+    return rsqrtf(warp_sum(sum) / HIDDEN + eps);
 }
+
+// What a row is routed by.
+struct RouterSums {
+    const int64_t *sums;  // [num_experts]
+    const float *squares;
+    int num_experts;
+    float eps;
+};
 
 // The best experts of the router's sums, ties to the lower id, NaN last; and their softmax. By a
 // warp.
-__device__ __forceinline__ Routing route(const kv8_token_args &a, const float (&bias)[4],
+__device__ __forceinline__ Routing route(const RouterSums &a, const float (&bias)[4],
                                          int64_t *before, uint32_t turn) {
     const int lane = threadIdx.x % 32;
-    const auto square_at = [&](int i) { return squares_at(a, i); };
+    const auto square_at = [&](int i) { return squares_at(a.squares, i); };
     Squares squares;
     ask(squares, turn, square_at);
     int64_t sums[4], from[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        sums[i] = lane + 32 * i < a.num_experts ? load_relaxed(a.router + lane + 32 * i) : 0;
+        sums[i] = lane + 32 * i < a.num_experts ? load_relaxed(a.sums + lane + 32 * i) : 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int expert = lane + 32 * i;
@@ -74,7 +89,7 @@ __device__ __forceinline__ Routing route(const kv8_token_args &a, const float (&
             if (expert >= a.num_experts ||
                 ((sums[i] - from[i]) & ((1 << ROUTER_COUNT_BITS) - 1)) == gridDim.x)
                 continue;
-            sums[i] = load_relaxed(a.router + expert);
+            sums[i] = load_relaxed(a.sums + expert);
             all = false;
         }
     } while (!all);
@@ -85,7 +100,7 @@ __device__ __forceinline__ Routing route(const kv8_token_args &a, const float (&
         sums[i] = (sums[i] - from[i]) >> ROUTER_COUNT_BITS;
     }
     get(squares, turn, square_at);
-    const float scale = norm_scale(a, squares);
+    const float scale = norm_scale(a.eps, squares);
     uint32_t keys[4];  // grow with the logit; 1: NaN, 0: none
 #pragma unroll
     for (int i = 0; i < 4; i++) {

@@ -25,11 +25,16 @@ typedef struct kv8_gpt_oss_device_layer {
     uint8_t *gate_up, *down;                  /* as kv8_device_experts_load writes */
 } kv8_gpt_oss_device_layer;
 
-/* The kernel of a whole token, and its workspace. */
+/* Kernels of several tokens, by how many they take: 4 and 8. */
+enum { KV8_TOKENS_X4, KV8_TOKENS_X8, KV8_TOKENS_SIZES };
+
+/* The kernels of a whole token and of several, and their workspaces. */
 typedef struct kv8_gpt_oss_token {
-    const char *why_not;                   /* of the model and the GPU; NULL: there is one */
+    const char *why_not;                   /* of the model and the GPU; NULL: there are */
     kv8_kernel kernels[KV8_TOKEN_FORMATS]; /* by the format of K and V */
-    kv8_token_args args;                   /* layers and workspace, in device memory */
+    kv8_kernel several[KV8_TOKENS_SIZES][KV8_TOKEN_FORMATS];
+    kv8_token_args args; /* layers and workspace, in device memory */
+    kv8_tokens_args tokens;
     /* The plans that args.layers were written for; NULL: none. */
     const kv8_device_attention *set;
     uint64_t version;
@@ -68,14 +73,14 @@ kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *b
 kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const kv8_device_batch *batch, int32_t first,
                                      int32_t num);
 
-/* --- one token by one kernel: gpt_oss_token.c --- */
+/* --- a token each of few sequences by one kernel: gpt_oss_token.c --- */
 
 kv8_status kv8_gpt_oss_token_create(kv8_model *model);
 void kv8_gpt_oss_token_lay_out(const kv8_model *model, kv8_device_memory *memory);
-const char *kv8_gpt_oss_why_not_token(const kv8_model *model, kv8_device *device,
-                                      const kv8_cache *cache);
-kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t position,
-                                 const kv8_step_draw *draw);
+const char *kv8_gpt_oss_why_not_tokens(const kv8_model *model, kv8_device *device,
+                                       const kv8_cache *cache);
+kv8_status kv8_gpt_oss_tokens_run(kv8_model *model, const kv8_step *step,
+                                  const kv8_step_draw *draw);
 
 /* Device memory that experts pass through on their way, a few at a time. */
 size_t kv8_gpt_oss_staging_bytes(const kv8_gpt_oss_layer *layer, int32_t num_experts);

@@ -1,5 +1,6 @@
-/* gpt_oss_token.c - a step of one token by one kernel (cuda/token.cu): which models, GPUs and
- * caches it takes, its workspace, its launch.
+/* gpt_oss_token.c - a step of a token each of few sequences by one kernel (cuda/token.cu of one,
+ * cuda/tokens.cu of several): which models, GPUs and caches they take, their workspaces, their
+ * launches.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
@@ -7,20 +8,30 @@
 #include "gpt_oss.h"
 #include "gpt_oss_device.h"
 
+#define FORMAT(dtype, name)                                 \
+    {                                                       \
+        dtype, "kv8_gpt_oss_token_" name "_d64__sm90a", {   \
+            "kv8_gpt_oss_tokens_" name "_d64_x4__sm90a",    \
+                "kv8_gpt_oss_tokens_" name "_d64_x8__sm90a" \
+        }                                                   \
+    }
 static const struct {
     kv8_dtype dtype;
-    const char *name;
-} formats[KV8_TOKEN_FORMATS] = {[KV8_TOKEN_BF16] = {KV8_BF16, "kv8_gpt_oss_token_bf16_d64__sm90a"},
-                                [KV8_TOKEN_F16] = {KV8_F16, "kv8_gpt_oss_token_f16_d64__sm90a"},
-                                [KV8_TOKEN_E4M3] = {KV8_E4M3, "kv8_gpt_oss_token_e4m3_d64__sm90a"},
-                                [KV8_TOKEN_E5M2] = {KV8_E5M2, "kv8_gpt_oss_token_e5m2_d64__sm90a"},
-                                [KV8_TOKEN_INT8] = {KV8_INT8, "kv8_gpt_oss_token_int8_d64__sm90a"}};
+    const char *one, *several[KV8_TOKENS_SIZES];
+} formats[KV8_TOKEN_FORMATS] = {[KV8_TOKEN_BF16] = FORMAT(KV8_BF16, "bf16"),
+                                [KV8_TOKEN_F16] = FORMAT(KV8_F16, "f16"),
+                                [KV8_TOKEN_E4M3] = FORMAT(KV8_E4M3, "e4m3"),
+                                [KV8_TOKEN_E5M2] = FORMAT(KV8_E5M2, "e5m2"),
+                                [KV8_TOKEN_INT8] = FORMAT(KV8_INT8, "int8")};
+#undef FORMAT
+static const int32_t sizes[KV8_TOKENS_SIZES] = {4, KV8_TOKENS_MAX};
 
 static const char *check_model(const kv8_gpt_oss_config *c, kv8_device *device) {
     const int32_t num_sms = kv8_device_get_info(device)->num_sms;
-    if (!kv8_kernel_exists(device, formats[0].name)) return "there is none for this GPU";
+    if (!kv8_kernel_exists(device, formats[0].one)) return "there is none for this GPU";
     if (num_sms < KV8_TOKEN_MIN_BLOCKS || num_sms > KV8_TOKEN_MAX_BLOCKS)
         return "of this GPU's number of multiprocessors";
+    if (c->num_layers % 2 != 0) return "of the odd number of layers";
     const bool fits =
         c->hidden_size == KV8_TOKEN_HIDDEN && c->intermediate_size == KV8_TOKEN_HIDDEN &&
         c->head_dim == KV8_TOKEN_HEAD_DIM && c->num_qo_heads == KV8_TOKEN_QO_HEADS &&
@@ -35,9 +46,15 @@ kv8_status kv8_gpt_oss_token_create(kv8_model *model) {
     kv8_gpt_oss_token *const t = &own->device->token;
     kv8_device *const device = model->options.device;
     t->why_not = check_model(&own->config, device);
-    for (int i = 0; t->why_not == NULL && i < KV8_TOKEN_FORMATS; i++)
-        KV8_TRY(kv8_kernel_get(&t->kernels[i], device, formats[i].name, sizeof t->args,
+    if (t->why_not != NULL) return KV8_OK;
+    for (int i = 0; i < KV8_TOKEN_FORMATS; i++) {
+        KV8_TRY(kv8_kernel_get(&t->kernels[i], device, formats[i].one, sizeof t->args,
                                KV8_TOKEN_RING_BYTES));
+        for (int s = 0; s < KV8_TOKENS_SIZES; s++)
+            KV8_TRY(kv8_kernel_get(&t->several[s][i], device, formats[i].several[s],
+                                   sizeof t->tokens,
+                                   KV8_TOKENS_RING_BYTES + KV8_TOKENS_SHARED_BYTES));
+    }
     return KV8_OK;
 }
 
@@ -45,11 +62,14 @@ typedef struct workspace_array {
     void **array;
     size_t bytes;
 } workspace_array;
-enum { WORKSPACE_ARRAYS = 10 };
+enum { WORKSPACE_ARRAYS = 22 };
 
 static void list_workspace(const kv8_model *model, workspace_array (*arrays)[WORKSPACE_ARRAYS]) {
     const kv8_gpt_oss *const own = model->own;
     kv8_token_args *const a = &own->device->token.args;
+    kv8_tokens_args *const s = &own->device->token.tokens;
+    const size_t max = KV8_TOKENS_MAX, pairs = max * KV8_TOKEN_TOP_K;
+    const size_t squares = max * KV8_TOKEN_MAX_BLOCKS * sizeof *s->squares;
     const size_t blocks = (size_t)kv8_device_get_info(model->options.device)->num_sms;
     const size_t heads = KV8_TOKEN_QO_HEADS, width = heads * KV8_TOKEN_HEAD_DIM;
     const size_t kv_width = (size_t)KV8_TOKEN_KV_HEADS * KV8_TOKEN_HEAD_DIM;
@@ -65,6 +85,18 @@ static void list_workspace(const kv8_model *model, workspace_array (*arrays)[WOR
         {(void **)&a->router, KV8_TOKEN_MAX_EXPERTS * sizeof *a->router},
         {(void **)&a->gated, KV8_TOKEN_TOP_K * HIDDEN * sizeof *a->gated},
         {(void **)&a->draw_parts, 3 * blocks * sizeof *a->draw_parts},
+        {(void **)&s->meetings, KV8_TOKEN_MEETINGS * KV8_TOKEN_MEETING_WORDS * sizeof *s->meetings},
+        {(void **)&s->entering, max * HIDDEN * sizeof *s->entering},
+        {(void **)&s->residual, max * HIDDEN * sizeof *s->residual},
+        {(void **)&s->last, max * HIDDEN * sizeof *s->last},
+        {(void **)&s->entering_squares, squares},
+        {(void **)&s->squares, squares},
+        {(void **)&s->last_squares, squares},
+        {(void **)&s->qkv, max * (width + 2 * kv_width) * sizeof *s->qkv},
+        {(void **)&s->attended, max * width / 2 * sizeof *s->attended},
+        {(void **)&s->router, max * KV8_TOKEN_MAX_EXPERTS * sizeof *s->router},
+        {(void **)&s->gated, pairs * HIDDEN / 2 * sizeof *s->gated},
+        {(void **)&s->down, pairs * HIDDEN * sizeof *s->down},
     };
     memcpy(*arrays, all, sizeof all);
 }
@@ -127,8 +159,8 @@ static const char *check_layers(const kv8_cache *cache, int32_t num_layers) {
     return NULL;
 }
 
-const char *kv8_gpt_oss_why_not_token(const kv8_model *model, kv8_device *device,
-                                      const kv8_cache *cache) {
+const char *kv8_gpt_oss_why_not_tokens(const kv8_model *model, kv8_device *device,
+                                       const kv8_cache *cache) {
     const kv8_gpt_oss *const own = model->own;
     const char *const why = check_model(&own->config, device);
     kv8_cache_shape shape;
@@ -175,7 +207,8 @@ static kv8_token_layer layer_of(const kv8_model *model, int32_t idx, int format)
         .v_stride_page = place->v.stride_page * size,
         .page_indptr = table->page_indptr,
         .page_indices = table->page_indices,
-        .window_left = set->kinds[place->kind].window_left};
+        .window_left = set->kinds[place->kind].window_left,
+        .window = set->kinds[place->kind].window_left >= 0};
 }
 
 /* Layers as the kernel reads them, for the plans of the moment. */
@@ -197,15 +230,12 @@ static kv8_status write_layers(kv8_model *model, int format) {
     return KV8_OK;
 }
 
-kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t position,
-                                 const kv8_step_draw *draw) {
-    KV8_RANGE("persistent");
+/* One token. */
+static kv8_status run_token(kv8_model *model, int32_t token_id, int format,
+                            const kv8_step_draw *draw) {
     const kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_config *const c = &own->config;
     kv8_gpt_oss_device *const d = own->device;
-    const kv8_cache_layer *const stored = &model->on_device->attention->kinds[0].stored;
-    const int format = format_of(stored->k_dtype, stored->v_dtype);
-    KV8_TRY(write_layers(model, format));
     kv8_token_args args = d->token.args;
     args.embedding = (const uint16_t *)d->embedding;
     args.final_norm = (const uint16_t *)d->final_norm;
@@ -217,7 +247,7 @@ kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t pos
     args.vocab_size = c->vocab_size;
     args.page_size = model->on_device->attention->shape.page_size;
     args.token_id = token_id;
-    args.position = position;
+    args.position = model->positions[0];
     args.eps = c->rms_norm_eps;
     args.alpha = c->swiglu_alpha;
     args.limit = c->swiglu_limit;
@@ -233,4 +263,77 @@ kv8_status kv8_gpt_oss_token_run(kv8_model *model, int32_t token_id, int32_t pos
         .dynamic_bytes = KV8_TOKEN_RING_BYTES,
         .cooperative = true};
     return kv8_kernel_launch(&d->token.kernels[format], model->options.stream, &launch, &args);
+}
+
+/* Granules of keys that a token sees, as KeySplits of cuda/token_keys.cuh counts them. */
+static int32_t count_granules(int32_t position, int32_t window_left) {
+    const int32_t begin = window_left < 0 || position < window_left ? 0 : position - window_left;
+    return (int32_t)kv8_ceil_div(position + 1, KV8_TOKEN_GRANULE) - begin / KV8_TOKEN_GRANULE;
+}
+
+/* A block for each KV head of every token, and what is left by their keys: who has few takes no
+ * more. */
+static void share_blocks(kv8_tokens_args *a, int window, int32_t blocks) {
+    int64_t keys[KV8_TOKENS_MAX], all = 0;
+    for (int32_t t = 0; t < a->num_tokens; t++) {
+        keys[t] = count_granules(a->positions[t], a->window_left[window]);
+        if (keys[t] <= KV8_TOKEN_FEW_GRANULES) keys[t] = 0;
+        all += keys[t];
+    }
+    const int32_t left = blocks - a->num_tokens * KV8_TOKEN_KV_HEADS;
+    int64_t before = 0;
+    for (int32_t t = 0; t <= a->num_tokens; t++) {
+        const int64_t shared = all == 0 ? 0 : left * before / all;
+        a->first_block[window][t] = (uint8_t)(t * KV8_TOKEN_KV_HEADS + shared);
+        if (t < a->num_tokens) before += keys[t];
+    }
+}
+
+/* A token each of several sequences. */
+static kv8_status run_tokens(kv8_model *model, const kv8_step *step, int format) {
+    const kv8_gpt_oss *const own = model->own;
+    const kv8_gpt_oss_config *const c = &own->config;
+    kv8_gpt_oss_device *const d = own->device;
+    const int32_t blocks = kv8_device_get_info(model->options.device)->num_sms;
+    kv8_tokens_args args = d->token.tokens;
+    args.layers = d->token.args.layers;
+    args.partials = d->token.args.partials;
+    args.partial_sums = d->token.args.partial_sums;
+    args.embedding = (const uint16_t *)d->embedding;
+    args.final_norm = (const uint16_t *)d->final_norm;
+    args.head = (const uint16_t *)d->head;
+    args.inv_freq = d->inv_freq;
+    args.logits = model->on_device->logits;
+    args.num_layers = c->num_layers;
+    args.num_experts = c->num_experts;
+    args.vocab_size = c->vocab_size;
+    args.page_size = model->on_device->attention->shape.page_size;
+    args.num_tokens = step->num_seqs;
+    args.eps = c->rms_norm_eps;
+    args.alpha = c->swiglu_alpha;
+    args.limit = c->swiglu_limit;
+    args.rope_factor = d->rope_factor;
+    args.window_left[0] = -1;
+    args.window_left[1] = c->sliding_window - 1;
+    memcpy(args.token_ids, step->token_ids, (size_t)step->num_seqs * sizeof *args.token_ids);
+    memcpy(args.positions, model->positions, (size_t)step->num_seqs * sizeof *args.positions);
+    for (int w = 0; w < KV8_TOKENS_WINDOWS; w++) share_blocks(&args, w, blocks);
+    int size = 0;
+    while (sizes[size] < step->num_seqs) size++;
+    const kv8_launch launch = {.grid = {(uint32_t)blocks},
+                               .block = {KV8_TOKEN_THREADS},
+                               .dynamic_bytes = KV8_TOKENS_RING_BYTES + KV8_TOKENS_SHARED_BYTES,
+                               .cooperative = true};
+    return kv8_kernel_launch(&d->token.several[size][format], model->options.stream, &launch,
+                             &args);
+}
+
+kv8_status kv8_gpt_oss_tokens_run(kv8_model *model, const kv8_step *step,
+                                  const kv8_step_draw *draw) {
+    KV8_RANGE("persistent");
+    const kv8_cache_layer *const stored = &model->on_device->attention->kinds[0].stored;
+    const int format = format_of(stored->k_dtype, stored->v_dtype);
+    KV8_TRY(write_layers(model, format));
+    return step->num_seqs == 1 ? run_token(model, step->token_ids[0], format, draw)
+                               : run_tokens(model, step, format);
 }

@@ -41,12 +41,12 @@ enum {
     KV8_EXPERTS_TEAM_WARPS = 4,
     KV8_EXPERTS_TEAM_THREADS = 32 * KV8_EXPERTS_TEAM_WARPS,
     KV8_EXPERTS_MAX_TEAMS = 4,
-    KV8_EXPERTS_ITEM_TILES = 2,  /* of 8 rows, that an item has at most */
+    KV8_EXPERTS_ITEM_TILES = 2, /* of 8 rows, that an item has at most */
     /* In proportion, the time of a strip, and what each tile of its item adds. */
     KV8_EXPERTS_STRIP_COST = 5,
     KV8_EXPERTS_TILE_COST = 2,
-    KV8_EXPERTS_CHUNK_TILES = 3, /* copied and multiplied at once */
-    KV8_EXPERTS_STAGES = 3,      /* chunks of a warp's ring */
+    KV8_EXPERTS_CHUNK_TILES = 3,                            /* copied and multiplied at once */
+    KV8_EXPERTS_STAGES = 3,                                 /* chunks of a warp's ring */
     KV8_EXPERTS_STAGE_BYTES = KV8_TILE_CODE_BYTES + 32 * 4, /* codes, and every lane's scales */
     /* Shared memory of a team: rings, and the sums of its warps. */
     KV8_EXPERTS_TEAM_BYTES = KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_STAGES * KV8_EXPERTS_CHUNK_TILES *

@@ -1,0 +1,84 @@
+// experts_products.cuh - products of a strip's tiles with up to 16 rows by a team of four warps, a
+// quarter of the tiles each: a tile's, and how the team adds up.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include "experts_args.h"
+#include "experts_gate.cuh"
+#include "mxfp4_strip.cuh"
+#include "ptx_sm80.cuh"
+
+namespace kv8 {
+
+constexpr int TEAM_WARPS = KV8_EXPERTS_TEAM_WARPS, TEAM_THREADS = KV8_EXPERTS_TEAM_THREADS;
+
+// what(i) for the tiles of a chunk, `left` of them at most; whole chunks without a question.
+template <int CHUNK, typename WHAT>
+__device__ __forceinline__ void for_chunk(int left, const WHAT &what) {
+    if (left >= CHUNK) {
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) what(i);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < left; i++) what(i);
+    }
+}
+
+// A warp's quarter of a strip's tiles.
+struct Quarter {
+    int first, last;
+    __device__ __forceinline__ Quarter(int num_tiles, int which) {
+        const int each = (num_tiles + TEAM_WARPS - 1) / TEAM_WARPS;
+        first = min(which * each, num_tiles);
+        last = min(first + each, num_tiles);
+    }
+};
+
+template <int TILES_N>
+struct Sums {
+    float s[TILES_N][4];
+};
+
+// A tile's products with the rows at x_at, this lane's address of ldmatrix; scaled and added. This
+// lane's codes and scales lie at codes_at and scales_at.
+template <int TILES_N>
+__device__ __forceinline__ void add_tile(Sums<TILES_N> &sums, uint32_t codes_at, uint32_t scales_at,
+                                         uint32_t x_at, int x_row_bytes) {
+    const Words<16> codes = load_shared<16>(codes_at);
+    const uint32_t scales = load_shared<4>(scales_at).w[0];
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        uint32_t low[4], high[4];  // of rows g and g + 8
+        widen_codes(codes.w[b], low);
+        widen_codes(codes.w[2 + b], high);
+        const float scale[2] = {scale_of(scales, b), scale_of(scales, 2 + b)};
+        const uint32_t a0[4] = {low[0], high[0], low[1], high[1]};
+        const uint32_t a1[4] = {low[2], high[2], low[3], high[3]};
+#pragma unroll
+        for (int n = 0; n < TILES_N; n++) {
+            uint32_t x[4];
+            load_matrices(x, x_at + n * 8 * x_row_bytes + b * 64);
+            float d[4] = {0, 0, 0, 0};
+            mma<false>(d, a0, {x[0], x[1]});
+            mma<false>(d, a1, {x[2], x[3]});
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums.s[n][i] += d[i] * scale[i / 2];
+        }
+    }
+}
+
+// Where the warps of a team exchange sums: [from][to][32 lanes] of two rows' sums of a column. Who
+// has quarter `to` ends column to % 2 of each lane's two in eight to / 2.
+constexpr int EXCHANGED = TEAM_WARPS * 2 * KV8_EXPERTS_ITEM_TILES * 32;
+template <int TILES_N>
+__device__ __forceinline__ void exchange_sums(float2 *exchange, const Sums<TILES_N> &sums,
+                                              int quarter, int barrier) {
+    float2 *const mine = exchange + quarter * (2 * TILES_N * 32) + threadIdx.x % 32;
+    named_barrier_sync(barrier, TEAM_THREADS);  // those of the strip before have been read
+#pragma unroll
+    for (int to = 0; to < 2 * TILES_N; to++)
+        mine[to * 32] = {sums.s[to / 2][to % 2], sums.s[to / 2][to % 2 + 2]};
+    named_barrier_sync(barrier, TEAM_THREADS);
+}
+
+}  // namespace kv8
