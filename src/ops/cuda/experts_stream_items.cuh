@@ -77,16 +77,13 @@ struct Share {
     __device__ __forceinline__ Share(const kv8_experts_matmul_args &a, const StreamList &list) {
         const uint32_t costs = list.first_cost[a.num_experts], idx = blockIdx.x;
         const uint32_t items = list.first_item[a.num_experts];
-        if (costs == (STRIP_COST + TILE_COST) * items) {  // all of one tile: found sooner
-            const uint32_t strips = items * a.w.num_strips;
-            begin = static_cast<int>(uint64_t{strips} * idx / gridDim.x);
-            end = static_cast<int>(uint64_t{strips} * (idx + 1) / gridDim.x);
-            return;
-        }
-        const uint32_t all = costs * a.w.num_strips;
+        const bool are_alike = costs == (STRIP_COST + TILE_COST) * items;  // all of one tile
+        const uint32_t all = (are_alike ? items : costs) * a.w.num_strips;
         const uint32_t each = all / gridDim.x, rest = all % gridDim.x;
-        begin = strip_at(a, list, each * idx + rest * idx / gridDim.x);
-        end = strip_at(a, list, each * (idx + 1) + rest * (idx + 1) / gridDim.x);
+        const uint32_t from = each * idx + rest * idx / gridDim.x;
+        const uint32_t to = each * (idx + 1) + rest * (idx + 1) / gridDim.x;
+        begin = are_alike ? static_cast<int>(from) : strip_at(a, list, from);
+        end = are_alike ? static_cast<int>(to) : strip_at(a, list, to);
     }
 };
 
