@@ -48,7 +48,8 @@ typedef struct bench_session {
     int32_t *token_ids;         /* of the request being made */
     uint64_t filled[MAX_BATCH]; /* requests at rest, one for each sequence; 0: a depth of 0 */
     uint64_t random;
-    double read_gb_s; /* of the GPU's memory, measured before the tests; 0 on the host */
+    double read_gb_s;  /* of the GPU's memory, measured before the tests; 0 on the host */
+    char failure[256]; /* what a request failed of; "": none has */
 } bench_session;
 
 /* Tokens of one sequence. */

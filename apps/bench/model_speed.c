@@ -67,12 +67,18 @@ static kv8_status submit(bench_session *s, kv8_request *request, int32_t num, ui
     return kv8_engine_submit(s->engine, request, id_out);
 }
 
-/* Steps until nothing is left to do. */
-static kv8_status run_engine(const bench_session *s) {
+/* Steps until nothing is left to do, or a request fails: a test of fewer steps has no speed. */
+static kv8_status run_engine(bench_session *s) {
     int32_t num_events = 1;
     while (num_events > 0 && cli_interrupted() == 0) {
         const kv8_status status = kv8_engine_step(s->engine, &num_events);
         if (status != KV8_OK) return status;
+        for (int32_t i = 0; i < num_events; i++) {
+            const kv8_event *const event = kv8_engine_event(s->engine, i);
+            if (event->finish != KV8_FINISH_FAILED) continue;
+            snprintf(s->failure, sizeof s->failure, "%s", event->message);
+            return KV8_ERR_INVALID;
+        }
     }
     return KV8_OK;
 }
@@ -353,6 +359,7 @@ static int run(bench_session *s, const model_args *args, const kv8_kv_setting *s
         status = run_depth(s, args, setting, depths[i % (uint64_t)num_depths], rows, &num_rows);
     }
     cli_progress_end(&progress);
+    if (s->failure[0] != '\0') return cli_fail("a sequence of the test failed: %s", s->failure);
     if (status != KV8_OK) return cli_fail_status(status);
     if (cli_interrupted() != 0) return cli_interrupted();
     int shown = model_report(s, args, rows, num_rows);

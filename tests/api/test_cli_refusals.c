@@ -286,6 +286,9 @@ static void logits_that_are_no_numbers_are_named(void **state) {
     assert_refusal(&result, words);
     ASSERT_REFUSED("are not finite", "compare", in_dir("sick"), "--text", MODEL "/held.txt",
                    "--windows", "1", "--window-len", "64", "--kv", "e4m3");
+    ASSERT_REFUSED("a sequence of the test failed: the logits after token", "bench", "model",
+                   in_dir("sick"), "--prompt", "200", "--gen", "0", "--depth", "0", "--repetitions",
+                   "1");
     result = RUN("generate", in_dir("sick"), "--prompt", "The river", "--max-tokens", "200",
                  "--ignore-eos");
     assert_int_equal(result.status, 2);
