@@ -173,6 +173,30 @@ static void int8_codes_in_every_shape(void **state) {
     kv8_threads_destroy(threads);
 }
 
+/* V is 0 of the first keys, of all but one, and of all. */
+static void zeros_in_v_have_a_weight(void **state) {
+    (void)state;
+    static const kv8_dtype dtypes[] = {KV8_INT8, KV8_E4M3, KV8_BF16};
+    for (int i = 0; i < (int)test_cases(36); i++) {
+        const attention_case c = {.seed = 7700 + (uint64_t)i,
+                                  .group_size = i % 2 == 0 ? 8 : 3,
+                                  .num_kv_heads = 2,
+                                  .head_dim = i / 2 % 2 == 0 ? 64 : 128,
+                                  .q_dtype = KV8_BF16,
+                                  .k_dtype = dtypes[i / 3 % 3],
+                                  .v_dtype = dtypes[i % 3],
+                                  .page_size = 16,
+                                  .window_left = i % 5 == 4 ? 100 : -1,
+                                  .causal = 1,
+                                  .sink = (sink_kind)(i % SINK_KINDS),
+                                  .zero_v = 1 + i * 17,
+                                  .batch = 3,
+                                  .qo_len = {1, i % 4 + 1, 1},
+                                  .kv_len = {300, 1 + i * 17, 2 + i * 17}};
+        case_check(&c, NULL);
+    }
+}
+
 /* V holds NaN and infinities among many keys of few rows: each spoils its own column of the rows
  * that see it, and no other. */
 static void sick_values_of_v_stay_in_their_columns(void **state) {
@@ -386,6 +410,7 @@ int main(void) {
         cmocka_unit_test(every_combination_is_right_or_refused),
         cmocka_unit_test(batch_invariant_bits_know_no_batch_and_no_threads),
         cmocka_unit_test(int8_codes_in_every_shape),
+        cmocka_unit_test(zeros_in_v_have_a_weight),
         cmocka_unit_test(sick_values_of_v_stay_in_their_columns),
         cmocka_unit_test(equal_scores_over_ones_give_one),
         cmocka_unit_test(parts_merge_to_the_whole),

@@ -43,6 +43,7 @@ typedef struct attention_case {
     bool wide_q;         /* elements of Q of very different sizes */
     bool nonfinite_q;    /* one head of Q in four has a NaN or, but in e4m3, an infinity */
     int32_t sick_v;      /* of V's rows one in so many has a NaN or an infinity; 0 = none */
+    int32_t zero_v;      /* V is 0 of so many first keys, int8's by its scale */
     bool nan_newest;     /* K (even requests) or V of each newest token is NaN, in even heads */
     int32_t batch;
     int32_t qo_len[CASE_MAX_BATCH], kv_len[CASE_MAX_BATCH];
@@ -255,6 +256,27 @@ static inline void case_spoil_row(const attention_inputs *in, test_rng *rng, int
     if (kind != 0) case_store_infinity(dtype, data.out, at, kind == 1);
 }
 
+/* A V row becomes zeros; of int8 the codes stay. */
+static inline void case_clear_row(const attention_inputs *in, int32_t page, int32_t slot,
+                                  int32_t head) {
+    const kv8_dtype dtype = in->c->v_dtype;
+    const kv8_paged *const v = &in->v;
+    union {
+        const void *in;
+        uint8_t *out;
+    } data = {.in = dtype == KV8_INT8 ? (const void *)v->row_scale : v->data};
+    if (dtype == KV8_INT8) {
+        case_store(KV8_F16, data.out,
+                   page * v->row_scale_stride_page + slot * v->row_scale_stride_slot +
+                       head * v->row_scale_stride_head,
+                   0);
+        return;
+    }
+    for (int32_t d = 0; d < in->v_head_dim; d++)
+        case_store(dtype, data.out,
+                   page * v->stride_page + slot * v->stride_slot + head * v->stride_head + d, 0);
+}
+
 static inline void case_make_pool(attention_inputs *in, int32_t num_pages) {
     const attention_case *const c = in->c;
     kv8_paged *const k = &in->k, *const v = &in->v;
@@ -359,6 +381,7 @@ static inline void case_make_cache(attention_inputs *in, test_rng *rng) {
                                   nan && b % 2 == 1, 0.5f, 1);
                     if (c->sick_v > 0 && rng_range(rng, 0, c->sick_v - 1) == 0)
                         case_spoil_row(in, rng, page, slot, head);
+                    if (key < c->zero_v) case_clear_row(in, page, slot, head);
                 }
             }
             entry[i] = page_seen ? page : rng_range(rng, 0, 1) ? KV8_NO_PAGE : INT32_MAX;
