@@ -45,6 +45,7 @@ __device__ __forceinline__ int set_bit(uint32_t bits, int rank) {
     return __ffs(static_cast<int>(bits)) - 1;
 }
 
+// As load_matrices(), of rows that stand: other accesses may pass it.
 __device__ __forceinline__ void load_matrices_ahead(uint32_t (&x)[4], uint32_t at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
