@@ -323,17 +323,6 @@ static void sequences_have_their_own_scales(void **state) {
 
 enum { VOCAB = 5000 };
 
-/* |got - want| / |want| of a row. */
-static double row_error(const float *got, const float *want, int32_t n) {
-    double error = 0, size = 0;
-    for (int32_t i = 0; i < n; i++) {
-        const double d = (double)got[i] - (double)want[i];
-        error += d * d;
-        size += (double)want[i] * (double)want[i];
-    }
-    return sqrt(error / size);
-}
-
 /* Rows in steps of many, few and one, on a cache of the format. */
 static void compare_layers(kv8_model *host, kv8_model *device, kv8_dtype dtype) {
     enum { NUM = 150 };

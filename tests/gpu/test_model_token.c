@@ -37,24 +37,13 @@ static float *run(kv8_model *model, kv8_dtype dtype, int32_t page_size, int32_t 
     return logits;
 }
 
-/* |got - want| / |want| of a row. */
-static double row_error(const float *got, const float *want) {
-    double error = 0, size = 0;
-    for (int32_t i = 0; i < VOCAB; i++) {
-        const double d = (double)got[i] - (double)want[i];
-        error += d * d;
-        size += (double)want[i] * (double)want[i];
-    }
-    return sqrt(error / size);
-}
-
 /* All rows within `worst`, but for num_far, which a router's near choice moved. */
 static void check(const char *what, const float *got, const float *want, int32_t n, double worst,
                   int32_t num_far) {
     double sum = 0, most = 0;
     int32_t far = 0;
     for (int32_t r = 0; r < n; r++) {
-        const double error = row_error(got + (size_t)r * VOCAB, want + (size_t)r * VOCAB);
+        const double error = row_error(got + (size_t)r * VOCAB, want + (size_t)r * VOCAB, VOCAB);
         if (!(error <= worst)) {
             far++;
             continue;

@@ -68,17 +68,6 @@ static float *run(kv8_model *model, const run_shape *shape, kv8_step_path path) 
     return logits;
 }
 
-/* |got - want| / |want| of a row. */
-static double row_error(const float *got, const float *want) {
-    double error = 0, size = 0;
-    for (int32_t i = 0; i < VOCAB; i++) {
-        const double d = (double)got[i] - (double)want[i];
-        error += d * d;
-        size += (double)want[i] * (double)want[i];
-    }
-    return sqrt(error / size);
-}
-
 /* All rows within `worst`, but for num_far, which a router's near choice moved. */
 static void check(const char *what, const run_shape *shape, const float *got, const float *want,
                   double worst, int32_t num_far) {
@@ -87,7 +76,7 @@ static void check(const char *what, const run_shape *shape, const float *got, co
     for (int i = 0; i < STEPS; i++) {
         for (int32_t s = 0; s < shape->seqs[i]; s++, n++) {
             const size_t row = (size_t)(i * MOST + s) * VOCAB;
-            const double error = row_error(got + row, want + row);
+            const double error = row_error(got + row, want + row, VOCAB);
             if (!(error <= worst)) {
                 if (far++ < 4) print_message("step %d, sequence %d: %.5f\n", i, s, error);
                 continue;

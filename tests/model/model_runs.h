@@ -125,6 +125,17 @@ static inline double max_difference(const float *a, const float *b, size_t n) {
     return largest;
 }
 
+/* |got - want| / |want| of a row. */
+static inline double row_error(const float *got, const float *want, int32_t n) {
+    double error = 0, size = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const double d = (double)got[i] - (double)want[i];
+        error += d * d;
+        size += (double)want[i] * (double)want[i];
+    }
+    return sqrt(error / size);
+}
+
 static inline int32_t argmax_of(const float *logits, int32_t n) {
     int32_t best = 0;
     for (int32_t i = 1; i < n; i++) {

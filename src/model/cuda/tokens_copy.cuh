@@ -57,7 +57,7 @@ __device__ __forceinline__ void route_tokens(const kv8_tokens_args &a, const kv8
     if (lane == 0) barrier_arrive(smem_address(&shared.listed));
 }
 
-template <Format F, int X>
+template <Format F>
 __device__ __forceinline__ void copy_layer_keys(const kv8_tokens_args &a, const kv8_token_layer &l,
                                                 const Attending &at, RingWriter &ring) {
     if (at.token < 0) return;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void copy_tokens(const kv8_tokens_args &a, Shared<X> 
         if (copies) {
             if (leads) copy_rows<HIDDEN>(ring, l.qkv, qkv);
             __syncwarp();
-            copy_layer_keys<F, X>(a, l, shared.attending[l.window], ring);
+            copy_layer_keys<F>(a, l, shared.attending[l.window], ring);
             if (leads) copy_rows<Q_WIDTH>(ring, l.o, o);
             __syncwarp();
         }

@@ -71,6 +71,7 @@ struct Shared {
     };
 };
 
+// A token as attention takes it (ROW of token_attention.cuh), of which each block has a part.
 struct TokensRow {
     const float *qkv;
     float *partials, *partial_sums;
