@@ -241,6 +241,30 @@ static void one_request_of_every_length(void **state) {
     one_request(gpu_get_with_kernels(state), 16, 64);
 }
 
+/* V is 0 of the first keys, of all but one, and of all: they have a weight, and give nothing. */
+static void zeros_in_v_have_a_weight(void **state) {
+    static const kv8_dtype dtypes[] = {KV8_INT8, KV8_E4M3, KV8_BF16};
+    const gpu *const g = gpu_get_with_kernels(state);
+    for (int32_t n = 0; n < 90; n++) {
+        const attention_case c = {.seed = 7700 + (uint64_t)n,
+                                  .group_size = n % 2 == 0 ? 8 : 3,
+                                  .num_kv_heads = 2,
+                                  .head_dim = n / 2 % 2 == 0 ? 64 : 128,
+                                  .q_dtype = KV8_BF16,
+                                  .k_dtype = dtypes[n / 3 % 3],
+                                  .v_dtype = dtypes[n % 3],
+                                  .page_size = 16,
+                                  .window_left = n % 5 == 4 ? 127 : -1,
+                                  .causal = 1,
+                                  .sink = (sink_kind)(n % SINK_KINDS),
+                                  .zero_v = 1 + n * 17,
+                                  .batch = 3,
+                                  .qo_len = {1, 1 + n / 9 % 5 * 4, 1},
+                                  .kv_len = {2000, 20 + n * 17, 2 + n * 17}};
+        device_case_check(g, &c);
+    }
+}
+
 /* Rows of decode under windows of few keys, which have kernels of their own; requests without keys,
  * with fewer than the window, of unequal lengths. */
 static void windows_of_few_keys(void **state) {
@@ -488,6 +512,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_graph_follows_the_lengths),
         cmocka_unit_test(a_graph_of_whole_pages_follows_them),
         cmocka_unit_test(whatever_a_run_asks),
+        cmocka_unit_test(zeros_in_v_have_a_weight),
         cmocka_unit_test(windows_of_few_keys),
         cmocka_unit_test(k_and_v_of_two_formats),
         cmocka_unit_test(pages_that_are_not_there_are_skipped),

@@ -174,7 +174,11 @@ __device__ __forceinline__ void add_granule(int key, int begin, int end, const T
             x[i] = exp2_fast(s[0][i] - state.max[i % 2]), w[i] = x[i] * v_rows[i / 2];
     };
     weigh();
-    if (__any_sync(~0u, fmaxf(fmaxf(w[0], w[1]), fmaxf(w[2], w[3])) > LAZY_LIMIT)) {
+    // A row of zeros, whose scale is 0, has a weight of 0 however far its score lies above the
+    // maximum, and joins the sum all the same.
+    const float up = F == INT8 ? fmaxf(v_rows[0], 0x1p-24f) : 1.0f;
+    const float low = F == INT8 ? fmaxf(v_rows[1], 0x1p-24f) : 1.0f;
+    if (__any_sync(~0u, fmaxf(fmaxf(x[0], x[1]) * up, fmaxf(x[2], x[3]) * low) > LAZY_LIMIT)) {
         raise_max(s[0], v_rows, state);
         weigh();
     }

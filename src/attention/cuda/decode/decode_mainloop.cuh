@@ -311,9 +311,10 @@ class WarpAttention {
         float top = 0;
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
-            top = fmaxf(top, fmaxf(fmaxf(w[nt][0], w[nt][1]), fmaxf(w[nt][2], w[nt][3])));
+            top = fmaxf(top, fmaxf(fmaxf(x[nt][0], x[nt][1]) * factor_of(v_rows, 0),
+                                   fmaxf(x[nt][2], x[nt][3]) * factor_of(v_rows, 1)));
         if (__any_sync(~0u, top > LAZY_LIMIT)) {
-            raise_max(v_rows, s, w, state);
+            raise_max(v_rows, s, x, state);
             weights(v_rows, s, state, x, w);
         }
 #pragma unroll
@@ -354,17 +355,20 @@ class WarpAttention {
                 w[nt][i] = C::FV == INT8 ? x[nt][i] * v_rows.of[i / 2] : x[nt][i];
             }
     }
+    // What joins p on its way to V; int8 alone. A row of zeros, whose scale is 0, has a weight of 0
+    // however far its score lies above the reference, and joins the sum all the same.
+    __device__ static float factor_of(const RowScales &v_rows, int half) {
+        return C::FV == INT8 ? fmaxf(v_rows.of[half], 0x1p-24f) : 1.0f;
+    }
     // A new reference for each row whose own weights ask for it, whatever the others' do: the
     // largest becomes 2^LAZY_TARGET.
     __device__ static void raise_max(const RowScales &v_rows, const float (&s)[C::NT][4],
-                                     const float (&w)[C::NT][4], State<C> &state) {
+                                     const float (&x)[C::NT][4], State<C> &state) {
         keep_here();
-        // log2 of the factor that joins p on its way to V; int8 alone.
         float more[2] = {0, 0};
         if constexpr (C::FV == INT8)
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-                more[half] = __log2f(fmaxf(v_rows.of[half], 0x1p-24f));
+            for (int half = 0; half < 2; half++) more[half] = __log2f(factor_of(v_rows, half));
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
@@ -373,7 +377,8 @@ class WarpAttention {
 #pragma unroll
                 for (int lanes = 4; lanes < 32; lanes *= 2)
                     m = fmaxf(m, __shfl_xor_sync(~0u, m, lanes));
-                const float own = fmaxf(w[nt][col], w[nt][2 + col]);
+                const float own =
+                    fmaxf(x[nt][col] * factor_of(v_rows, 0), x[nt][2 + col] * factor_of(v_rows, 1));
                 const uint32_t over = __ballot_sync(~0u, own > LAZY_LIMIT);
                 const bool raises = (over & 0x11111111u << threadIdx.x % 4) != 0;
                 m = raises ? fmaxf(state.max[nt][col], m - LAZY_TARGET) : state.max[nt][col];
