@@ -156,7 +156,9 @@ static kv8_status look_into(bench_session *s, const model_args *args, test_row *
     for (int32_t i = 0; i < profile.num_rows; i++) {
         const kv8_profile_row *const r = &profile.rows[i];
         row->profile.seconds[r->work] += r->seconds;
-        json_object_set_new(row->profile.kernels, r->name, json_real(r->seconds));
+        /* A kernel may do two kinds of work, the head's among the dense products. */
+        const double before = json_number_value(json_object_get(row->profile.kernels, r->name));
+        json_object_set_new(row->profile.kernels, r->name, json_real(before + r->seconds));
     }
     status = profile_test(s, args, false, row, &profile, &seconds); /* records the graphs */
     if (status == KV8_OK) status = profile_test(s, args, false, row, &profile, &seconds);

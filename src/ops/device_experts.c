@@ -8,9 +8,8 @@
 #include "rowwise_args.h"
 
 enum { GATE_UP = KV8_EXPERTS_GATE_UP, DOWN = KV8_EXPERTS_DOWN, NUM_PARTS };
-/* Forms of the streaming kernels: as many warps as fit beside 8 rows, or beside 16. Where that is
- * one number they are one form. */
-enum { FEW, MANY, NUM_STREAMS };
+/* Streaming kernels by the most rows of an item: 8, or 16. */
+enum { X8, X16, NUM_STREAMS };
 /* Kernels on wgmma by the rows of a work. */
 enum { X48, X96, X192, NUM_TILES };
 static const int32_t tile_rows[NUM_TILES] = {48, 96, 192};
@@ -136,19 +135,22 @@ size_t kv8_device_experts_workspace_bytes(const kv8_experts_shape *shape, int32_
 
 /* Where the GPU has them, those that the copy engine feeds. */
 enum { BY_LANES, BULK, NUM_RINGS };
-static const char *const stream_names[NUM_RINGS][NUM_PARTS] = {
-    {"kv8_experts_gate_up__sm80", "kv8_experts_down__sm80"},
-    {"kv8_experts_gate_up__sm90", "kv8_experts_down__sm90"}};
+static const char *const stream_names[NUM_RINGS][NUM_PARTS][NUM_STREAMS] = {
+    {{"kv8_experts_gate_up_x8__sm80", "kv8_experts_gate_up_x16__sm80"},
+     {"kv8_experts_down_x8__sm80", "kv8_experts_down_x16__sm80"}},
+    {{"kv8_experts_gate_up_x8__sm90", "kv8_experts_gate_up_x16__sm90"},
+     {"kv8_experts_down_x8__sm90", "kv8_experts_down_x16__sm90"}}};
 
 /* Rows in shared memory, padded so that eight of them lie in different banks. */
 static int32_t x_row_bytes(const kv8_experts_shape *shape, int part) {
     return strips_of(shape, part, NULL).num_tiles * KV8_TILE_COLS * 2 + 16;
 }
 
+/* As many warps as fit beside an item's rows, and two tiles of rows where there is room. */
 static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_experts_shape *shape,
                              int part, int which) {
     const kv8_device_info *const info = kv8_device_get_info(device);
-    const int ring = kv8_kernel_exists(device, stream_names[BULK][part]) ? BULK : BY_LANES;
+    const int ring = kv8_kernel_exists(device, stream_names[BULK][part][which]) ? BULK : BY_LANES;
     const int32_t chunks = KV8_EXPERTS_BULK_CHUNKS(strips_of(shape, part, NULL).num_tiles);
     const int32_t ring_bytes = ring == BULK
                                    ? KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_BULK_RING_BYTES(chunks)
@@ -156,7 +158,7 @@ static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_ex
     const size_t team_bytes = (size_t)(ring_bytes + KV8_EXPERTS_SUM_BYTES);
     const size_t tile_bytes = 8 * (size_t)x_row_bytes(shape, part);
     const size_t room = info->shared_bytes_per_block - KV8_EXPERTS_STATIC_BYTES;
-    const int32_t least_tiles = which == FEW ? 1 : KV8_EXPERTS_ITEM_TILES;
+    const int32_t least_tiles = which == X8 ? 1 : KV8_EXPERTS_ITEM_TILES;
     *form = (kernel_form){.x_tiles = 0};
     for (uint32_t teams = KV8_EXPERTS_MAX_TEAMS; teams > 0 && form->x_tiles == 0; teams /= 2) {
         for (int32_t tiles = KV8_EXPERTS_ITEM_TILES; tiles >= least_tiles && form->x_tiles == 0;
@@ -169,7 +171,7 @@ static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_ex
         }
     }
     if (form->x_tiles == 0) return KV8_OK;
-    KV8_TRY(kv8_kernel_get(&form->kernel, device, stream_names[ring][part],
+    KV8_TRY(kv8_kernel_get(&form->kernel, device, stream_names[ring][part][which],
                            sizeof(kv8_experts_matmul_args), form->launch.dynamic_bytes));
     int32_t blocks = 0;
     KV8_TRY(kv8_kernel_max_blocks(&form->kernel, form->launch.block[0], form->launch.dynamic_bytes,
@@ -293,7 +295,7 @@ static kv8_status get_kernels(kv8_device_experts *e) {
             KV8_TRY(get_stream(&e->streams[part][which], e->device, &e->shape, part, which));
         for (int which = 0; which < NUM_TILES; which++)
             KV8_TRY(get_tiles(&e->tiles[part][which], e->device, part, which));
-        if (e->streams[part][FEW].x_tiles == 0)
+        if (e->streams[part][X8].x_tiles == 0)
             return kv8_fail(
                 KV8_ERR_UNSUPPORTED,
                 "experts: %s is %d, whose rows do not fit in the %llu bytes of shared "
@@ -453,11 +455,11 @@ static int choose_tiles(const kv8_device_experts *e, int32_t n) {
 
 /* By rows an expert on average: then many experts have twice as many. Both sum in one order. */
 static const kernel_form *choose_stream(const kv8_device_experts *e, int part, int32_t n) {
-    enum { MANY_FROM = 7 };
+    enum { X16_FROM = 6 };
     const int64_t places = (int64_t)n * e->shape.top_k;
     const kernel_form *const streams = e->streams[part];
-    const bool many = n > 8 && places > (int64_t)MANY_FROM * e->shape.num_experts;
-    return many && streams[MANY].x_tiles > 0 ? &streams[MANY] : &streams[FEW];
+    const bool many = n > 8 && places > (int64_t)X16_FROM * e->shape.num_experts;
+    return many && streams[X16].x_tiles > 0 ? &streams[X16] : &streams[X8];
 }
 
 static kv8_status launch_mapped(const kv8_device_experts *e, kv8_stream *stream,

@@ -8,10 +8,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "experts_bulk.cuh"
 
-#define KV8_EXPERTS_BULK(name, DOWN)                                                    \
+#define KV8_EXPERTS_BULK(name, MOST, DOWN)                                              \
     extern "C" __global__ void __launch_bounds__(512, 1)                                \
         kv8_experts_##name##__sm90(const __grid_constant__ kv8_experts_matmul_args a) { \
-        kv8::stream_bulk<DOWN>(a);                                                      \
+        kv8::stream_bulk<MOST, DOWN>(a);                                                \
     }
-KV8_EXPERTS_BULK(gate_up, false)
-KV8_EXPERTS_BULK(down, true)
+KV8_EXPERTS_BULK(gate_up_x8, 1, false)
+KV8_EXPERTS_BULK(gate_up_x16, 2, false)
+KV8_EXPERTS_BULK(down_x8, 1, true)
+KV8_EXPERTS_BULK(down_x16, 2, true)

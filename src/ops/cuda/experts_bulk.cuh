@@ -20,12 +20,12 @@ struct BulkWalk {
     int item, strip;  // within it
     const uint8_t *at;
 
-    __device__ __forceinline__ void find(const kv8_experts_matmul_args &a, const StreamList &list) {
+    __device__ __forceinline__ void find(const kv8_experts_matmul_args &a, const ItemList &list) {
         if (left > 0)
             at = a.w.data + stream_item_of(a, list, item).expert * a.w.expert_bytes +
                  static_cast<int64_t>(strip) * a.w.strip_bytes;
     }
-    __device__ __forceinline__ void next(const kv8_experts_matmul_args &a, const StreamList &list,
+    __device__ __forceinline__ void next(const kv8_experts_matmul_args &a, const ItemList &list,
                                          int num_teams) {
         left -= num_teams;
         strip += num_teams;
@@ -58,10 +58,10 @@ struct BulkRing {
     }
 };
 
-template <bool DOWN>
+template <int MOST, bool DOWN>
 __device__ __forceinline__ void stream_bulk(const kv8_experts_matmul_args &a) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ StreamList list;
+    __shared__ StreamList<MOST> list;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int team = warp / TEAM_WARPS, num_teams = blockDim.x / TEAM_THREADS;
     // The last quarter is the shortest: each scheduler has a warp of each.
@@ -85,8 +85,8 @@ __device__ __forceinline__ void stream_bulk(const kv8_experts_matmul_args &a) {
     const uint32_t lane_x = lane % 8 * a.x_row_bytes + lane / 8 * 16;
 
     if (!DOWN) take_turn();  // down knows its weights earlier than its rows
-    count_stream_items(a, list);
-    const Share share(a, list);
+    count_stream_items<MOST>(a, list);
+    const Share share = share_of<MOST>(a, list);
     BulkWalk now = {share.end - share.begin - team, share.begin / a.w.num_strips,
                     share.begin % a.w.num_strips + team, nullptr};
     for (; now.strip >= a.w.num_strips; now.strip -= a.w.num_strips) now.item++;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void stream_bulk(const kv8_experts_matmul_args &a) {
                 exchange_sums<TILES_N>(exchange, sums, which, 1 + team);
                 end_strip<TILES_N, DOWN>(a, ends, exchange, which, item, now.strip);
             };
-            for_tiles(item, multiply);
+            for_tiles<MOST>(item, multiply);
             now = next;
         }
     }

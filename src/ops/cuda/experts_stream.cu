@@ -8,10 +8,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "experts_stream.cuh"
 
-#define KV8_EXPERTS_STREAM(name, DOWN)                                                  \
+#define KV8_EXPERTS_STREAM(name, MOST, DOWN)                                            \
     extern "C" __global__ void __launch_bounds__(512, 1)                                \
         kv8_experts_##name##__sm80(const __grid_constant__ kv8_experts_matmul_args a) { \
-        kv8::stream<DOWN>(a);                                                           \
+        kv8::stream<MOST, DOWN>(a);                                                     \
     }
-KV8_EXPERTS_STREAM(gate_up, false)
-KV8_EXPERTS_STREAM(down, true)
+KV8_EXPERTS_STREAM(gate_up_x8, 1, false)
+KV8_EXPERTS_STREAM(gate_up_x16, 2, false)
+KV8_EXPERTS_STREAM(down_x8, 1, true)
+KV8_EXPERTS_STREAM(down_x16, 2, true)

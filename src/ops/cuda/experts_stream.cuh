@@ -41,10 +41,10 @@ struct StripWalk {
     }
 };
 
-template <bool DOWN>
+template <int MOST, bool DOWN>
 __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ StreamList list;
+    __shared__ StreamList<MOST> list;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int team = warp / TEAM_WARPS, num_teams = blockDim.x / TEAM_THREADS;
     const int which = warp % TEAM_WARPS;
@@ -58,8 +58,8 @@ __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
     const uint32_t lane_x = lane % 8 * a.x_row_bytes + lane / 8 * 16;
 
     if (!DOWN) take_turn();  // down knows its weights earlier than its rows
-    count_stream_items(a, list);
-    const Share share(a, list);
+    count_stream_items<MOST>(a, list);
+    const Share share = share_of<MOST>(a, list);
     const int end_item = (share.end + a.w.num_strips - 1) / a.w.num_strips;
     for (int at = share.begin; at < share.end;) {
         const Held held(a, list, at / a.w.num_strips, end_item);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
                 exchange_sums<TILES_N>(exchange, sums, which, 1 + team);
                 end_strip<TILES_N, DOWN>(a, ends, exchange, which, item, now.strip);
             };
-            for_tiles(item, multiply);
+            for_tiles<MOST>(item, multiply);
         }
         copy_wait_all();
         at = stop;
