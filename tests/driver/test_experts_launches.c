@@ -105,7 +105,8 @@ static void check_pack(const stand_in_launch *launch, const stand_in_launch *gat
     assert_ptr_equal(second.product.y, a.packed);
 }
 
-/* Kernels of one run, in order; "%" stands for what ends a matmul's name: "__sm80". */
+/* Kernels of one run, in order; "%" stands for what ends a matmul's name: "_x8__sm80".
+ */
 static const char *const few[] = {"kv8_experts_route_few__sm80", "kv8_experts_gate_up%",
                                   "kv8_experts_down%", "kv8_experts_combine__sm80", NULL};
 static const char *const many[] = {"kv8_experts_choose__sm80",  "kv8_experts_sort__sm80",
@@ -144,10 +145,10 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
     static const struct {
         int32_t sm_version;
         const char *few, *many, *more, *most;
-    } gpus[] = {{80, "__sm80", "__sm80", "__sm80", "__sm80"},
-                {90, "__sm90", "_x48__sm90a", "_x96__sm90a", "_x192__sm90a"},
-                {100, "__sm90", "__sm90", "__sm90", "__sm90"},
-                {120, "__sm90", "__sm90", "__sm90", "__sm90"}};
+    } gpus[] = {{80, "_x8__sm80", "_x16__sm80", "_x16__sm80", "_x16__sm80"},
+                {90, "_x8__sm90", "_x48__sm90a", "_x96__sm90a", "_x192__sm90a"},
+                {100, "_x8__sm90", "_x16__sm90", "_x16__sm90", "_x16__sm90"},
+                {120, "_x8__sm90", "_x8__sm90", "_x8__sm90", "_x8__sm90"}}; /* 16 do not fit */
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
         stand s = open_stand(gpus[i].sm_version, 132);
         open_experts(&s);
@@ -161,22 +162,25 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
     }
 }
 
-/* Items of 16 rows wherever they cost no warps, else from 7 rows an expert on; where their rows do
- * not fit, never. */
-static void items_are_as_large_as_warps_allow(void **state) {
+/* Items of up to 16 rows where there are more than 6 an expert; where their rows do not fit, never.
+ * As many warps as fit beside them. */
+static void items_grow_with_the_rows(void **state) {
     (void)state;
+    enum { MOST_OF_FEW = 6 * 128 / 4 };
     static const struct {
         int32_t sm_version, few_tiles, many_tiles, few_teams, many_teams;
-    } gpus[] = {{80, 1, 2, 4, 2}, {90, 2, 2, 4, 4}, {120, 1, 1, 1, 1}};
+        const char *many;
+    } gpus[] = {{80, 1, 2, 4, 2, "_x16__"}, {90, 2, 2, 4, 4, "_x16__"}, {120, 1, 1, 1, 1, "_x8__"}};
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
         for (int is_many = 0; is_many < 2; is_many++) {
             stand s = open_stand(gpus[i].sm_version, 132);
             open_experts(&s);
-            assert_ok(run_rows(&s, is_many ? 7 * 128 / 4 + 1 : 7 * 128 / 4));
+            assert_ok(run_rows(&s, MOST_OF_FEW + is_many));
             const int32_t at = stand_in_num_launches() - 3;
             for (int part = 0; part < 2; part++) {
                 const stand_in_launch *const launch = stand_in_get_launch(at + part);
                 const kv8_experts_matmul_args *const a = launch->args;
+                assert_non_null(strstr(launch->name, is_many ? gpus[i].many : "_x8__"));
                 assert_int_equal(a->x_tiles, is_many ? gpus[i].many_tiles : gpus[i].few_tiles);
                 assert_int_equal(
                     launch->block[0],
@@ -202,7 +206,7 @@ static void without_clusters_rows_stream(void **state) {
         for (int64_t i = 0; i < 3; i++) {
             const bool streams = (nth - 1) % 3 == i;
             check_run(&s, sizes[i].rows, streams ? many : packed,
-                      streams ? "__sm90" : sizes[i].tiles);
+                      streams ? "_x16__sm90" : sizes[i].tiles);
         }
         close_stand(&s);
     }
@@ -385,7 +389,7 @@ static void run_fails_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_follow_the_rows_and_the_gpu),
-        cmocka_unit_test(items_are_as_large_as_warps_allow),
+        cmocka_unit_test(items_grow_with_the_rows),
         cmocka_unit_test(without_clusters_rows_stream),
         cmocka_unit_test(rows_are_routed_from_the_residual_stream),
         cmocka_unit_test(the_sum_is_normed),
