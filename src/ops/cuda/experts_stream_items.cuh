@@ -3,8 +3,8 @@
 //
 // An item has up to MOST tiles of 8 rows, the columns of a product: one, of few rows an expert, or
 // two. A strip costs more where its item has two; then blocks are given strips of about the same
-// cost, not as many strips. Kernels of one tile alone are 4 to 8 % faster than the others are with
-// such items.
+// cost, not as many strips. Kernels of one tile alone are faster than the others are with such
+// items (docs/kernels/gpu_experts.md).
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
