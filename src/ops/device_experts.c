@@ -439,13 +439,21 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
     return sort_places(e, stream, &a);
 }
 
+/* Rows of many sequences choose as if by chance, as many each expert; of a chunk of one, which are
+ * alike, some experts have a quarter, others none. */
+static bool are_alike(const kv8_experts_args *args) {
+    enum { ALIKE_FROM = 16 }; /* rows of a sequence */
+    return args->num_seqs > 0 && args->n / args->num_seqs >= ALIKE_FROM;
+}
+
 /* Which kernels on wgmma, by rows an expert on average; -1: none, where there are few or the GPU
  * has them not. They sum in another order than the streaming ones. */
-static int choose_tiles(const kv8_device_experts *e, int32_t n) {
-    static const int32_t from[NUM_TILES] = {15, 40, 104};
-    const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
+static int choose_tiles(const kv8_device_experts *e, const kv8_experts_args *args) {
+    static const int32_t from[2][NUM_TILES] = {{15, 40, 104}, {4, 20, 20}}; /* [alike] */
+    const int64_t places = (int64_t)args->n * e->shape.top_k, experts = e->shape.num_experts;
+    const int32_t *const least = from[are_alike(args)];
     int which = -1;
-    while (which + 1 < NUM_TILES && places >= from[which + 1] * experts) which++;
+    while (which + 1 < NUM_TILES && places >= least[which + 1] * experts) which++;
     if (e->has_fixed_order || which < 0) return -1;
     const bool exist = e->packs[which].launch.grid[0] != 0 &&
                        e->tiles[GATE_UP][which].launch.grid[0] != 0 &&
@@ -479,9 +487,8 @@ static kv8_status launch_mapped(const kv8_device_experts *e, kv8_stream *stream,
 }
 
 /* *x_out: the rows as the kernels of gate and up take them. */
-static kv8_status pack(const kv8_device_experts *e, kv8_stream *stream, const void *x, int32_t n,
+static kv8_status pack(const kv8_device_experts *e, kv8_stream *stream, int tiles, const void *x,
                        const void **x_out) {
-    const int tiles = choose_tiles(e, n);
     *x_out = x;
     if (tiles < 0) return KV8_OK;
     KV8_RANGE("routing and gather");
@@ -498,9 +505,7 @@ static kv8_status pack(const kv8_device_experts *e, kv8_stream *stream, const vo
 }
 
 static kv8_status multiply(const kv8_device_experts *e, kv8_stream *stream, int part,
-                           const void *weights, const void *x, void *y, int32_t n) {
-    const int tiles = choose_tiles(e, n);
-    const kernel_form *const form = tiles < 0 ? choose_stream(e, part, n) : &e->tiles[part][tiles];
+                           const kernel_form *form, const void *weights, const void *x, void *y) {
     const kv8_experts_matmul_args a = {.routing = e->routing,
                                        .w = strips_of(&e->shape, part, weights),
                                        .x = x,
@@ -545,8 +550,12 @@ kv8_status kv8_device_experts_run(kv8_device_experts *e, kv8_stream *stream,
     KV8_RANGE("experts");
     KV8_TRY(route(e, stream, args));
     const void *x = args->router != NULL ? args->router->normed : args->x;
-    KV8_TRY(pack(e, stream, x, args->n, &x));
-    KV8_TRY(multiply(e, stream, GATE_UP, args->gate_up, x, e->gated, args->n));
-    KV8_TRY(multiply(e, stream, DOWN, args->down, e->gated, e->down, args->n));
+    const int tiles = choose_tiles(e, args);
+    const kernel_form *forms[NUM_PARTS];
+    for (int part = 0; part < NUM_PARTS; part++)
+        forms[part] = tiles < 0 ? choose_stream(e, part, args->n) : &e->tiles[part][tiles];
+    KV8_TRY(pack(e, stream, tiles, x, &x));
+    KV8_TRY(multiply(e, stream, GATE_UP, forms[GATE_UP], args->gate_up, x, e->gated));
+    KV8_TRY(multiply(e, stream, DOWN, forms[DOWN], args->down, e->gated, e->down));
     return combine(e, stream, args);
 }

@@ -162,6 +162,32 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
     }
 }
 
+/* Rows of one sequence, of which some experts have many and others none, are cut by the expert. */
+static void rows_of_one_sequence_choose_alike(void **state) {
+    (void)state;
+    static const struct {
+        int32_t n, num_seqs;
+        const char *end;
+    } runs[] = {{127, 1, "_x8__sm90"},       {128, 1, "_x48__sm90a"},   {639, 1, "_x48__sm90a"},
+                {640, 1, "_x192__sm90a"},    {2048, 0, "_x96__sm90a"},  {2048, 2048, "_x96__sm90a"},
+                {2048, 128, "_x192__sm90a"}, {2048, 129, "_x96__sm90a"}};
+    stand s = open_stand(90, 132);
+    open_experts(&s);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        kv8_experts_args args = some_args;
+        args.n = runs[i].n;
+        args.num_seqs = runs[i].num_seqs;
+        assert_ok(kv8_device_experts_run(s.experts, s.stream, &args));
+        assert_ok(kv8_stream_synchronize(s.stream));
+        const int32_t last = stand_in_num_launches() - 1; /* combine, and before it down */
+        for (int part = 1; part <= 2; part++) {
+            const char *const name = stand_in_get_launch(last - part)->name;
+            assert_string_equal(name + strlen(name) - strlen(runs[i].end), runs[i].end);
+        }
+    }
+    close_stand(&s);
+}
+
 /* Items of up to 16 rows where there are more than 6 an expert; where their rows do not fit, never.
  * As many warps as fit beside them. */
 static void items_grow_with_the_rows(void **state) {
@@ -389,6 +415,7 @@ static void run_fails_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_follow_the_rows_and_the_gpu),
+        cmocka_unit_test(rows_of_one_sequence_choose_alike),
         cmocka_unit_test(items_grow_with_the_rows),
         cmocka_unit_test(without_clusters_rows_stream),
         cmocka_unit_test(rows_are_routed_from_the_residual_stream),

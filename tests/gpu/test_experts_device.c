@@ -9,7 +9,7 @@
 #include "experts_args.h"
 #include "gpu_testing.h"
 
-typedef enum { RANDOM, SKEWED, DISTINCT } spread;
+typedef enum { RANDOM, SKEWED, DISTINCT, ALIKE } spread; /* ALIKE: of one sequence */
 
 typedef struct experts_case {
     kv8_experts_shape shape;
@@ -93,6 +93,7 @@ static inputs make_inputs(const experts_case *c, uint64_t seed) {
         const size_t row = i / experts, e = i % experts;
         in.logits[i] = rng_normal(&rng);
         if (c->spread == SKEWED) in.logits[i] += e % 2 == 1 ? 20.0f : 0.0f;
+        if (c->spread == ALIKE) in.logits[i] += 6.0f * (float)e / (float)experts;
         if (c->spread == DISTINCT && e / (size_t)s->top_k == row % (experts / (size_t)s->top_k))
             in.logits[i] += 20.0f;
     }
@@ -231,7 +232,8 @@ static on_gpu open_on_gpu(const gpu *g, const experts_case *c, const inputs *in)
         .x = keep(&on, gpu_upload(g, in->x, n * hidden * sizeof *in->x)),
         .residual = on.residual,
         .live_rows = c->live == 0 ? NULL : keep(&on, gpu_upload(g, &c->live, sizeof c->live)),
-        .n = c->n};
+        .n = c->n,
+        .num_seqs = c->spread == ALIKE ? 1 : c->n};
     return on;
 }
 static void run_on_gpu(const on_gpu *on, const experts_case *c, const inputs *in, float *out) {
@@ -383,9 +385,9 @@ static kv8_experts_shape shape_of(int32_t experts, int32_t top_k, int32_t hidden
 
 static void any_number_of_rows(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    static const int32_t rows[] = {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 100, 512};
+    static const int32_t rows[] = {1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 100, 512, 700};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        for (int how = RANDOM; how <= DISTINCT; how++) {
+        for (int how = RANDOM; how <= ALIKE; how++) {
             const experts_case c = {
                 .shape = shape_of(16, 4, 160, 96), .n = rows[i], .spread = (spread)how};
             check_case(g, &c, 100 + i);

@@ -214,7 +214,8 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const active_rows *
                              .router = &router,
                              .residual = active->residual,
                              .live_rows = batch->indptr + batch->num_seqs,
-                             .n = batch->num_rows};
+                             .n = batch->num_rows,
+                             .num_seqs = batch->num_seqs};
     if (experts_norm(own, idx + 1)) {
         args.normed = d->normed;
         args.next_gain = d->layers[idx + 1].attention_norm;

@@ -69,7 +69,7 @@ enum {
  * memory of rows (18, 9 or 6 stages), of a chunk of weights, and all of it, aligned to 1024. */
 #define KV8_EXPERTS_TILES_WARPS(rows)   ((rows) <= 96 ? 8 : 12)
 #define KV8_EXPERTS_TILES_THREADS(rows) (32 * (KV8_EXPERTS_TILES_WARPS(rows) + 4))
-#define KV8_EXPERTS_WORK_STEP(rows)     ((rows) <= 96 ? 16 : 48)
+#define KV8_EXPERTS_WORK_STEP(rows)     ((rows) <= 96 ? 16 : 32)
 #define KV8_EXPERTS_WORK_STRIPS(rows)   ((rows) <= 96 ? 16 : 12)
 #define KV8_EXPERTS_X_BYTES(rows)       (((rows) <= 96 ? 9 * 96 : 6 * 192) * KV8_TILE_COLS * 2)
 #define KV8_EXPERTS_W_STAGE_BYTES(rows) \

@@ -56,10 +56,19 @@ __device__ __forceinline__ void count_items(const ARGS &a, ItemList &list, int i
     __syncthreads();
 }
 
-// Items of one expert are of about one size: rows in multiples of ROUND.
-template <int ROUND, class ARGS>
-__device__ __forceinline__ Item item_of(const ARGS &a, const ItemList &list, int item) {
-    int low = 0, high = a.num_experts - 1;  // the last expert whose first item is not past it
+// Item `index` of an expert's, which are of about one size: rows in multiples of ROUND.
+template <int ROUND>
+__device__ __forceinline__ Item cut_item(const ItemList &list, int expert, int index, int items) {
+    const int rows = list.first_row[expert + 1] - list.first_row[expert];
+    const int each = (rows + items * ROUND - 1) / (items * ROUND) * ROUND;
+    const int begin = index * each;
+    return {expert, list.first_row[expert] + begin, min(each, rows - begin),
+            KV8_EXPERTS_PACKED_ROW(list.first_row[expert], expert) + begin};
+}
+
+// The last of `count` whose first item is not past this one.
+__device__ __forceinline__ int find_item(const ItemList &list, int count, int item) {
+    int low = 0, high = count - 1;
     while (low < high) {
         const int mid = (low + high + 1) / 2;
         if (list.first_item[mid] <= item)
@@ -67,12 +76,14 @@ __device__ __forceinline__ Item item_of(const ARGS &a, const ItemList &list, int
         else
             high = mid - 1;
     }
-    const int rows = list.first_row[low + 1] - list.first_row[low];
-    const int items = list.first_item[low + 1] - list.first_item[low];
-    const int each = (rows + items * ROUND - 1) / (items * ROUND) * ROUND;
-    const int begin = (item - list.first_item[low]) * each;
-    const int packed = KV8_EXPERTS_PACKED_ROW(list.first_row[low], low) + begin;
-    return {low, list.first_row[low] + begin, min(each, rows - begin), packed};
+    return low;
+}
+
+template <int ROUND, class ARGS>
+__device__ __forceinline__ Item item_of(const ARGS &a, const ItemList &list, int item) {
+    const int expert = find_item(list, a.num_experts, item);
+    return cut_item<ROUND>(list, expert, item - list.first_item[expert],
+                           list.first_item[expert + 1] - list.first_item[expert]);
 }
 
 }  // namespace kv8

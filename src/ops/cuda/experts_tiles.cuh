@@ -3,14 +3,14 @@
 // A work is 16 strips of an expert (256 weight rows) times up to 96 of the rows that chose it, or
 // 12 strips times up to 192. Two blocks of a cluster take works of the same rows and neighbouring
 // strips, and each has the copy engine bring half of the rows to both: what L2 gives to the
-// multiprocessors would bound them otherwise. A pair takes every (gridDim / 2)-th pair of works:
-// those at work together share rows and weights in L2. Two warpgroups of consumers have eight
-// strips each, as two products of 64 weight rows, or three have four. Two threads of one more have
-// the copy engine bring the packed rows (experts_pack.cu), tiles of 64 inputs under the 128-byte
-// swizzle, the B operand; and the codes of all strips, chunks of tiles ahead and into the next
-// work. A consumer warp widens the codes of its strips in registers, scaled: the A operand, never
-// stored. It does so 16 inputs at a time between products: while one operand is widened, those
-// before it are multiplied.
+// multiprocessors would bound them otherwise. Pairs take pairs of works by turns, those of experts
+// with large works first: those at work together share rows and weights in L2. Two warpgroups of
+// consumers have eight strips each, as two products of 64 weight rows, or three have four. Two
+// threads of one more have the copy engine bring the packed rows (experts_pack.cu), tiles of 64
+// inputs under the 128-byte swizzle, the B operand; and the codes of all strips, chunks of tiles
+// ahead and into the next work. A consumer warp widens the codes of its strips in registers,
+// scaled: the A operand, never stored. It does so 16 inputs at a time between products: while one
+// operand is widened, those before it are multiplied, or those of other warpgroups.
 //
 // Scaled weights are f16: exact for scales down to 2^-24 of the row's largest; what is smaller
 // rounds to a multiple of 2^-24 of the largest scale, as f32 sums would.
@@ -45,25 +45,24 @@ struct WorkShape {
     static constexpr int CONSUMERS = 32 * KV8_EXPERTS_TILES_WARPS(ROWS);
     static constexpr int WORK_STRIPS = KV8_EXPERTS_WORK_STRIPS(ROWS);
     static constexpr int STRIPS = WORK_STRIPS * 32 / CONSUMERS;
-    // Few sizes: the compiler gives each registers of its own.
+    // Few sizes: the compiler gives the operands of each registers of its own.
     static constexpr int STEP = KV8_EXPERTS_WORK_STEP(ROWS);
-    static constexpr int LEAST = ROWS == 48 ? 16 : ROWS == 96 ? 64 : 96;
+    static constexpr int LEAST = ROWS == 48 ? 16 : ROWS == 96 ? 64 : 32;
     static constexpr int W_STAGE_BYTES = KV8_EXPERTS_W_STAGE_BYTES(ROWS);
-    // Products that a warpgroup has in flight: before the next, its operand is widened into the
-    // registers that the oldest has read.
-    static constexpr int IN_FLIGHT = 2 * STRIPS;
-    static_assert(4 % IN_FLIGHT == 0 && CHUNK == 3, "as multiply_step() and multiply() have them");
+    // Products of n columns that a warpgroup has in flight: before the next, its operand is widened
+    // into the registers that the oldest has read. Of three warpgroups others fill small ones'
+    // gaps.
+    __device__ static constexpr int in_flight(int n) { return STRIPS == 2 ? 4 : n >= 160 ? 2 : 1; }
+    static_assert(CHUNK == 3, "as multiply() has it");
     static_assert(X_STAGES <= MAX_X_STAGES);
 };
 
 struct Work {
     Item item;
-    int strips;  // the first
+    int strips, end;  // the first, and that behind the last
 
     // The last pair of an item's works may have strips for one block alone.
-    __device__ __forceinline__ bool is_empty(const kv8_experts_matmul_args &a) const {
-        return strips >= a.w.num_strips;
-    }
+    __device__ __forceinline__ bool is_empty() const { return strips >= end; }
     // Of an item whose rows are packed, the last 16 filled up.
     __device__ __forceinline__ int packed_rows() const {
         return (item.count + ROUND_ROWS - 1) / ROUND_ROWS * ROUND_ROWS;
@@ -71,7 +70,8 @@ struct Work {
 };
 
 struct WorkList {
-    ItemList list;
+    ItemList list;                    // of the experts by rank
+    int ranked[KV8_EXPERTS_MAX + 1];  // experts, those with the largest items first
     uint64_t full[MAX_X_STAGES], empty[MAX_X_STAGES];
     uint64_t copied[W_STAGES], read[W_STAGES];  // of chunks of weights
 };
@@ -82,14 +82,50 @@ __device__ __forceinline__ int works_an_item(const kv8_experts_matmul_args &a) {
     constexpr int EACH = BLOCKS * SHAPE::WORK_STRIPS;
     return (a.w.num_strips + EACH - 1) / EACH;
 }
-// This block's of each of its pair's, to use(work).
+// By the whole block. Works that are large come first, so that all pairs end at about one time.
+template <class SHAPE>
+__device__ __forceinline__ void count_works(const kv8_experts_matmul_args &a, WorkList &works) {
+    load_first_rows(a, works.list);
+    int *const sizes = works.list.first_item;  // of the first item of each expert
+    for (int e = threadIdx.x; e < a.num_experts; e += blockDim.x) {
+        const int items = items_of(works.list, e, SHAPE::ROWS);
+        sizes[e] = items == 0 ? 0 : cut_item<SHAPE::STEP>(works.list, e, 0, items).count;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x / 32; e < a.num_experts; e += blockDim.x / 32) {
+        int larger = 0;
+        for (int other = threadIdx.x % 32; other < a.num_experts; other += 32)
+            larger += sizes[other] > sizes[e] || (sizes[other] == sizes[e] && other < e);
+        works.ranked[__reduce_add_sync(~0u, larger)] = e;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32)
+        sum_before(works.list.first_item, a.num_experts,
+                   [&](int i) { return items_of(works.list, works.ranked[i], SHAPE::ROWS); });
+    __syncthreads();
+}
+
+// This block's of each of its pair's, to use(work): pairs take them by turns, there and back.
 template <class SHAPE, class USE>
-__device__ __forceinline__ void for_works(const kv8_experts_matmul_args &a, const ItemList &list,
+__device__ __forceinline__ void for_works(const kv8_experts_matmul_args &a, const WorkList &works,
                                           USE &&use) {
+    const ItemList &list = works.list;
     const int each = works_an_item<SHAPE>(a), num_works = list.first_item[a.num_experts] * each;
-    for (int w = blockIdx.x / BLOCKS; w < num_works; w += gridDim.x / BLOCKS)
-        use(Work{item_of<SHAPE::STEP>(a, list, w / each),
-                 (w % each * BLOCKS + static_cast<int>(blockIdx.x) % BLOCKS) * SHAPE::WORK_STRIPS});
+    const int pairs = gridDim.x / BLOCKS;
+    int pair = blockIdx.x / BLOCKS;
+    for (int first = 0; first < num_works; first += pairs, pair = pairs - 1 - pair) {
+        const int w = first + pair;
+        if (w >= num_works) continue;
+        const int rank = find_item(list, a.num_experts, w / each), expert = works.ranked[rank];
+        const Item item = cut_item<SHAPE::STEP>(list, expert, w / each - list.first_item[rank],
+                                                list.first_item[rank + 1] - list.first_item[rank]);
+        // What is left for an item's last pair is cut among both in strips of a warpgroup.
+        constexpr int PAIR = BLOCKS * SHAPE::WORK_STRIPS, GROUP = 4 * SHAPE::STRIPS;
+        const int strips = w % each * PAIR, left = min(PAIR, a.w.num_strips - strips);
+        const int half = (left + BLOCKS * GROUP - 1) / (BLOCKS * GROUP) * GROUP;
+        const int rank_strips = static_cast<int>(blockIdx.x) % BLOCKS * half;
+        use(Work{item, strips + rank_strips, strips + min(left, rank_strips + half)});
+    }
 }
 
 // --- the producers: a thread for the weights, one for the rows ---
@@ -100,8 +136,8 @@ __device__ __forceinline__ void copy_weights(const kv8_experts_tiles_args &args,
                                              uint32_t ring) {
     const kv8_experts_matmul_args &a = args.product;
     int stage = 0, phase = 0;
-    for_works<SHAPE>(a, works.list, [&](const Work &work) {
-        if (work.is_empty(a)) return;
+    for_works<SHAPE>(a, works, [&](const Work &work) {
+        if (work.is_empty()) return;
         const int row = work.item.expert * a.w.num_strips + work.strips;  // of the maps
         for (int tile = 0; tile < a.w.num_tiles; tile += CHUNK) {
             const uint32_t copied = smem_address(&works.copied[stage]);
@@ -132,7 +168,7 @@ __device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a, Work
         if (issued >= STAGES)
             wait_for_bytes(smem_address(&works.empty[issued % STAGES]), (issued / STAGES - 1) & 1);
     };
-    for_works<SHAPE>(a, works.list, [&](const Work &work) {
+    for_works<SHAPE>(a, works, [&](const Work &work) {
         const uint32_t tile_bytes = work.packed_rows() * ROW_BYTES, half = tile_bytes / BLOCKS;
         const uint8_t *from = reinterpret_cast<const uint8_t *>(a.x) +
                               static_cast<int64_t>(work.item.packed) * a.w.num_tiles * ROW_BYTES +
@@ -334,7 +370,7 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
                 const bool counts = 8 * j + 2 * c + i < work.item.count;
 #pragma unroll
                 for (int h = 0; h < SHAPE::STRIPS; h++) {
-                    if (!counts || first + h >= a.w.num_strips) continue;
+                    if (!counts || first + h >= work.end) continue;
                     const float *const d = &sums.d[h][4 * j + i];
                     to[h * 16] = d[0] * strips.factor[h][0] + strips.bias[h][0];
                     to[h * 16 + 8] = d[2] * strips.factor[h][1] + strips.bias[h][1];
@@ -343,7 +379,7 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
         } else {
 #pragma unroll
             for (int h = 0; h < SHAPE::STRIPS; h++)
-                if (first + h < a.w.num_strips)
+                if (first + h < work.end)
                     store_gated(a, work, first + h, 8 * j, &sums.d[h][4 * j], strips.factor[h],
                                 strips.bias[h]);
         }
@@ -353,7 +389,7 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
 // What a consumer warp carries from work to work.
 template <class SHAPE>
 struct Consumer {
-    static constexpr int STRIPS = SHAPE::STRIPS, IN_FLIGHT = SHAPE::IN_FLIGHT;
+    static constexpr int STRIPS = SHAPE::STRIPS;
     const kv8_experts_matmul_args &a;
     WorkList &works;
     uint32_t x_stages, ring;
@@ -395,7 +431,7 @@ struct Consumer {
     }
 
     // Product STEP of a tile: 16 inputs of one strip.
-    template <int N, int STEP>
+    template <int N, int STEP, int IN_FLIGHT>
     __device__ __forceinline__ void multiply_step(TileSums<STRIPS, N> &sums,
                                                   uint32_t (&wide)[IN_FLIGHT][4],
                                                   TileCodes (&codes)[STRIPS], uint32_t x,
@@ -411,7 +447,7 @@ struct Consumer {
     }
 
     // A tile, all strips.
-    template <int N>
+    template <int N, int IN_FLIGHT>
     __device__ __forceinline__ void multiply_tile(TileSums<STRIPS, N> &sums,
                                                   uint32_t (&wide)[IN_FLIGHT][4],
                                                   TileCodes (&codes)[STRIPS], int &before) {
@@ -435,7 +471,7 @@ struct Consumer {
 
     // One work of which this warpgroup has no strip: the others' rows and weights go by.
     __device__ __forceinline__ void pass(const Work &work) {
-        const bool has_weights = !work.is_empty(a);
+        const bool has_weights = !work.is_empty();
         for (int tile = 0; tile < a.w.num_tiles; tile++) {
             if (has_weights && tile % CHUNK == 0)
                 barrier_wait(smem_address(&works.copied[w_stage]), w_phase);
@@ -454,7 +490,7 @@ struct Consumer {
     template <int N>
     __device__ __forceinline__ void multiply(const Work &work) {
         TileSums<STRIPS, N> sums = {};
-        uint32_t wide[IN_FLIGHT][4];
+        uint32_t wide[SHAPE::in_flight(N)][4];
         TileCodes codes[STRIPS];
         WorkEnds<SHAPE> ends;
         if (STRIPS == 2) ends.load(a, work);
@@ -508,12 +544,13 @@ __device__ __forceinline__ void consume(const kv8_experts_matmul_args &a, WorkLi
     constexpr int GROUP_STRIPS = 4 * SHAPE::STRIPS;  // of a warpgroup
     Consumer<SHAPE> consumer = {a, works, x_stages, ring, 0, 0, 0, 0, 0, 0};
     take_turn();
-    for_works<SHAPE>(a, works.list, [&](const Work &work) {
-        if (work.strips + static_cast<int>(threadIdx.x) / 128 * GROUP_STRIPS >= a.w.num_strips)
-            consumer.pass(work);
-        else
-            multiply_by<SHAPE, SHAPE::LEAST>(consumer, work);
-    });
+    for_works<SHAPE>(
+        a, works, [&](const Work &work) __attribute__((always_inline)) {
+            if (work.strips + static_cast<int>(threadIdx.x) / 128 * GROUP_STRIPS >= work.end)
+                consumer.pass(work);
+            else
+                multiply_by<SHAPE, SHAPE::LEAST>(consumer, work);
+        });
 }
 
 template <class SHAPE>
@@ -534,15 +571,15 @@ __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &arg
     }
     __syncwarp();
     cluster_arrive_first();  // both blocks' barriers stand
-    count_items(a, works.list, SHAPE::ROWS);
+    count_works<SHAPE>(a, works);
     cluster_wait();
     const uint32_t x_stages = (smem_address(shared) + 1023) & ~1023u;
     const uint32_t ring = x_stages + SHAPE::X_STAGES * SHAPE::X_STAGE_BYTES;
     if (threadIdx.x < SHAPE::CONSUMERS) {
-        registers_take<SHAPE::CONSUMERS == 256 ? 232 : 152>();
+        registers_take<SHAPE::CONSUMERS == 256 ? 232 : 160>();
         consume<SHAPE>(a, works, x_stages, ring);
     } else {
-        registers_give<SHAPE::CONSUMERS == 256 ? 40 : 56>();
+        registers_give<SHAPE::CONSUMERS == 256 ? 40 : 32>();
         // Which weights is known before the kernel ahead has ended, rows are not.
         if (threadIdx.x == SHAPE::CONSUMERS) copy_weights<SHAPE>(args, works, ring);
         if (threadIdx.x != SHAPE::CONSUMERS + 32) return;
