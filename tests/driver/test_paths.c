@@ -126,6 +126,24 @@ static void tokens_share_blocks_by_their_keys(void **state) {
     close_fixture(&f);
 }
 
+/* The first layer's experts: rows of one sequence choose alike, those of several as if by chance.
+ */
+static void check_experts(int32_t num_seqs, int32_t count, const char *kernel) {
+    fixture f;
+    open_fixture(&f, KV8_PATH_AUTO);
+    int32_t i = stand_in_num_launches();
+    assert_ok(run_step(&f, num_seqs, count));
+    while (strncmp(stand_in_get_launch(i)->name, "kv8_experts_gate_up", 19) != 0) i++;
+    assert_string_equal(stand_in_get_launch(i)->name, kernel);
+    close_fixture(&f);
+}
+static void experts_follow_the_sequences_of_a_step(void **state) {
+    (void)state;
+    check_experts(1, 40, "kv8_experts_gate_up_x192__sm90a");
+    check_experts(2, 20, "kv8_experts_gate_up_x192__sm90a");
+    check_experts(4, 10, "kv8_experts_gate_up_x48__sm90a");
+}
+
 /* Also where the persistent path was asked for: a profile looks into the graph in its place. */
 static void a_profile_by_kernel_is_of_the_graph(void **state) {
     (void)state;
@@ -214,6 +232,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_is_what_happens),
         cmocka_unit_test(tokens_share_blocks_by_their_keys),
+        cmocka_unit_test(experts_follow_the_sequences_of_a_step),
         cmocka_unit_test(a_profile_by_kernel_is_of_the_graph),
         cmocka_unit_test(a_profile_of_graphs_waits_for_no_step),
         cmocka_unit_test(what_cannot_be_planned_is_refused),
