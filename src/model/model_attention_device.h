@@ -58,6 +58,7 @@ typedef struct kv8_device_attention {
 /* The rows of a step in the GPU's memory, as many as its kernels are launched for. */
 typedef struct kv8_device_batch {
     int32_t num_rows, num_seqs; /* the step's, or more: requests without a row */
+    int32_t seq_rows;           /* of the request that has most */
     bool is_decode;             /* a row for each request */
     const int32_t *token_ids, *positions, *indptr, *logit_rows;
     /* [num_seqs + 1] of logit_rows, where those are the last rows of their sequences and not all:

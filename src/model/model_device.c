@@ -158,6 +158,13 @@ static inputs inputs_at(int32_t *base, int32_t capacity) {
                     indptr + capacity + 1};
 }
 
+static int32_t most_rows_of_seq(const kv8_step *step) {
+    int64_t most = 0;
+    for (int32_t i = 0; i < step->num_seqs; i++)
+        most = kv8_max_i64(most, step->indptr[i + 1] - step->indptr[i]);
+    return (int32_t)most;
+}
+
 /* Are the rows whose logits are wanted the last ones of their sequences, and not all? */
 static bool find_last_rows(const kv8_step *step, int32_t *indptr_out) {
     int32_t count = indptr_out[0] = 0;
@@ -190,6 +197,7 @@ static kv8_status send_inputs(kv8_model *model, const kv8_step *step, kv8_device
     const bool are_last = find_last_rows(step, host.logit_indptr);
     *batch = (kv8_device_batch){.num_rows = batch->num_rows,
                                 .num_seqs = batch->num_seqs,
+                                .seq_rows = most_rows_of_seq(step),
                                 .is_decode = batch->is_decode,
                                 .token_ids = device.ids,
                                 .positions = device.positions,

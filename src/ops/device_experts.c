@@ -439,11 +439,11 @@ static kv8_status route(const kv8_device_experts *e, kv8_stream *stream,
     return sort_places(e, stream, &a);
 }
 
-/* Rows of many sequences choose as if by chance, as many each expert; of a chunk of one, which are
- * alike, some experts have a quarter, others none. */
+/* Rows of many sequences choose as if by chance, about as many each expert. Those of a chunk of one
+ * are alike: some experts have a quarter of all, others none. */
 static bool are_alike(const kv8_experts_args *args) {
-    enum { ALIKE_FROM = 16 }; /* rows of a sequence */
-    return args->num_seqs > 0 && args->n / args->num_seqs >= ALIKE_FROM;
+    enum { LEAST_ROWS = 16, MOST_SEQS = 8 }; /* of a sequence; of about as many rows */
+    return args->seq_rows >= LEAST_ROWS && (int64_t)MOST_SEQS * args->seq_rows >= args->n;
 }
 
 /* Which kernels on wgmma, by rows an expert on average; -1: none, where there are few or the GPU

@@ -73,7 +73,7 @@ typedef struct kv8_experts_args {
     float *residual;                  /* [n, hidden], aligned to 16 bytes */
     const int32_t *live_rows; /* in device memory: rows from there on are padding; NULL: none */
     int32_t n;                /* 1 to max_rows; 0: nothing is done */
-    int32_t num_seqs;         /* that the rows are of; 0: one a row. Rows of one choose alike */
+    int32_t seq_rows;         /* of the sequence that has most: rows of one choose alike */
     /* The norm of what comes out, of padding too, as kv8_device_rmsnorm's. */
     void *normed;          /* f16 [n, hidden], may be x; NULL: not wanted */
     const void *next_gain; /* bf16 [hidden] */

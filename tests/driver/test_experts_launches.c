@@ -166,17 +166,18 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
 static void rows_of_one_sequence_choose_alike(void **state) {
     (void)state;
     static const struct {
-        int32_t n, num_seqs;
+        int32_t n, seq_rows;
         const char *end;
-    } runs[] = {{127, 1, "_x8__sm90"},       {128, 1, "_x48__sm90a"},   {639, 1, "_x48__sm90a"},
-                {640, 1, "_x192__sm90a"},    {2048, 0, "_x96__sm90a"},  {2048, 2048, "_x96__sm90a"},
-                {2048, 128, "_x192__sm90a"}, {2048, 129, "_x96__sm90a"}};
+    } runs[] = {{127, 127, "_x8__sm90"},     {128, 128, "_x48__sm90a"}, {639, 639, "_x48__sm90a"},
+                {640, 640, "_x192__sm90a"},  {640, 80, "_x192__sm90a"}, {640, 79, "_x48__sm90a"},
+                {128, 16, "_x48__sm90a"},    {2048, 0, "_x96__sm90a"},  {2048, 1, "_x96__sm90a"},
+                {2048, 256, "_x192__sm90a"}, {2048, 255, "_x96__sm90a"}};
     stand s = open_stand(90, 132);
     open_experts(&s);
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         kv8_experts_args args = some_args;
         args.n = runs[i].n;
-        args.num_seqs = runs[i].num_seqs;
+        args.seq_rows = runs[i].seq_rows;
         assert_ok(kv8_device_experts_run(s.experts, s.stream, &args));
         assert_ok(kv8_stream_synchronize(s.stream));
         const int32_t last = stand_in_num_launches() - 1; /* combine, and before it down */

@@ -139,6 +139,8 @@ static void check_experts(int32_t num_seqs, int32_t count, const char *kernel) {
 }
 static void experts_follow_the_sequences_of_a_step(void **state) {
     (void)state;
+    check_experts(1, 15, "kv8_experts_gate_up_x16__sm90");
+    check_experts(1, 16, "kv8_experts_gate_up_x48__sm90a");
     check_experts(1, 40, "kv8_experts_gate_up_x192__sm90a");
     check_experts(2, 20, "kv8_experts_gate_up_x192__sm90a");
     check_experts(4, 10, "kv8_experts_gate_up_x48__sm90a");

@@ -233,7 +233,7 @@ static on_gpu open_on_gpu(const gpu *g, const experts_case *c, const inputs *in)
         .residual = on.residual,
         .live_rows = c->live == 0 ? NULL : keep(&on, gpu_upload(g, &c->live, sizeof c->live)),
         .n = c->n,
-        .num_seqs = c->spread == ALIKE ? 1 : c->n};
+        .seq_rows = c->spread == ALIKE ? c->n : 1};
     return on;
 }
 static void run_on_gpu(const on_gpu *on, const experts_case *c, const inputs *in, float *out) {

@@ -151,6 +151,7 @@ static kv8_status keep_logit_rows(const kv8_model *model, active_rows *rows) {
                               d->kept));
     KV8_TRY(kv8_device_gather(d->ops, stream, rows->q, b->logit_rows, n, q_bytes, rows->attended));
     b->num_rows = n;
+    b->seq_rows = 1; /* or few */
     b->indptr = b->logit_indptr;
     rows->residual = d->kept;
     rows->q = d->attended;
@@ -215,7 +216,7 @@ static kv8_status run_experts(kv8_model *model, int32_t idx, const active_rows *
                              .residual = active->residual,
                              .live_rows = batch->indptr + batch->num_seqs,
                              .n = batch->num_rows,
-                             .num_seqs = batch->num_seqs};
+                             .seq_rows = batch->seq_rows};
     if (experts_norm(own, idx + 1)) {
         args.normed = d->normed;
         args.next_gain = d->layers[idx + 1].attention_norm;
