@@ -50,8 +50,8 @@ struct WorkShape {
     static constexpr int LEAST = ROWS == 48 ? 16 : ROWS == 96 ? 64 : 32;
     static constexpr int W_STAGE_BYTES = KV8_EXPERTS_W_STAGE_BYTES(ROWS);
     // Products of n columns that a warpgroup has in flight: before the next, its operand is widened
-    // into the registers that the oldest has read. Of three warpgroups others fill small ones'
-    // gaps.
+    // into the registers that the oldest has read. With one, products of the other two warpgroups
+    // fill the gap.
     __device__ static constexpr int in_flight(int n) { return STRIPS == 2 ? 4 : n >= 160 ? 2 : 1; }
     static_assert(CHUNK == 3, "as multiply() has it");
     static_assert(X_STAGES <= MAX_X_STAGES);
@@ -544,6 +544,7 @@ __device__ __forceinline__ void consume(const kv8_experts_matmul_args &a, WorkLi
     constexpr int GROUP_STRIPS = 4 * SHAPE::STRIPS;  // of a warpgroup
     Consumer<SHAPE> consumer = {a, works, x_stages, ring, 0, 0, 0, 0, 0, 0};
     take_turn();
+    // Inlined, since a consumer that is passed by address lies in memory.
     for_works<SHAPE>(
         a, works, [&](const Work &work) __attribute__((always_inline)) {
             if (work.strips + static_cast<int>(threadIdx.x) / 128 * GROUP_STRIPS >= work.end)
