@@ -146,6 +146,37 @@ static void experts_follow_the_sequences_of_a_step(void **state) {
     check_experts(4, 10, "kv8_experts_gate_up_x48__sm90a");
 }
 
+/* A chunk beside decode: the last layer has a row of each sequence, of which none is like another.
+ */
+static void experts_of_the_last_layer_see_no_chunk(void **state) {
+    enum { NUM = 11, CHUNK = 40 };
+    (void)state;
+    static int32_t indptr[NUM + 1], rows[NUM], tokens[CHUNK + NUM];
+    static float logits[NUM * VOCAB];
+    const char *last = NULL;
+    fixture f;
+    open_fixture(&f, KV8_PATH_AUTO);
+    for (int32_t i = 0; i < NUM; i++) indptr[i + 1] = CHUNK + i, rows[i] = CHUNK + i - 1;
+    const kv8_step step = {.struct_size = sizeof step,
+                           .num_seqs = NUM,
+                           .seqs = f.seqs,
+                           .indptr = indptr,
+                           .token_ids = tokens,
+                           .num_logit_rows = NUM,
+                           .logit_rows = rows,
+                           .logits_out = logits};
+    int32_t i = stand_in_num_launches();
+    assert_ok(kv8_model_step(f.model, f.cache, &step));
+    for (; i < stand_in_num_launches(); i++) {
+        const char *const name = stand_in_get_launch(i)->name;
+        if (strncmp(name, "kv8_experts_gate_up", 19) != 0) continue;
+        if (last == NULL) assert_string_equal(name, "kv8_experts_gate_up_x192__sm90a");
+        last = name;
+    }
+    assert_string_equal(last, "kv8_experts_gate_up_x8__sm90");
+    close_fixture(&f);
+}
+
 /* Also where the persistent path was asked for: a profile looks into the graph in its place. */
 static void a_profile_by_kernel_is_of_the_graph(void **state) {
     (void)state;
@@ -235,6 +266,7 @@ int main(void) {
         cmocka_unit_test(a_plan_is_what_happens),
         cmocka_unit_test(tokens_share_blocks_by_their_keys),
         cmocka_unit_test(experts_follow_the_sequences_of_a_step),
+        cmocka_unit_test(experts_of_the_last_layer_see_no_chunk),
         cmocka_unit_test(a_profile_by_kernel_is_of_the_graph),
         cmocka_unit_test(a_profile_of_graphs_waits_for_no_step),
         cmocka_unit_test(what_cannot_be_planned_is_refused),
