@@ -93,15 +93,13 @@ static inline void close_fixture(fixture *f) {
     assert_memory_equal(&live, &none, sizeof live);
 }
 
-/* One step of the first num sequences, `count` tokens each, with logits of each last one. */
-static inline kv8_status run_step(fixture *f, int32_t num, int32_t count) {
+/* One step of the first num sequences, rows indptr[i] to indptr[i + 1] each, 64 at most, with
+ * logits of each last one. */
+static inline kv8_status run_rows(fixture *f, int32_t num, const int32_t *indptr) {
     enum { MOST_VOCAB = 5000 }; /* of open_published */
     static float logits[SEQS * MOST_VOCAB];
-    int32_t indptr[SEQS + 1] = {0}, rows[SEQS], tokens[64];
-    for (int32_t i = 0; i < num; i++) {
-        indptr[i + 1] = indptr[i] + count;
-        rows[i] = indptr[i + 1] - 1;
-    }
+    int32_t rows[SEQS], tokens[64];
+    for (int32_t i = 0; i < num; i++) rows[i] = indptr[i + 1] - 1;
     for (int32_t i = 0; i < indptr[num]; i++) tokens[i] = ids[i % 8];
     const kv8_step step = {.struct_size = sizeof step,
                            .num_seqs = num,
@@ -112,6 +110,12 @@ static inline kv8_status run_step(fixture *f, int32_t num, int32_t count) {
                            .logit_rows = rows,
                            .logits_out = logits};
     return kv8_model_step(f->model, f->cache, &step);
+}
+/* The same, `count` tokens each. */
+static inline kv8_status run_step(fixture *f, int32_t num, int32_t count) {
+    int32_t indptr[SEQS + 1];
+    for (int32_t i = 0; i <= num; i++) indptr[i] = i * count;
+    return run_rows(f, num, indptr);
 }
 
 #endif

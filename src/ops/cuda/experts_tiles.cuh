@@ -105,7 +105,7 @@ __device__ __forceinline__ void count_works(const kv8_experts_matmul_args &a, Wo
     __syncthreads();
 }
 
-// This block's of each of its pair's, to use(work): pairs take them by turns, there and back.
+// This block's of each of its pair's, to use(work): pairs take them in serpentine order.
 template <class SHAPE, class USE>
 __device__ __forceinline__ void for_works(const kv8_experts_matmul_args &a, const WorkList &works,
                                           USE &&use) {
