@@ -449,7 +449,7 @@ static bool are_alike(const kv8_experts_args *args) {
 /* Which kernels on wgmma, by rows an expert on average; -1: none, where there are few or the GPU
  * has them not. They sum in another order than the streaming ones. */
 static int choose_tiles(const kv8_device_experts *e, const kv8_experts_args *args) {
-    static const int32_t from[2][NUM_TILES] = {{15, 40, 104}, {4, 20, 20}}; /* [alike] */
+    static const int32_t from[2][NUM_TILES] = {{9, 40, 104}, {4, 20, 20}}; /* [alike] */
     const int64_t places = (int64_t)args->n * e->shape.top_k, experts = e->shape.num_experts;
     const int32_t *const least = from[are_alike(args)];
     int which = -1;
@@ -478,11 +478,11 @@ static kv8_status launch_mapped(const kv8_device_experts *e, kv8_stream *stream,
     const int64_t code_bytes = (int64_t)w->num_tiles * KV8_TILE_CODE_BYTES;
     const int64_t scale_bytes = (int64_t)w->num_tiles * KV8_TILE_SCALE_BYTES;
     KV8_TRY(kv8_words_map_make(mapped.codes_map, e->device, w->data, strips, code_bytes / 8,
-                               w->strip_bytes, KV8_EXPERTS_WORK_STRIPS(form->rows),
+                               w->strip_bytes, KV8_EXPERTS_GROUP_STRIPS(form->rows),
                                KV8_EXPERTS_W_CODE_BYTES / 8));
-    KV8_TRY(kv8_words_map_make(mapped.scales_map, e->device, w->data + code_bytes, strips,
-                               scale_bytes / 8, w->strip_bytes, KV8_EXPERTS_WORK_STRIPS(form->rows),
-                               KV8_EXPERTS_W_SCALE_BYTES / 8));
+    KV8_TRY(kv8_words_map_make(
+        mapped.scales_map, e->device, w->data + code_bytes, strips, scale_bytes / 8, w->strip_bytes,
+        KV8_EXPERTS_GROUP_STRIPS(form->rows), KV8_EXPERTS_W_SCALE_BYTES / 8));
     return launch_early(&form->kernel, stream, form->launch, &mapped);
 }
 

@@ -69,7 +69,7 @@ static void check_matmul(const stand_in_launch *launch, const void *weights, int
     assert_int_equal(a.w.strip_bytes, 24576);
     assert_int_equal(a.num_experts, 128);
     if (is_mapped) { /* strips of all experts: address, words of 8 bytes, strips, of a box */
-        const uint64_t box = strstr(launch->name, "x192") != NULL ? 12 : 16;
+        const uint64_t box = strstr(launch->name, "x192") != NULL ? 4 : 8;
         const uint64_t tiles = (uint64_t)a.w.num_tiles, strips = 128 * (uint64_t)a.w.num_strips;
         const uint64_t address = (uint64_t)(uintptr_t)weights;
         const uint64_t codes[] = {address, tiles * 64, strips, box};
@@ -168,10 +168,12 @@ static void rows_of_one_sequence_choose_alike(void **state) {
     static const struct {
         int32_t n, seq_rows;
         const char *end;
-    } runs[] = {{127, 127, "_x8__sm90"},     {128, 128, "_x48__sm90a"}, {639, 639, "_x48__sm90a"},
-                {640, 640, "_x192__sm90a"},  {640, 80, "_x192__sm90a"}, {640, 79, "_x48__sm90a"},
-                {128, 16, "_x48__sm90a"},    {2048, 0, "_x96__sm90a"},  {2048, 1, "_x96__sm90a"},
-                {2048, 256, "_x192__sm90a"}, {2048, 255, "_x96__sm90a"}};
+    } runs[] = {{127, 127, "_x8__sm90"},     {128, 128, "_x48__sm90a"},  {639, 639, "_x48__sm90a"},
+                {640, 640, "_x192__sm90a"},  {640, 80, "_x192__sm90a"},  {640, 79, "_x48__sm90a"},
+                {128, 16, "_x48__sm90a"},    {2048, 0, "_x96__sm90a"},   {2048, 1, "_x96__sm90a"},
+                {2048, 256, "_x192__sm90a"}, {2048, 255, "_x96__sm90a"}, {287, 1, "_x16__sm90"},
+                {288, 1, "_x48__sm90a"},     {1279, 1, "_x48__sm90a"},   {1280, 1, "_x96__sm90a"},
+                {3327, 1, "_x96__sm90a"},    {3328, 1, "_x192__sm90a"}};
     stand s = open_stand(90, 132);
     open_experts(&s);
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {

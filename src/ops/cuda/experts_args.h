@@ -65,13 +65,20 @@ enum {
 };
 
 /* The kernels on wgmma by the rows of a work, 48, 96 or 192: warps that multiply, beside four that
- * bring what they read; steps in which the rows of a work are counted; strips of a work; shared
- * memory of rows (18, 9 or 6 stages), of a chunk of weights, and all of it, aligned to 1024. */
-#define KV8_EXPERTS_TILES_WARPS(rows)   ((rows) <= 96 ? 8 : 12)
+ * bring what they read; steps in which the rows of a work are counted; strips of a warp, of a
+ * warpgroup, which are copied at once, and of a work; tiles of rows that a stage has, and stages;
+ * shared memory of rows, of a chunk of weights, and all of it, aligned to 1024. */
+#define KV8_EXPERTS_TILES_WARPS(rows)   ((rows) == 96 ? 8 : 12)
 #define KV8_EXPERTS_TILES_THREADS(rows) (32 * (KV8_EXPERTS_TILES_WARPS(rows) + 4))
 #define KV8_EXPERTS_WORK_STEP(rows)     ((rows) <= 96 ? 16 : 32)
-#define KV8_EXPERTS_WORK_STRIPS(rows)   ((rows) <= 96 ? 16 : 12)
-#define KV8_EXPERTS_X_BYTES(rows)       (((rows) <= 96 ? 9 * 96 : 6 * 192) * KV8_TILE_COLS * 2)
+#define KV8_EXPERTS_WARP_STRIPS(rows)   ((rows) <= 96 ? 2 : 1)
+#define KV8_EXPERTS_GROUP_STRIPS(rows)  (4 * KV8_EXPERTS_WARP_STRIPS(rows))
+#define KV8_EXPERTS_WORK_STRIPS(rows) \
+    (KV8_EXPERTS_WARP_STRIPS(rows) * KV8_EXPERTS_TILES_WARPS(rows))
+#define KV8_EXPERTS_X_TILES(rows)  ((rows) <= 96 ? KV8_EXPERTS_CHUNK_TILES : 1)
+#define KV8_EXPERTS_X_STAGES(rows) ((rows) <= 96 ? 3 : 6)
+#define KV8_EXPERTS_X_BYTES(rows) \
+    (KV8_EXPERTS_X_STAGES(rows) * KV8_EXPERTS_X_TILES(rows) * (rows)*KV8_TILE_COLS * 2)
 #define KV8_EXPERTS_W_STAGE_BYTES(rows) \
     (KV8_EXPERTS_WORK_STRIPS(rows) * (KV8_EXPERTS_W_CODE_BYTES + KV8_EXPERTS_W_SCALE_BYTES))
 #define KV8_EXPERTS_TILES_BYTES(rows) \

@@ -1,6 +1,7 @@
 // experts_pack.cu - the rows that chose each expert, packed for the kernels on wgmma.
 //
-// Grid: a few blocks a multiprocessor, each of which takes every gridDim-th 16 rows of an item.
+// Grid: a few blocks a multiprocessor, each of which takes every gridDim-th quarter of 16 rows
+// of an item.
 // Bytes: a row is read once for each of its experts (from L2) and written as often. Bound by: L2.
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -10,6 +11,7 @@
 namespace kv8 {
 
 constexpr int ROUND_ROWS = 16, ROW_CHUNKS = 8;  // chunks of 16 bytes in a tile's row
+constexpr int SPLITS = 4;                       // of a row's tiles: all of one are on their way
 constexpr int TILES_AT_ONCE = KV8_EXPERTS_PACK_THREADS / (ROUND_ROWS * ROW_CHUNKS);
 
 // Where a tile of an item's rows begins.
@@ -22,24 +24,25 @@ __device__ __forceinline__ uint4 *packed_tile(uint16_t *packed, const Item &item
                ROW_CHUNKS;
 }
 
-// Thread (row, chunk) of each tile: 16 rows of an item, from the row-th on.
+// Thread (row, chunk) of each tile of a split: 16 rows of an item, from the first-th on.
 __device__ __forceinline__ void pack_rows(const kv8_experts_pack_args &a, const Item &item,
-                                          int first) {
+                                          int first, int split) {
     const int row = first + threadIdx.x / ROW_CHUNKS % ROUND_ROWS, chunk = threadIdx.x % ROW_CHUNKS;
     const int to = row * ROW_CHUNKS + (chunk ^ row % ROW_CHUNKS);
     const int place = a.routing.sorted[item.first + min(row, item.count - 1)];
     const uint4 *const from =
         reinterpret_cast<const uint4 *>(a.x + static_cast<int64_t>(place / a.top_k) * a.cols);
-    const int num_chunks = a.cols / 8;
+    const int num_chunks = a.cols / 8, num_tiles = (num_chunks + ROW_CHUNKS - 1) / ROW_CHUNKS;
+    const int end = num_tiles * (split + 1) / SPLITS;
 #pragma unroll 8
-    for (int tile = threadIdx.x / (ROUND_ROWS * ROW_CHUNKS); tile * ROW_CHUNKS < num_chunks;
-         tile += TILES_AT_ONCE) {
+    for (int tile = num_tiles * split / SPLITS + threadIdx.x / (ROUND_ROWS * ROW_CHUNKS);
+         tile < end; tile += TILES_AT_ONCE) {
         const int at = tile * ROW_CHUNKS + chunk;
         packed_tile(a.packed, item, a.cols, tile)[to] =
             at < num_chunks ? __ldg(from + at) : make_uint4(0, 0, 0, 0);
     }
     const int last = a.gated_cols / KV8_TILE_COLS;  // of the gated rows, where it is not whole
-    if (threadIdx.x / (ROUND_ROWS * ROW_CHUNKS) == 0 &&
+    if (split == SPLITS - 1 && threadIdx.x / (ROUND_ROWS * ROW_CHUNKS) == 0 &&
         last * ROW_CHUNKS + chunk >= a.gated_cols / 8 && a.gated_cols % KV8_TILE_COLS != 0)
         packed_tile(a.gated, item, a.gated_cols, last)[to] = make_uint4(0, 0, 0, 0);
 }
@@ -50,11 +53,11 @@ __device__ __forceinline__ void pack(const kv8_experts_pack_args &a) {
     take_turn();
     count_items(a, list, ROWS);
     constexpr int PARTS = ROWS / ROUND_ROWS;
-    const int num_parts = list.first_item[a.num_experts] * PARTS;
-    for (int part = blockIdx.x; part < num_parts; part += gridDim.x) {
+    const int num_parts = list.first_item[a.num_experts] * (PARTS * SPLITS);
+    for (int i = blockIdx.x; i < num_parts; i += gridDim.x) {
+        const int part = i / SPLITS, first = part % PARTS * ROUND_ROWS;
         const Item item = item_of<KV8_EXPERTS_WORK_STEP(ROWS)>(a, list, part / PARTS);
-        const int first = part % PARTS * ROUND_ROWS;
-        if (first < item.count) pack_rows(a, item, first);
+        if (first < item.count) pack_rows(a, item, first, i % SPLITS);
     }
 }
 

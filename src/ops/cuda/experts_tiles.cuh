@@ -1,16 +1,17 @@
 // experts_tiles.cuh - strips of experts times many rows each, on wgmma.
 //
-// A work is 16 strips of an expert (256 weight rows) times up to 96 of the rows that chose it, or
-// 12 strips times up to 192. Two blocks of a cluster take works of the same rows and neighbouring
-// strips, and each has the copy engine bring half of the rows to both: what L2 gives to the
-// multiprocessors would bound them otherwise. Pairs take pairs of works by turns, those of experts
-// with large works first: those at work together share rows and weights in L2. Two warpgroups of
-// consumers have eight strips each, as two products of 64 weight rows, or three have four. Two
-// threads of one more have the copy engine bring the packed rows (experts_pack.cu), tiles of 64
-// inputs under the 128-byte swizzle, the B operand; and the codes of all strips, chunks of tiles
-// ahead and into the next work. A consumer warp widens the codes of its strips in registers,
-// scaled: the A operand, never stored. It does so 16 inputs at a time between products: while one
-// operand is widened, those before it are multiplied, or those of other warpgroups.
+// A work is some strips of an expert times some of the rows that chose it: 24 strips (384 weight
+// rows) and up to 48 rows, 16 and 96, or 12 and 192. Two blocks of a cluster take works of the same
+// rows and neighbouring strips, and each has the copy engine bring half of the rows to both: what
+// L2 gives to the multiprocessors would bound them otherwise. Pairs take pairs of works by turns,
+// those of experts with large works first: those at work together share rows and weights in L2.
+// Each warp of two or three warpgroups of consumers has two strips, or one of the largest works.
+// Two threads of one more (experts_works.cuh) have the copy engine bring the packed rows
+// (experts_pack.cu), tiles of 64 inputs under the 128-byte swizzle, the B operand; and the codes,
+// chunks of tiles ahead and into the next work. A consumer warp widens the codes of its strips in
+// registers, scaled: the A operand, never stored. It does so 16 or 32 inputs at a time between
+// products: while one operand is widened, those before it are multiplied, or those of other
+// warpgroups.
 //
 // Scaled weights are f16: exact for scales down to 2^-24 of the row's largest; what is smaller
 // rounds to a multiple of 2^-24 of the largest scale, as f32 sums would.
@@ -18,174 +19,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include "experts_gate.cuh"
-#include "experts_items.cuh"
+#include "experts_works.cuh"
 #include "mxfp4_strip.cuh"
-#include "ptx_pairs_sm90.cuh"
 #include "take_turn.cuh"
 #include "wgmma_rows.cuh"
 
 namespace kv8 {
-
-constexpr int ROW_BYTES = KV8_TILE_COLS * 2;  // of a row in a tile
-constexpr int MAX_X_STAGES = KV8_EXPERTS_X_BYTES(48) / (48 * ROW_BYTES);
-constexpr int W_STAGES = KV8_EXPERTS_W_STAGES;
-constexpr int W_CODE_BYTES = KV8_EXPERTS_W_CODE_BYTES, W_SCALE_BYTES = KV8_EXPERTS_W_SCALE_BYTES;
-constexpr int CHUNK = KV8_EXPERTS_CHUNK_TILES;
-constexpr int ROUND_ROWS = 16;  // of packed rows
-constexpr int BLOCKS = KV8_EXPERTS_TILES_BLOCKS;
-static_assert(BLOCKS == 2, "as copy_rows() has it");
-
-// Works of up to ROWS rows: more rows share a widened weight, fewer leave less undone where experts
-// have few. STRIPS of a consumer warp: up to 96 rows two, which share what they read of rows.
-template <bool DOWN_, int ROWS_>
-struct WorkShape {
-    static constexpr bool DOWN = DOWN_;
-    static constexpr int ROWS = ROWS_, X_STAGE_BYTES = ROWS * ROW_BYTES;
-    static constexpr int X_STAGES = KV8_EXPERTS_X_BYTES(ROWS) / X_STAGE_BYTES;
-    static constexpr int CONSUMERS = 32 * KV8_EXPERTS_TILES_WARPS(ROWS);
-    static constexpr int WORK_STRIPS = KV8_EXPERTS_WORK_STRIPS(ROWS);
-    static constexpr int STRIPS = WORK_STRIPS * 32 / CONSUMERS;
-    // Few sizes: the compiler gives the operands of each registers of its own.
-    static constexpr int STEP = KV8_EXPERTS_WORK_STEP(ROWS);
-    static constexpr int LEAST = ROWS == 48 ? 16 : ROWS == 96 ? 64 : 32;
-    static constexpr int W_STAGE_BYTES = KV8_EXPERTS_W_STAGE_BYTES(ROWS);
-    // Products of n columns that a warpgroup has in flight: before the next, its operand is widened
-    // into the registers that the oldest has read. With one, products of the other two warpgroups
-    // fill the gap.
-    __device__ static constexpr int in_flight(int n) { return STRIPS == 2 ? 4 : n >= 160 ? 2 : 1; }
-    static_assert(CHUNK == 3, "as multiply() has it");
-    static_assert(X_STAGES <= MAX_X_STAGES);
-};
-
-struct Work {
-    Item item;
-    int strips, end;  // the first, and that behind the last
-
-    // The last pair of an item's works may have strips for one block alone.
-    __device__ __forceinline__ bool is_empty() const { return strips >= end; }
-    // Of an item whose rows are packed, the last 16 filled up.
-    __device__ __forceinline__ int packed_rows() const {
-        return (item.count + ROUND_ROWS - 1) / ROUND_ROWS * ROUND_ROWS;
-    }
-};
-
-struct WorkList {
-    ItemList list;                    // of the experts by rank
-    int ranked[KV8_EXPERTS_MAX + 1];  // experts, those with the largest items first
-    uint64_t full[MAX_X_STAGES], empty[MAX_X_STAGES];
-    uint64_t copied[W_STAGES], read[W_STAGES];  // of chunks of weights
-};
-
-// Works are counted by the pair.
-template <class SHAPE>
-__device__ __forceinline__ int works_an_item(const kv8_experts_matmul_args &a) {
-    constexpr int EACH = BLOCKS * SHAPE::WORK_STRIPS;
-    return (a.w.num_strips + EACH - 1) / EACH;
-}
-// By the whole block. Works that are large come first, so that all pairs end at about one time.
-template <class SHAPE>
-__device__ __forceinline__ void count_works(const kv8_experts_matmul_args &a, WorkList &works) {
-    load_first_rows(a, works.list);
-    int *const sizes = works.list.first_item;  // of the first item of each expert
-    for (int e = threadIdx.x; e < a.num_experts; e += blockDim.x) {
-        const int items = items_of(works.list, e, SHAPE::ROWS);
-        sizes[e] = items == 0 ? 0 : cut_item<SHAPE::STEP>(works.list, e, 0, items).count;
-    }
-    __syncthreads();
-    for (int e = threadIdx.x / 32; e < a.num_experts; e += blockDim.x / 32) {
-        int larger = 0;
-        for (int other = threadIdx.x % 32; other < a.num_experts; other += 32)
-            larger += sizes[other] > sizes[e] || (sizes[other] == sizes[e] && other < e);
-        works.ranked[__reduce_add_sync(~0u, larger)] = e;
-    }
-    __syncthreads();
-    if (threadIdx.x < 32)
-        sum_before(works.list.first_item, a.num_experts,
-                   [&](int i) { return items_of(works.list, works.ranked[i], SHAPE::ROWS); });
-    __syncthreads();
-}
-
-// This block's of each of its pair's, to use(work): pairs take them in serpentine order.
-template <class SHAPE, class USE>
-__device__ __forceinline__ void for_works(const kv8_experts_matmul_args &a, const WorkList &works,
-                                          USE &&use) {
-    const ItemList &list = works.list;
-    const int each = works_an_item<SHAPE>(a), num_works = list.first_item[a.num_experts] * each;
-    const int pairs = gridDim.x / BLOCKS;
-    int pair = blockIdx.x / BLOCKS;
-    for (int first = 0; first < num_works; first += pairs, pair = pairs - 1 - pair) {
-        const int w = first + pair;
-        if (w >= num_works) continue;
-        const int rank = find_item(list, a.num_experts, w / each), expert = works.ranked[rank];
-        const Item item = cut_item<SHAPE::STEP>(list, expert, w / each - list.first_item[rank],
-                                                list.first_item[rank + 1] - list.first_item[rank]);
-        // What is left for an item's last pair is cut among both in strips of a warpgroup.
-        constexpr int PAIR = BLOCKS * SHAPE::WORK_STRIPS, GROUP = 4 * SHAPE::STRIPS;
-        const int strips = w % each * PAIR, left = min(PAIR, a.w.num_strips - strips);
-        const int half = (left + BLOCKS * GROUP - 1) / (BLOCKS * GROUP) * GROUP;
-        const int rank_strips = static_cast<int>(blockIdx.x) % BLOCKS * half;
-        use(Work{item, strips + rank_strips, strips + min(left, rank_strips + half)});
-    }
-}
-
-// --- the producers: a thread for the weights, one for the rows ---
-
-// Chunks of the works' strips, one after another and work after work.
-template <class SHAPE>
-__device__ __forceinline__ void copy_weights(const kv8_experts_tiles_args &args, WorkList &works,
-                                             uint32_t ring) {
-    const kv8_experts_matmul_args &a = args.product;
-    int stage = 0, phase = 0;
-    for_works<SHAPE>(a, works, [&](const Work &work) {
-        if (work.is_empty()) return;
-        const int row = work.item.expert * a.w.num_strips + work.strips;  // of the maps
-        for (int tile = 0; tile < a.w.num_tiles; tile += CHUNK) {
-            const uint32_t copied = smem_address(&works.copied[stage]);
-            const uint32_t to = ring + stage * SHAPE::W_STAGE_BYTES;
-            barrier_wait(smem_address(&works.read[stage]), phase ^ 1);
-            expect_bytes(copied, SHAPE::W_STAGE_BYTES);
-            copy_tile_once(to, args.codes_map, tile * (KV8_TILE_CODE_BYTES / 8), row, copied,
-                           leave_first_policy());
-            copy_tile_once(to + SHAPE::WORK_STRIPS * W_CODE_BYTES, args.scales_map,
-                           tile * (KV8_TILE_SCALE_BYTES / 8), row, copied, leave_first_policy());
-            if (++stage == W_STAGES) {
-                stage = 0;
-                phase ^= 1;
-            }
-        }
-    });
-}
-
-// Tiles of the works' rows. Each block of the pair copies half of a tile to both, once both have
-// read what was there.
-template <class SHAPE>
-__device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a, WorkList &works,
-                                          uint32_t stages) {
-    constexpr int STAGES = SHAPE::X_STAGES;
-    const int rank = cluster_rank();
-    uint32_t issued = 0;
-    const auto await_empty = [&] {
-        if (issued >= STAGES)
-            wait_for_bytes(smem_address(&works.empty[issued % STAGES]), (issued / STAGES - 1) & 1);
-    };
-    for_works<SHAPE>(a, works, [&](const Work &work) {
-        const uint32_t tile_bytes = work.packed_rows() * ROW_BYTES, half = tile_bytes / BLOCKS;
-        const uint8_t *from = reinterpret_cast<const uint8_t *>(a.x) +
-                              static_cast<int64_t>(work.item.packed) * a.w.num_tiles * ROW_BYTES +
-                              rank * half;
-        for (int tile = 0; tile < a.w.num_tiles; tile++, issued++, from += tile_bytes) {
-            const uint32_t stage = issued % STAGES, full = smem_address(&works.full[stage]);
-            await_empty();
-            expect_bytes(full, tile_bytes);
-            copy_bulk_to(stages + stage * SHAPE::X_STAGE_BYTES + rank * half, from, half, full,
-                         (1 << BLOCKS) - 1);
-        }
-    });
-    // Nothing of the other block is on its way when this one's shared memory goes.
-    for (int i = 0; i < STAGES; i++, issued++) await_empty();
-}
-
-// --- the consumers ---
 
 // One arrival, without a branch, around which the compiler would wait for all products.
 __device__ __forceinline__ void barrier_arrive_if(uint32_t barrier, bool arrives) {
@@ -332,8 +171,9 @@ __device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, co
                                       ((strip ^ row) % 8 * 16 + lane % 4 * 4)) = outputs;
 }
 
-// What the end of a work needs from global memory, asked for at its beginning: factors and biases,
-// and of down where the rows go, lane + 32 * i of them in places[i].
+// What the end of a work needs from global memory, asked for at its beginning where registers are
+// left for it: factors and biases, and of down where the rows go, lane + 32 * i of them in
+// places[i].
 template <class SHAPE>
 struct WorkEnds {
     static constexpr int PLACES = SHAPE::DOWN ? (SHAPE::ROWS + 31) / 32 : 1;
@@ -390,8 +230,12 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
 template <class SHAPE>
 struct Consumer {
     static constexpr int STRIPS = SHAPE::STRIPS;
+    template <int N>
+    struct Operands {
+        uint32_t a[SHAPE::buffers(N)][SHAPE::GROUP][4];
+    };
     const kv8_experts_matmul_args &a;
-    WorkList &works;
+    Rings &rings;
     uint32_t x_stages, ring;
     int x_stage, x_phase;          // of tiles of rows
     int w_stage, w_phase;          // of the ring
@@ -399,7 +243,7 @@ struct Consumer {
 
     // The next chunk has come.
     __device__ __forceinline__ void enter_chunk() {
-        barrier_wait(smem_address(&works.copied[w_stage]), w_phase);
+        barrier_wait(smem_address(&rings.copied[w_stage]), w_phase);
         const uint32_t chunk = ring + w_stage * SHAPE::W_STAGE_BYTES;
         const int lane = threadIdx.x % 32;
         codes_at = chunk + warp_strip<SHAPE>() * W_CODE_BYTES + lane * 16;
@@ -409,116 +253,103 @@ struct Consumer {
     // Nobody reads it any more.
     __device__ __forceinline__ void leave_chunk() {
         __syncwarp();
-        barrier_arrive_if(smem_address(&works.read[w_stage]), threadIdx.x % 32 == 0);
+        barrier_arrive_if(smem_address(&rings.read[w_stage]), threadIdx.x % 32 == 0);
         w_stage++;
         w_phase ^= w_stage == W_STAGES;
         w_stage = w_stage == W_STAGES ? 0 : w_stage;
     }
-    // Tile TILE of the chunk, of all strips, into registers.
-    template <int TILE>
-    __device__ __forceinline__ void load_tile(TileCodes (&codes)[STRIPS]) {
+    // A tile of the chunk, of all strips, into registers.
+    __device__ __forceinline__ void load_tile(TileCodes (&codes)[STRIPS], int tile) {
 #pragma unroll
         for (int h = 0; h < STRIPS; h++)
-            codes[h].load(codes_at + h * W_CODE_BYTES + TILE * KV8_TILE_CODE_BYTES,
-                          scales_at + h * W_SCALE_BYTES + TILE * KV8_TILE_SCALE_BYTES);
+            codes[h].load(codes_at + h * W_CODE_BYTES + tile * KV8_TILE_CODE_BYTES,
+                          scales_at + h * W_SCALE_BYTES + tile * KV8_TILE_SCALE_BYTES);
     }
 
     // Of a stage, -1 for none, in both blocks.
     __device__ __forceinline__ void release(int of_stage) {
         const int lane = threadIdx.x % 32;
-        barrier_arrive_at_if(smem_address(&works.empty[max(of_stage, 0)]), lane % BLOCKS,
+        barrier_arrive_at_if(smem_address(&rings.empty[max(of_stage, 0)]), lane % BLOCKS,
                              of_stage >= 0 && lane < BLOCKS);
     }
 
-    // Product STEP of a tile: 16 inputs of one strip.
-    template <int N, int STEP, int IN_FLIGHT>
-    __device__ __forceinline__ void multiply_step(TileSums<STRIPS, N> &sums,
-                                                  uint32_t (&wide)[IN_FLIGHT][4],
-                                                  TileCodes (&codes)[STRIPS], uint32_t x,
-                                                  int before) {
-        constexpr int BUFFER = STEP % IN_FLIGHT, STRIP = STEP % STRIPS, OPERAND = STEP / STRIPS;
-        wgmma_wait<IN_FLIGHT - 1>();
-        if (STEP == IN_FLIGHT - 1) release(before);
-        codes[STRIP].template widen<OPERAND>(wide[BUFFER]);
-        if (STEP == 0) barrier_wait(smem_address(&works.full[x_stage]), x_phase);
+    // Group I of a tile and those behind it: some products of 16 inputs of one strip. A group is
+    // widened while those before are multiplied, into the registers of one that is done. Once the
+    // last of the tile before is, nobody reads the stage `before`, where this tile `enters` one.
+    template <int N, int I = 0>
+    __device__ __forceinline__ void multiply_groups(TileSums<STRIPS, N> &sums, Operands<N> &wide,
+                                                    const TileCodes (&codes)[STRIPS], uint32_t x,
+                                                    bool enters, int before) {
+        constexpr int GROUP = SHAPE::GROUP, BUFFERS = SHAPE::buffers(N), BUFFER = I % BUFFERS;
+        constexpr int STRIP = I * GROUP / 4, FIRST = I * GROUP % 4;
+        wgmma_wait<BUFFERS - 1>();
+        if (I == BUFFERS - 1 && enters) release(before);
+        codes[STRIP].template widen<FIRST>(wide.a[BUFFER][0]);
+        if constexpr (GROUP == 2) codes[STRIP].template widen<FIRST + 1>(wide.a[BUFFER][1]);
+#pragma unroll
+        for (int i = 0; i < GROUP; i++) registers_pin(wide.a[BUFFER][i]);
         wgmma_fence();
-        wgmma_rows<N>(sums.d[STRIP], wide[BUFFER], row_descriptor_at<128>(x, OPERAND * 32));
+#pragma unroll
+        for (int i = 0; i < GROUP; i++)
+            wgmma_rows<N>(sums.d[STRIP], wide.a[BUFFER][i],
+                          row_descriptor_at<128>(x, (FIRST + i) * 32));
         wgmma_commit();
+        if constexpr ((I + 1) * GROUP < 4 * STRIPS)
+            multiply_groups<N, I + 1>(sums, wide, codes, x, enters, before);
     }
 
-    // A tile, all strips.
-    template <int N, int IN_FLIGHT>
-    __device__ __forceinline__ void multiply_tile(TileSums<STRIPS, N> &sums,
-                                                  uint32_t (&wide)[IN_FLIGHT][4],
-                                                  TileCodes (&codes)[STRIPS], int &before) {
+    // The next stage of rows has come; its descriptor.
+    __device__ __forceinline__ uint32_t enter_rows() {
         const uint32_t x = matrix_descriptor(x_stages + x_stage * SHAPE::X_STAGE_BYTES, 16);
-        multiply_step<N, 0>(sums, wide, codes, x, before);
-        multiply_step<N, 1>(sums, wide, codes, x, before);
-        multiply_step<N, 2>(sums, wide, codes, x, before);
-        multiply_step<N, 3>(sums, wide, codes, x, before);
-        if constexpr (STRIPS == 2) {
-            multiply_step<N, 4>(sums, wide, codes, x, before);
-            multiply_step<N, 5>(sums, wide, codes, x, before);
-            multiply_step<N, 6>(sums, wide, codes, x, before);
-            multiply_step<N, 7>(sums, wide, codes, x, before);
-        }
-        before = x_stage;
-        if (++x_stage == SHAPE::X_STAGES) {
-            x_stage = 0;
-            x_phase ^= 1;
-        }
+        barrier_wait(smem_address(&rings.full[x_stage]), x_phase);
+        return x;
+    }
+    __device__ __forceinline__ int leave_rows() {
+        const int stage = x_stage;
+        x_phase ^= stage == SHAPE::X_STAGES - 1;
+        x_stage = stage == SHAPE::X_STAGES - 1 ? 0 : stage + 1;
+        return stage;
     }
 
     // One work of which this warpgroup has no strip: the others' rows and weights go by.
     __device__ __forceinline__ void pass(const Work &work) {
-        const bool has_weights = !work.is_empty();
-        for (int tile = 0; tile < a.w.num_tiles; tile++) {
-            if (has_weights && tile % CHUNK == 0)
-                barrier_wait(smem_address(&works.copied[w_stage]), w_phase);
-            barrier_wait(smem_address(&works.full[x_stage]), x_phase);
-            release(x_stage);
-            if (++x_stage == SHAPE::X_STAGES) {
-                x_stage = 0;
-                x_phase ^= 1;
-            }
-            if (has_weights && (tile % CHUNK == CHUNK - 1 || tile == a.w.num_tiles - 1))
+        for (int chunk = 0; chunk < chunks_of(a); chunk++) {
+            if (!work.is_empty()) {
+                barrier_wait(smem_address(&rings.copied[w_stage]), w_phase);
                 leave_chunk();
+            }
+            for (int tile = 0; tile < CHUNK; tile += SHAPE::X_TILES) {
+                barrier_wait(smem_address(&rings.full[x_stage]), x_phase);
+                release(leave_rows());
+            }
         }
     }
 
-    // One work, of up to N rows: a chunk of three tiles at a time.
+    // One work, of up to N rows.
     template <int N>
     __device__ __forceinline__ void multiply(const Work &work) {
         TileSums<STRIPS, N> sums = {};
-        uint32_t wide[SHAPE::in_flight(N)][4];
+        Operands<N> wide;
         TileCodes codes[STRIPS];
         WorkEnds<SHAPE> ends;
-        if (STRIPS == 2) ends.load(a, work);
+        if (SHAPE::HOLDS_ENDS) ends.load(a, work);
         int before = -1;  // the stage that the products in flight read
-        int left = a.w.num_tiles;
-        enter_chunk();
-        load_tile<0>(codes);
+        uint32_t x = 0;
 #pragma unroll 1
-        for (;;) {
-            multiply_tile<N>(sums, wide, codes, before);
-            if (--left == 0) {
-                leave_chunk();
-                break;
-            }
-            load_tile<1>(codes);
-            multiply_tile<N>(sums, wide, codes, before);
-            if (--left == 0) {
-                leave_chunk();
-                break;
-            }
-            load_tile<2>(codes);
-            leave_chunk();
-            multiply_tile<N>(sums, wide, codes, before);
-            if (--left == 0) break;
+        for (int left = chunks_of(a); left > 0; left--) {
             enter_chunk();
-            load_tile<0>(codes);
+#pragma unroll
+            for (int tile = 0; tile < CHUNK; tile++) {
+                const int in_stage = tile % SHAPE::X_TILES;
+                load_tile(codes, tile);
+                if (tile == CHUNK - 1) leave_chunk();
+                if (in_stage == 0) x = enter_rows();
+                multiply_groups<N>(sums, wide, codes, x + in_stage * (SHAPE::X_TILE_BYTES >> 4),
+                                   in_stage == 0, before);
+                if (in_stage == SHAPE::X_TILES - 1) before = leave_rows();
+            }
         }
-        if (STRIPS == 1) ends.load(a, work);
+        if (!SHAPE::HOLDS_ENDS) ends.load(a, work);
         wgmma_wait<0>();
 #pragma unroll
         for (int h = 0; h < STRIPS; h++) registers_pin(sums.d[h]);
@@ -527,30 +358,48 @@ struct Consumer {
     }
 };
 
-// As many columns as the rows want, N or more.
-template <class SHAPE, int N>
+// The columns of products: few sizes, since the compiler gives the operands of each registers of
+// its own.
+template <int ROWS>
+struct Sizes;
+template <>
+struct Sizes<48> {
+    static constexpr int COUNT = 3;
+    static __device__ constexpr int at(int i) { return 16 + 16 * i; }
+};
+template <>
+struct Sizes<96> {
+    static constexpr int COUNT = 4;
+    static __device__ constexpr int at(int i) { return 48 + 16 * i; }
+};
+template <>
+struct Sizes<192> {
+    static constexpr int COUNT = 6;
+    static __device__ constexpr int at(int i) { return 32 + 32 * i; }
+};
+template <class SHAPE, int I = 0>
 __device__ __forceinline__ void multiply_by(Consumer<SHAPE> &consumer, const Work &work) {
-    if constexpr (N >= SHAPE::ROWS)
-        consumer.template multiply<SHAPE::ROWS>(work);
-    else if (work.item.count <= N)
-        consumer.template multiply<N>(work);
+    using ALL = Sizes<SHAPE::ROWS>;
+    if constexpr (I + 1 == ALL::COUNT)
+        consumer.template multiply<ALL::at(I)>(work);
+    else if (work.item.count <= ALL::at(I))
+        consumer.template multiply<ALL::at(I)>(work);
     else
-        multiply_by<SHAPE, N + SHAPE::STEP>(consumer, work);
+        multiply_by<SHAPE, I + 1>(consumer, work);
 }
 
 template <class SHAPE>
-__device__ __forceinline__ void consume(const kv8_experts_matmul_args &a, WorkList &works,
-                                        uint32_t x_stages, uint32_t ring) {
-    constexpr int GROUP_STRIPS = 4 * SHAPE::STRIPS;  // of a warpgroup
-    Consumer<SHAPE> consumer = {a, works, x_stages, ring, 0, 0, 0, 0, 0, 0};
+__device__ __forceinline__ void consume(const kv8_experts_matmul_args &a, const Works<SHAPE> &works,
+                                        Rings &rings, uint32_t x_stages, uint32_t ring) {
+    Consumer<SHAPE> consumer = {a, rings, x_stages, ring, 0, 0, 0, 0, 0, 0};
     take_turn();
     // Inlined, since a consumer that is passed by address lies in memory.
-    for_works<SHAPE>(
-        a, works, [&](const Work &work) __attribute__((always_inline)) {
-            if (work.strips + static_cast<int>(threadIdx.x) / 128 * GROUP_STRIPS >= work.end)
+    works.for_each(
+        a, [&](const Work &work) __attribute__((always_inline)) {
+            if (work.strips + static_cast<int>(threadIdx.x) / 128 * SHAPE::GROUP_STRIPS >= work.end)
                 consumer.pass(work);
             else
-                multiply_by<SHAPE, SHAPE::LEAST>(consumer, work);
+                multiply_by(consumer, work);
         });
 }
 
@@ -558,34 +407,35 @@ template <class SHAPE>
 __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &args) {
     const kv8_experts_matmul_args &a = args.product;
     extern __shared__ __align__(1024) uint8_t shared[];
-    __shared__ WorkList works;
+    __shared__ Works<SHAPE> works;
+    __shared__ Rings rings;
     if (threadIdx.x == 0) {
         for (int i = 0; i < SHAPE::X_STAGES; i++) {
-            barrier_init(smem_address(&works.full[i]), 1);
-            barrier_init(smem_address(&works.empty[i]), BLOCKS * SHAPE::CONSUMERS / 32);
+            barrier_init(smem_address(&rings.full[i]), 1);
+            barrier_init(smem_address(&rings.empty[i]), BLOCKS * SHAPE::CONSUMERS / 32);
         }
         for (int i = 0; i < W_STAGES; i++) {
-            barrier_init(smem_address(&works.copied[i]), 1);
-            barrier_init(smem_address(&works.read[i]), SHAPE::CONSUMERS / 32);
+            barrier_init(smem_address(&rings.copied[i]), 1);
+            barrier_init(smem_address(&rings.read[i]), SHAPE::CONSUMERS / 32);
         }
         barrier_init_fence();
     }
     __syncwarp();
     cluster_arrive_first();  // both blocks' barriers stand
-    count_works<SHAPE>(a, works);
+    works.count(a);
     cluster_wait();
     const uint32_t x_stages = (smem_address(shared) + 1023) & ~1023u;
     const uint32_t ring = x_stages + SHAPE::X_STAGES * SHAPE::X_STAGE_BYTES;
     if (threadIdx.x < SHAPE::CONSUMERS) {
         registers_take<SHAPE::CONSUMERS == 256 ? 232 : 160>();
-        consume<SHAPE>(a, works, x_stages, ring);
+        consume<SHAPE>(a, works, rings, x_stages, ring);
     } else {
         registers_give<SHAPE::CONSUMERS == 256 ? 40 : 32>();
         // Which weights is known before the kernel ahead has ended, rows are not.
-        if (threadIdx.x == SHAPE::CONSUMERS) copy_weights<SHAPE>(args, works, ring);
+        if (threadIdx.x == SHAPE::CONSUMERS) copy_weights<SHAPE>(args, works, rings, ring);
         if (threadIdx.x != SHAPE::CONSUMERS + 32) return;
         take_turn();
-        copy_rows<SHAPE>(a, works, x_stages);
+        copy_rows<SHAPE>(a, works, rings, x_stages);
     }
 }
 
