@@ -343,12 +343,19 @@ static bool fits_whole_pages(const kv8_attention_spec *spec) {
     return spec->batch_invariant || kv8_may_mix(spec) || !has_wide_rows ||
            !has_more_rows_than(spec, KV8_DECODE_ROWS);
 }
-/* Few keys, of a window or in all, and so few requests that each has so many multiprocessors. */
-static bool sees_few_keys(const kv8_attention_spec *spec, const kv8_device_info *info,
-                          int32_t sms) {
+/* Few keys, of a window or in all. */
+static bool sees_few_keys(const kv8_attention_spec *spec) {
     enum { FEW = 1024 };
-    return (has_short_window(spec) || spec->max_kv_len <= FEW) && !spec->batch_invariant &&
-           spec->max_batch <= info->num_sms / sms;
+    return (has_short_window(spec) || spec->max_kv_len <= FEW) && !spec->batch_invariant;
+}
+/* A window's kernel is for so many requests: of more, whole pages are faster, which e4m3 alone has.
+ * Of bf16 and, over short windows, of int8 it is for any number of single rows. */
+static bool takes_requests(const kv8_variant *window, const kv8_attention_spec *spec,
+                           const kv8_device_info *info) {
+    const int32_t sms = spec->k_dtype == KV8_E4M3 ? 2 : 1;
+    if (spec->max_batch <= info->num_sms / sms) return true;
+    return (spec->k_dtype == KV8_BF16 || (spec->k_dtype == KV8_INT8 && has_short_window(spec))) &&
+           !has_more_rows_than(spec, window->block_rows);
 }
 /* Keys of a head, read once for each tile of rows, not so many that reading them takes longer than
  * combining what clusters leave. */
@@ -419,14 +426,13 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
         case KV8_WAY_WIDE: return fits_wide(v, spec, info);
         case KV8_WAY_CLUSTER: return fits_rows(v, spec, info) && fits_cluster(v, spec);
         case KV8_WAY_WINDOW:
-            /* Of more requests whole pages are faster, which e4m3 alone has. */
-            return sees_few_keys(spec, info, spec->k_dtype == KV8_E4M3 ? 2 : 1) &&
+            return sees_few_keys(spec) && takes_requests(v, spec, info) &&
                    fits_decode(v, spec, info) &&
                    (kv8_may_mix(spec) || !has_more_rows_than(spec, v->block_rows));
         case KV8_WAY_BULK:
             /* Of few requests heads are better spread over blocks. */
-            return !sees_few_keys(spec, info, 4) && fits_whole_pages(spec) &&
-                   fits_rows(v, spec, info) && fits_decode(v, spec, info);
+            return (!sees_few_keys(spec) || spec->max_batch > info->num_sms / 4) &&
+                   fits_whole_pages(spec) && fits_rows(v, spec, info) && fits_decode(v, spec, info);
         case KV8_WAY_ROWS: return fits_rows(v, spec, info) && fits_decode(v, spec, info);
         case KV8_WAY_PREFILL:
             return fits_window(v, spec) &&

@@ -132,7 +132,13 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.window_left = 127; BOTH(KV8_BF16);
           spec.max_batch = spec.max_total_q = 128, "kv8_decode_bf16_bf16_d64_window__sm90");
     TAKES(spec.window_left = 127; BOTH(KV8_BF16);
-          spec.max_batch = spec.max_total_q = 133, "kv8_decode_bf16_bf16_d64_rows__sm90");
+          spec.max_batch = spec.max_total_q = 133, "kv8_decode_bf16_bf16_d64_window__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_BF16); spec.max_batch = 133;
+          spec.max_total_q = 134, "kv8_decode_bf16_bf16_d64_rows16__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_INT8);
+          spec.max_batch = spec.max_total_q = 512, "kv8_decode_f16_int8_d64_window__sm90");
+    TAKES(spec.window_left = 512; BOTH(KV8_INT8);
+          spec.max_batch = spec.max_total_q = 512, "kv8_decode_f16_int8_d64_pairs__sm90");
     TAKES(spec.window_left = 127; BOTH(KV8_E5M2), "kv8_decode_f16_e5m2_d64_bulk8__sm90");
     TAKES(spec.window_left = 127; BOTH(KV8_E5M2);
           spec.max_batch = spec.max_total_q = 32, "kv8_decode_f16_e5m2_d64_rows__sm90");
@@ -154,7 +160,9 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_kv_len = 1024; BOTH(KV8_INT8);
           spec.max_batch = spec.max_total_q = 4, "kv8_decode_f16_int8_d64_window__sm90");
     TAKES(spec.max_kv_len = 1024; BOTH(KV8_BF16);
-          spec.max_batch = spec.max_total_q = 132, "kv8_decode_bf16_bf16_d64_window__sm90");
+          spec.max_batch = spec.max_total_q = 512, "kv8_decode_bf16_bf16_d64_window__sm90");
+    TAKES(spec.max_kv_len = 1024; BOTH(KV8_INT8);
+          spec.max_batch = spec.max_total_q = 133, "kv8_decode_f16_int8_d64_pairs__sm90");
     TAKES(spec.max_kv_len = 1024;
           spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
     TAKES(spec.max_kv_len = 1024; spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_rows16__sm90");
