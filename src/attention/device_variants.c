@@ -348,8 +348,9 @@ static bool sees_few_keys(const kv8_attention_spec *spec) {
     enum { FEW = 1024 };
     return (has_short_window(spec) || spec->max_kv_len <= FEW) && !spec->batch_invariant;
 }
-/* A window's kernel is for so many requests: of more, whole pages are faster, which e4m3 alone has.
- * Of bf16 and, over short windows, of int8 it is for any number of single rows. */
+/* Requests that the kernel of windows is faster for: of e4m3 one for every two multiprocessors,
+ * whole pages above; of others one for each, and any number of single rows of bf16 and, over short
+ * windows, of int8. */
 static bool takes_requests(const kv8_variant *window, const kv8_attention_spec *spec,
                            const kv8_device_info *info) {
     const int32_t sms = spec->k_dtype == KV8_E4M3 ? 2 : 1;

@@ -5,7 +5,6 @@
 #pragma once
 #include "experts_items.cuh"
 #include "ptx_pairs_sm90.cuh"
-#include "take_turn.cuh"
 
 namespace kv8 {
 

@@ -1,5 +1,5 @@
 // wgmma_rows.cuh - wgmma with weights in registers times rows in shared memory, f16 with f32 sums,
-// for 8, 16, 24, 32, 48, .. 96, 128, 160, 192 rows.
+// for 16, 32, .. 96, 128, 160, 192 rows.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -12,15 +12,12 @@ namespace kv8 {
     ", %" #k ", %" #l ", %" #m ", %" #n ", %" #o ", %" #p
 #define KV8_R8(a, b, c, d, e, f, g, h) \
     "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
-#define KV8_R4(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
-#define KV8_R0_7           KV8_R8(0, 1, 2, 3, 4, 5, 6, 7)
-#define KV8_R0_11          KV8_R0_7 ", " KV8_R4(8, 9, 10, 11)
-#define KV8_R0_15          KV8_R16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+#define KV8_R0_7  KV8_R8(0, 1, 2, 3, 4, 5, 6, 7)
+#define KV8_R0_15 KV8_R16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 #define KV8_R0_31 \
     KV8_R0_15 ", " KV8_R16(16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31)
 #define KV8_R0_47 \
     KV8_R0_31 ", " KV8_R16(32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47)
-#define KV8_R0_3  KV8_R4(0, 1, 2, 3)
 #define KV8_R0_23 KV8_R0_15 ", " KV8_R8(16, 17, 18, 19, 20, 21, 22, 23)
 #define KV8_R0_39 KV8_R0_31 ", " KV8_R8(32, 33, 34, 35, 36, 37, 38, 39)
 #define KV8_R0_63 \
@@ -32,18 +29,15 @@ namespace kv8 {
 #define KV8_S8(d, i)                                                                            \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
         "+f"(d[i + 6]), "+f"(d[i + 7])
-#define KV8_S0_8(d)  KV8_S8(d, 0)
-#define KV8_S4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define KV8_S12(d)   KV8_S8(d, 0), KV8_S4(d, 8)
-#define KV8_S0_4(d)  KV8_S4(d, 0)
-#define KV8_S16(d)   KV8_S8(d, 0), KV8_S8(d, 8)
-#define KV8_S24(d)   KV8_S16(d), KV8_S8(d, 16)
-#define KV8_S32(d)   KV8_S24(d), KV8_S8(d, 24)
-#define KV8_S40(d)   KV8_S32(d), KV8_S8(d, 32)
-#define KV8_S48(d)   KV8_S40(d), KV8_S8(d, 40)
-#define KV8_S64(d)   KV8_S48(d), KV8_S8(d, 48), KV8_S8(d, 56)
-#define KV8_S80(d)   KV8_S64(d), KV8_S8(d, 64), KV8_S8(d, 72)
-#define KV8_S96(d)   KV8_S80(d), KV8_S8(d, 80), KV8_S8(d, 88)
+#define KV8_S0_8(d) KV8_S8(d, 0)
+#define KV8_S16(d)  KV8_S8(d, 0), KV8_S8(d, 8)
+#define KV8_S24(d)  KV8_S16(d), KV8_S8(d, 16)
+#define KV8_S32(d)  KV8_S24(d), KV8_S8(d, 24)
+#define KV8_S40(d)  KV8_S32(d), KV8_S8(d, 32)
+#define KV8_S48(d)  KV8_S40(d), KV8_S8(d, 40)
+#define KV8_S64(d)  KV8_S48(d), KV8_S8(d, 48), KV8_S8(d, 56)
+#define KV8_S80(d)  KV8_S64(d), KV8_S8(d, 64), KV8_S8(d, 72)
+#define KV8_S96(d)  KV8_S80(d), KV8_S8(d, 80), KV8_S8(d, 88)
 
 // d (64 x N) += A (64 x 16, registers) * B (16 x N, shared, k along the rows).
 template <int N>
@@ -57,9 +51,7 @@ __device__ __forceinline__ void wgmma_rows(float (&d)[N / 2], const uint32_t (&a
                      : D(d)                                                                      \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                      \
     }
-KV8_WGMMA_ROWS(8, KV8_R0_3, KV8_S0_4, 4, 5, 6, 7, 8)
 KV8_WGMMA_ROWS(16, KV8_R0_7, KV8_S0_8, 8, 9, 10, 11, 12)
-KV8_WGMMA_ROWS(24, KV8_R0_11, KV8_S12, 12, 13, 14, 15, 16)
 KV8_WGMMA_ROWS(32, KV8_R0_15, KV8_S16, 16, 17, 18, 19, 20)
 KV8_WGMMA_ROWS(48, KV8_R0_23, KV8_S24, 24, 25, 26, 27, 28)
 KV8_WGMMA_ROWS(64, KV8_R0_31, KV8_S32, 32, 33, 34, 35, 36)
