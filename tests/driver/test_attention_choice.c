@@ -363,6 +363,27 @@ static void decode_goes_beside_prefill(void **state) {
     stand_close(&s);
 }
 
+/* Rows of decode among chunks keep the kernel of windows for few requests alone. */
+static void windows_beside_prefill_are_few(void **state) {
+    (void)state;
+    kv8_kernel_args a;
+    inputs in;
+    stand s = open_gpu(90);
+    for (int32_t batch = 132; batch <= 133; batch++) {
+        kv8_attention_spec spec = stand_spec();
+        spec.q_dtype = spec.k_dtype = spec.v_dtype = KV8_BF16;
+        spec.window_left = 127;
+        spec.max_batch = batch, spec.max_total_q = 2048 + batch;
+        fill(&in, &spec);
+        in.args.batch = batch;
+        const int32_t before = stand_in_num_launches();
+        (void)launch_of(&s, &spec, &in.args, &a);
+        const char *const decode = stand_in_get_launch(before + 1)->name;
+        assert_int_equal(strstr(decode, "_window__") != NULL, batch == 132);
+    }
+    stand_close(&s);
+}
+
 /* The fewer keys there are in all, the fewer heads a block of warpgroups has; of many requests
  * four. */
 static void warpgroups_share_heads_of_few_keys(void **state) {
@@ -514,6 +535,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_spec_has_its_kernel),
                                        cmocka_unit_test(each_run_has_its_kernel),
                                        cmocka_unit_test(decode_goes_beside_prefill),
+                                       cmocka_unit_test(windows_beside_prefill_are_few),
                                        cmocka_unit_test(warpgroups_share_heads_of_few_keys),
                                        cmocka_unit_test(short_windows_are_not_split),
                                        cmocka_unit_test(a_run_says_what_it_was_given),
