@@ -18,14 +18,19 @@ typedef struct inputs {
     kv8_draw_change *changes; /* [MAX_CHANGES] */
 } inputs;
 
+/* A kernel, and how it is launched for one row. */
+typedef struct draw_form {
+    kv8_kernel kernel;
+    kv8_launch launch; /* grid 0: not to be had */
+    int32_t warp_ids;
+} draw_form;
+
 struct kv8_device_sampler {
     const kv8_allocator *allocator;
     kv8_device *device;
     kv8_stream *stream;
     int32_t vocab_size, max_rows, mask_words;
-    kv8_kernel kernel;
-    kv8_launch launch; /* for one row */
-    int32_t warp_ids;
+    draw_form by_cluster, by_block; /* of a row */
     int32_t *change_of; /* [vocab_size] idx + 1 among the row's changes; 0 between rows */
     inputs host, on_device;
     kv8_draw_row *rows;                   /* [max_rows], the host's, as drawn and tops */
@@ -40,25 +45,38 @@ static size_t mask_bytes(const kv8_device_sampler *s, int32_t num) {
     return (size_t)num * (size_t)s->mask_words * sizeof(uint32_t);
 }
 
-/* A row to each cluster, which holds it in shared memory; where that is not possible, to each
- * block. */
-static kv8_status choose_kernel(kv8_device_sampler *s) {
+static int32_t warp_ids_of(int32_t vocab_size, int32_t num_blocks) {
+    const int64_t warps = (int64_t)num_blocks * KV8_DRAW_WARPS;
+    return (int32_t)(kv8_ceil_div(kv8_ceil_div(vocab_size, warps), 32) * 32);
+}
+
+/* Where a cluster's shared memory holds a row. */
+static kv8_status get_by_cluster(draw_form *form, kv8_device *device, int32_t vocab_size) {
     static const char name[] = "kv8_draw_cluster_f32__sm90";
-    const kv8_device_info *const info = kv8_device_get_info(s->device);
-    const int64_t warps = KV8_DRAW_BLOCKS * KV8_DRAW_WARPS;
-    const int64_t ids = kv8_ceil_div(kv8_ceil_div(s->vocab_size, warps), 32) * 32;
+    const int32_t ids = warp_ids_of(vocab_size, KV8_DRAW_BLOCKS);
     const size_t held = (size_t)ids * KV8_DRAW_WARPS * sizeof(float);
-    s->launch = (kv8_launch){.block = {KV8_DRAW_THREADS}};
-    if (kv8_kernel_exists(s->device, name) &&
-        held + KV8_DRAW_STATIC_BYTES <= info->shared_bytes_per_block) {
-        s->warp_ids = (int32_t)ids;
-        s->launch.grid[0] = s->launch.cluster[0] = KV8_DRAW_BLOCKS;
-        s->launch.dynamic_bytes = held;
-        return kv8_kernel_get(&s->kernel, s->device, name, sizeof(kv8_draw_args), held);
-    }
-    s->warp_ids = (int32_t)(kv8_ceil_div(kv8_ceil_div(s->vocab_size, KV8_DRAW_WARPS), 32) * 32);
-    s->launch.grid[0] = 1;
-    return kv8_kernel_get(&s->kernel, s->device, "kv8_draw_f32__sm80", sizeof(kv8_draw_args), 0);
+    const size_t room = kv8_device_get_info(device)->shared_bytes_per_block;
+    if (!kv8_kernel_exists(device, name) || held + KV8_DRAW_STATIC_BYTES > room) return KV8_OK;
+    form->warp_ids = ids;
+    form->launch = (kv8_launch){.grid = {KV8_DRAW_BLOCKS},
+                                .block = {KV8_DRAW_THREADS},
+                                .cluster = {KV8_DRAW_BLOCKS},
+                                .dynamic_bytes = held};
+    return kv8_kernel_get(&form->kernel, device, name, sizeof(kv8_draw_args), held);
+}
+static kv8_status get_by_block(draw_form *form, kv8_device *device, int32_t vocab_size) {
+    form->warp_ids = warp_ids_of(vocab_size, 1);
+    form->launch = (kv8_launch){.grid = {1}, .block = {KV8_DRAW_THREADS}};
+    return kv8_kernel_get(&form->kernel, device, "kv8_draw_f32__sm80", sizeof(kv8_draw_args), 0);
+}
+
+/* A row to each cluster; to each block where no cluster holds it, and where so many rows keep
+ * nearly all places for blocks busy, of which nobody waits for another there. */
+static const draw_form *choose_form(const kv8_device_sampler *s, int32_t num) {
+    enum { BLOCKS_PER_SM = 2 };
+    const int64_t places = (int64_t)BLOCKS_PER_SM * kv8_device_get_info(s->device)->num_sms;
+    const bool are_busy = 8 * (int64_t)num > 7 * kv8_ceil_div(num, places) * places;
+    return are_busy || s->by_cluster.launch.grid[0] == 0 ? &s->by_block : &s->by_cluster;
 }
 
 static kv8_status take_memory(kv8_device_sampler *s) {
@@ -104,7 +122,8 @@ kv8_status kv8_device_sampler_create(kv8_device_sampler **out, kv8_device *devic
     s->max_rows = max_rows;
     s->mask_words = (vocab_size + 31) / 32;
     kv8_status status;
-    KV8_TRY_GOTO(choose_kernel(s));
+    KV8_TRY_GOTO(get_by_cluster(&s->by_cluster, device, vocab_size));
+    KV8_TRY_GOTO(get_by_block(&s->by_block, device, vocab_size));
     KV8_TRY_GOTO(take_memory(s));
     *out = s;
     return KV8_OK;
@@ -205,6 +224,7 @@ static kv8_status send(kv8_device_sampler *s, const kv8_draw *draws, int32_t num
 }
 
 static kv8_status launch(kv8_device_sampler *s, float *logits, int32_t num) {
+    const draw_form *const form = choose_form(s, num);
     const kv8_draw_args args = {.logits = logits,
                                 .rows = s->rows,
                                 .changes = s->on_device.changes,
@@ -212,11 +232,11 @@ static kv8_status launch(kv8_device_sampler *s, float *logits, int32_t num) {
                                 .drawn = s->drawn,
                                 .tops = s->tops,
                                 .vocab_size = s->vocab_size,
-                                .warp_ids = s->warp_ids};
-    kv8_launch launch = s->launch;
+                                .warp_ids = form->warp_ids};
+    kv8_launch launch = form->launch;
     launch.overlaps_previous = true;
     launch.grid[0] *= (uint32_t)num;
-    return kv8_kernel_launch(&s->kernel, s->stream, &launch, &args);
+    return kv8_kernel_launch(&form->kernel, s->stream, &launch, &args);
 }
 
 static kv8_drawn take_row(const kv8_device_sampler *s, int32_t idx, const kv8_draw *draw,

@@ -144,6 +144,34 @@ static void a_row_takes_a_cluster_or_a_block(void **state) {
     }
 }
 
+/* So many that blocks keep nearly all places for them busy, two a multiprocessor. */
+static void many_rows_take_a_block_each(void **state) {
+    (void)state;
+    enum { MOST = 528 };
+    static const struct {
+        int32_t num;
+        uint32_t blocks; /* of a row */
+    } cases[] = {{1, 8},   {132, 8}, {231, 8}, {232, 1}, {264, 1},
+                 {265, 8}, {462, 8}, {463, 1}, {MOST, 1}};
+    static const kv8_sampling greedy = KV8_SAMPLING_INIT;
+    static kv8_draw draws[MOST];
+    for (int i = 0; i < MOST; i++) draws[i] = (kv8_draw){.sampling = &greedy, .mask = -1};
+    stand s = stand_open(90, H200_SMS);
+    kv8_device_sampler *sampler = NULL;
+    assert_ok(kv8_device_sampler_create(&sampler, s.device, s.stream, VOCAB, MOST, NULL));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int32_t before = stand_in_num_launches();
+        assert_ok(kv8_device_sampler_begin(sampler, (void *)s.memory, draws, cases[i].num));
+        assert_ok(kv8_stream_synchronize(s.stream));
+        const stand_in_launch *const launch = stand_in_get_launch(before);
+        const kv8_draw_args *const args = launch->args;
+        assert_int_equal(launch->grid[0], (uint32_t)cases[i].num * cases[i].blocks);
+        assert_true(args->warp_ids * (int64_t)cases[i].blocks * KV8_DRAW_WARPS >= VOCAB);
+    }
+    kv8_device_sampler_destroy(sampler);
+    stand_close(&s);
+}
+
 static void more_changes_than_fit_are_not_taken(void **state) {
     (void)state;
     enum { LONG = 90000 };
@@ -196,6 +224,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(nothing_is_copied, reset, check_nothing_lives),
         cmocka_unit_test_setup_teardown(a_row_takes_a_cluster_or_a_block, reset,
                                         check_nothing_lives),
+        cmocka_unit_test_setup_teardown(many_rows_take_a_block_each, reset, reset),
         cmocka_unit_test_setup_teardown(more_changes_than_fit_are_not_taken, reset,
                                         check_nothing_lives),
         cmocka_unit_test_setup_teardown(calls_that_fail_leave_nothing_behind, reset,

@@ -6,7 +6,7 @@
 #include "gpu_testing.h"
 #include "sampler_device.h"
 
-enum { MAX_ROWS = 40, HISTORY = 300, BIASES = 6, TOPS = 32 };
+enum { MAX_ROWS = 300, FEW_ROWS = 40, HISTORY = 300, BIASES = 6, TOPS = 32 };
 
 typedef struct row {
     kv8_sampling sampling;
@@ -19,20 +19,19 @@ typedef struct scene {
     int32_t vocab;
     kv8_sampler *host;
     kv8_device_sampler *device;
-    float *logits, *on_device; /* [MAX_ROWS, vocab] */
+    float *logits, *on_device; /* [rows, vocab] */
     row rows[MAX_ROWS];
     kv8_draw draws[MAX_ROWS];
     int64_t num_drawn;
 } scene;
 
-static void open_scene(scene *s, void **state, int32_t vocab) {
+static void open_scene(scene *s, void **state, int32_t vocab, int32_t num) {
     *s = (scene){.g = gpu_get_with_kernels(state), .vocab = vocab};
     assert_ok(kv8_sampler_create(&s->host, vocab, NULL));
-    assert_ok(
-        kv8_device_sampler_create(&s->device, s->g->device, s->g->stream, vocab, MAX_ROWS, NULL));
-    s->logits = malloc(sizeof(float) * MAX_ROWS * (size_t)vocab);
+    assert_ok(kv8_device_sampler_create(&s->device, s->g->device, s->g->stream, vocab, num, NULL));
+    s->logits = malloc(sizeof(float) * (size_t)num * (size_t)vocab);
     assert_non_null(s->logits);
-    s->on_device = gpu_alloc(s->g, sizeof(float) * MAX_ROWS * (size_t)vocab);
+    s->on_device = gpu_alloc(s->g, sizeof(float) * (size_t)num * (size_t)vocab);
 }
 static void close_scene(scene *s) {
     print_message("%d ids: %lld rows equal\n", s->vocab, (long long)s->num_drawn);
@@ -163,10 +162,10 @@ static void tokens_are_those_of_the_host(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         scene s;
         test_rng rng = {(uint64_t)cases[i].vocab};
-        open_scene(&s, state, cases[i].vocab);
+        open_scene(&s, state, cases[i].vocab, FEW_ROWS);
         for (int32_t k = 0; k < cases[i].rounds; k++)
-            run_round(&s, &rng, k == 0 ? 1 : rng_range(&rng, 1, MAX_ROWS));
-        if (cases[i].rounds == 1) run_round(&s, &rng, MAX_ROWS);
+            run_round(&s, &rng, k == 0 ? 1 : rng_range(&rng, 1, FEW_ROWS));
+        if (cases[i].rounds == 1) run_round(&s, &rng, FEW_ROWS);
         close_scene(&s);
     }
 }
@@ -175,8 +174,17 @@ static void tokens_are_those_of_the_host(void **state) {
 static void a_vocabulary_beyond_shared_memory(void **state) {
     scene s;
     test_rng rng = {5};
-    open_scene(&s, state, 500000);
+    open_scene(&s, state, 500000, 24);
     run_round(&s, &rng, 24);
+    close_scene(&s);
+}
+
+/* So many that blocks have a row each, and no more than clusters have, on 132 multiprocessors. */
+static void many_rows(void **state) {
+    scene s;
+    test_rng rng = {7};
+    open_scene(&s, state, 5003, MAX_ROWS);
+    for (int32_t num = 220; num <= MAX_ROWS; num += 40) run_round(&s, &rng, num);
     close_scene(&s);
 }
 
@@ -185,7 +193,7 @@ static void logits_that_are_not_finite_are_named(void **state) {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     scene s;
     test_rng rng = {6};
-    open_scene(&s, state, VOCAB);
+    open_scene(&s, state, VOCAB, 4);
     const kv8_sampling greedy = KV8_SAMPLING_INIT;
     kv8_drawn drawn[4];
     kv8_logprob tops[4];
@@ -213,6 +221,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_are_those_of_the_host),
         cmocka_unit_test(a_vocabulary_beyond_shared_memory),
+        cmocka_unit_test(many_rows),
         cmocka_unit_test(logits_that_are_not_finite_are_named),
     };
     return cmocka_run_group_tests_name("sampler_device", tests, gpu_open, gpu_close);

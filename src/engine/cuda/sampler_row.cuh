@@ -39,7 +39,7 @@ struct Choice {
 struct Board {
     Slot slots[2][KV8_DRAW_BLOCKS];  // a part from every block, of two exchanges in turn
     Slot warps[DRAW_WARPS];
-    u64 mass[BUCKETS], list[LISTED];
+    u64 mass[BUCKETS], list[LISTED], found[DRAW_WARPS];
     uint32_t counts[BUCKETS], num_listed, listed_from;
     // How many threads have a logit that reaches each level: of this block, of all; of the draw's
     // logits, of the model's own.
@@ -90,6 +90,10 @@ struct Row {
     // what(id, logit) for this thread's ids; some logits are on their way at once.
     template <typename WHAT>
     __device__ __forceinline__ void for_mine(const WHAT &what) const {
+        if (!CLUSTER && !masked) {
+            for_mine_ahead(what);
+            return;
+        }
         constexpr int AT_ONCE = 4;
         for (int32_t i = warp_begin + lane(); i < warp_end; i += 32 * AT_ONCE) {
             float l[AT_ONCE];
@@ -102,6 +106,29 @@ struct Row {
                 for (int k = 0; k < AT_ONCE; k++)
                     l[k] = i + 32 * k < warp_end ? x[i + 32 * k - begin] : 0;
             }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                if (i + 32 * k < warp_end) what(i + 32 * k, l[k]);
+            }
+        }
+    }
+    // The same from memory: the next are on their way meanwhile.
+    template <typename WHAT>
+    __device__ __forceinline__ void for_mine_ahead(const WHAT &what) const {
+        constexpr int AT_ONCE = 8;
+        float next[AT_ONCE];
+        const auto load = [&](int32_t first) {
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++)
+                next[k] = first + 32 * k < warp_end ? x[first + 32 * k - begin] : 0;
+        };
+        load(warp_begin + lane());
+#pragma unroll 1
+        for (int32_t i = warp_begin + lane(); i < warp_end; i += 32 * AT_ONCE) {
+            float l[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) l[k] = next[k];
+            load(i + 32 * AT_ONCE);
 #pragma unroll
             for (int k = 0; k < AT_ONCE; k++) {
                 if (i + 32 * k < warp_end) what(i + 32 * k, l[k]);
@@ -146,36 +173,39 @@ struct Row {
         }
         return m;
     }
+    // Of the warp's threads the first up to which the sum of parts exceeds `target`, which loses
+    // what is before it; none: -1, and target loses all.
+    static __device__ __forceinline__ int32_t find_lane(u64 part, u64 &target) {
+        const u64 up_to = sum_of_lanes(part);
+        const uint32_t beyond = __ballot_sync(ALL, up_to > target);
+        const int owner = beyond != 0 ? __ffs(beyond) - 1 : 31;
+        target -= __shfl_sync(ALL, beyond != 0 ? up_to - part : up_to, owner);
+        return beyond != 0 ? owner : -1;
+    }
     // The first id at which the running sum exceeds `target`, below the sum that sum() has just
-    // given: in the threads of one warp of all, the others get -1.
+    // given: in the threads of one warp of all, the others get -1. By all threads.
     template <typename VALUE>
     __device__ __forceinline__ int32_t find(const VALUE &value, u64 target) const {
-        for (uint32_t r = 0; r < rank; r++) {
-            const u64 part = board.slots[turn][r].a;
-            if (target < part) return -1;
-            target -= part;
-        }
-        for (int w = 0; w < warp(); w++) {
-            const u64 part = board.warps[w].a;
-            if (target < part) return -1;
-            target -= part;
-        }
-        if (target >= board.warps[warp()].a) return -1;
-        // The lane whose ids in a row it is among, then those ids.
-        const int32_t each = (warp_end - warp_begin + 31) / 32;
-        int32_t first = warp_begin + lane() * each;
+        const u64 of_block = lane() < num_blocks() ? board.slots[turn][lane()].a : 0;
+        if (find_lane(of_block, target) != static_cast<int32_t>(rank)) return -1;
+        // All warps share out the ids of the warp that it is among, each thread some in a row.
+        const int32_t idx = find_lane(lane() < DRAW_WARPS ? board.warps[lane()].a : 0, target);
+        const int32_t first = min(begin + idx * a.warp_ids, a.vocab_size);
+        const int32_t end = min(first + a.warp_ids, a.vocab_size);
+        const int32_t each = (end - first + DRAW_THREADS - 1) / DRAW_THREADS;
+        const int32_t own = first + static_cast<int32_t>(threadIdx.x) * each;
         u64 part = 0;
-#pragma unroll 2
-        for (int32_t i = first; i < min(first + each, warp_end); i++) part += value(i, logit(i));
+#pragma unroll 1
+        for (int32_t i = own; i < min(own + each, end); i++) part += value(i, logit(i));
         const u64 up_to = sum_of_lanes(part);
-        const int owner = __ffs(__ballot_sync(ALL, up_to > target)) - 1;
-        target -= __shfl_sync(ALL, up_to - part, owner);
-        for (first = warp_begin + owner * each;; first += 32) {
-            const int32_t i = first + lane();
-            const u64 some = sum_of_lanes(i < warp_end ? value(i, logit(i)) : 0);
-            const uint32_t beyond = __ballot_sync(ALL, some > target);
-            if (beyond != 0) return first + __ffs(beyond) - 1;
-            target -= __shfl_sync(ALL, some, 31);
+        if (lane() == 31) board.found[warp()] = up_to;
+        __syncthreads();
+        if (find_lane(lane() < DRAW_WARPS ? board.found[lane()] : 0, target) != warp()) return -1;
+        int32_t at = __shfl_sync(ALL, own, find_lane(part, target));
+        for (;; at += 32) {
+            const int32_t i = at + lane();
+            const int32_t found = find_lane(i < end ? value(i, logit(i)) : 0, target);
+            if (found >= 0) return at + found;
         }
     }
 
