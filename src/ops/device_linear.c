@@ -34,9 +34,10 @@ static const wgmma_shape wgmma_shapes[KV8_NUM_LINEAR_WGMMA] = {
 typedef struct pairs_shape {
     const char *name;
     int32_t rows;
+    bool is_tall;
 } pairs_shape;
 static const pairs_shape pairs_shapes[KV8_NUM_LINEAR_PAIRS] = {
-#define KV8_LINEAR_PAIRS(name, rows) {#name, rows},
+#define KV8_LINEAR_PAIRS(name, rows, is_tall) {#name, rows, is_tall},
 #include "linear_pairs_kernels.inc"
 };
 static kv8_launch launch_of_pairs(const pairs_shape *shape, int32_t num_pairs) {
@@ -225,17 +226,26 @@ static pairs_plan share_out(const kv8_linear_args *args, int idx, int32_t num_pa
                         .queue = halves * rows / 2};
 }
 
+/* One tile of tokens, more than half of it: tall tiles, where they keep the pairs busy. */
+static bool takes_tall_pairs(const kv8_linear_args *args, int32_t num_pairs, pairs_plan *plan_out) {
+    const int idx = LINEAR_kv8_linear_f16_pairs_tall__sm90a;
+    if (args->n <= KV8_LINEAR_PAIRS_TOKENS / 2) return false;
+    const int64_t tiles = kv8_ceil_div(args->rows, 2 * pairs_shapes[idx].rows);
+    *plan_out = (pairs_plan){.idx = idx, .num_tiles = (int32_t)tiles};
+    return 8 * tiles > 7 * kv8_ceil_div(tiles, num_pairs) * num_pairs;
+}
+
 /* Many tokens, and rows of y that the copy engine takes: pairs, where their queue is no longer than
  * that of linear_wgmma.cu's tiles. */
 static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args,
                         pairs_plan *plan_out) {
     const bool may_halve_heads = args->is_f32 && args->rotated_rows == 0;
     const int32_t num_pairs = ops->linear.num_pairs;
-    if (num_pairs == 0 || ops->has_fixed_order || args->n <= KV8_LINEAR_PAIRS_TOKENS ||
-        args->rows % 8 != 0)
-        return false;
+    if (num_pairs == 0 || ops->has_fixed_order || args->rows % 8 != 0) return false;
+    if (args->n <= KV8_LINEAR_PAIRS_TOKENS) return takes_tall_pairs(args, num_pairs, plan_out);
     *plan_out = share_out(args, 0, num_pairs, may_halve_heads);
     for (int idx = 1; idx < KV8_NUM_LINEAR_PAIRS; idx++) {
+        if (pairs_shapes[idx].is_tall) continue;
         const pairs_plan plan = share_out(args, idx, num_pairs, may_halve_heads);
         if (plan.queue < plan_out->queue) *plan_out = plan;
     }

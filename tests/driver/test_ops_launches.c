@@ -175,8 +175,12 @@ static void many_tokens_go_to_pairs_of_blocks(void **state) {
                  {2880, 4096, 2048, KV8_F32, "_r256__", 96, 66},
                  {2880, 4096, 8192, KV8_F32, "_r192__", 480, 462},
                  {201088, 2880, 64, KV8_F32, "_n64__", 0, 0},
-                 {201088, 2880, 65, KV8_F32, "_t128__", 0, 0},
-                 {201088, 2880, 128, KV8_F32, "_t128__", 0, 0},
+                 {201088, 2880, 65, KV8_F32, "_tall__", 393, 0},
+                 {201088, 2880, 128, KV8_F32, "_tall__", 393, 0},
+                 {201088, 2880, 129, KV8_F32, "_r256__", 786, 786},
+                 {201084, 2880, 128, KV8_F32, "_t128__", 0, 0},
+                 {29184, 2880, 128, KV8_F32, "_n128__", 0, 0},
+                 {29192, 2880, 128, KV8_F32, "_tall__", 58, 0},
                  {201088, 2880, 512, KV8_F32, "_r256__", 1572, 1572},
                  {5124, 2880, 8192, KV8_F32, "_t128__", 0, 0}};
     enum { NUM = sizeof known / sizeof *known };
@@ -191,6 +195,7 @@ static void many_tokens_go_to_pairs_of_blocks(void **state) {
         const kv8_linear_pairs_args *const args = launch->args;
         assert_int_equal(args->num_tiles, known[i].num_tiles);
         assert_int_equal(args->num_whole, known[i].num_whole);
+        assert_int_equal(launch->grid[0], H200_SMS);
     }
     kv8_device_ops_fix_order(c.ops);
     assert_ok(multiply(&c, &c.qkv, 2048, KV8_F32, false));

@@ -201,6 +201,8 @@ static void products_of_the_true_shapes(void **state) {
         {5120, 2880, 1300, TO_F32, true},  {2880, 4096, 2500, ADDED, true},
         {1000, 200, 4500, ADDED, false},   {1000, 200, 700, ADDED, true},
         {5120, 2880, 500, TO_BF16, true},  {5120, 2880, 600, TO_F32, false},
+        {33000, 200, 128, TO_F32, false},  {33760, 2880, 127, ADDED, true},
+        {67000, 72, 65, ADDED, true},      {67000, 520, 100, TO_BF16, true},
     };
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
         check_case(&s, &products[i], products[i].n > 64 ? 509 : products[i].n > 8 ? 61 : 17);

@@ -15,7 +15,7 @@
 //
 // Grid: the pairs that the GPU holds. Block: two warpgroups, and one that copies. Shared memory:
 // the ring, and two boxes a warpgroup. Bytes: w once a tile of tokens, x once a tile of rows, from
-// the L2 two thirds of that. Bound by: products.
+// the L2 two thirds of that. Bound by: products; by memory where tiles are tall.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "linear_store.cuh"
@@ -49,64 +49,83 @@ struct PairsRing {
     }
 };
 
-// Where this block's tile i lies: a whole one, or half of one that is cut.
-template <int ROWS, bool IS_WHOLE>
+// A pair's tile: ROWS rows of w by both blocks' tokens; half of that, when it is cut; or two times
+// ROWS rows by tokens that both blocks share.
+enum Form { WHOLE, HALF, TALL };
+template <Form FORM>
+struct IsForm {
+    static constexpr Form value = FORM;
+};
+// Of a block.
+template <int ROWS, Form FORM>
+constexpr int OWN_ROWS = FORM == HALF ? ROWS / 2 : ROWS;
+
+// Where this block's tile i lies.
+template <int ROWS, Form FORM>
 static __device__ __forceinline__ Tile place(const kv8_linear_pairs_args &a, int32_t i) {
     const int32_t rank = cluster_rank();
-    Tile tile = find_tile(a.product, ROWS, 2 * TOKENS, IS_WHOLE ? i : a.num_whole + i / 2);
-    tile.first_token += (IS_WHOLE ? rank : i % 2) * TOKENS;
-    if (!IS_WHOLE) tile.first_row += rank * (ROWS / 2);
+    if (FORM == TALL) return {(2 * i + rank) * ROWS, 0};
+    Tile tile = find_tile(a.product, ROWS, 2 * TOKENS, FORM == WHOLE ? i : a.num_whole + i / 2);
+    tile.first_token += (FORM == WHOLE ? rank : i % 2) * TOKENS;
+    if (FORM == HALF) tile.first_row += rank * (ROWS / 2);
     return tile;
 }
 
-// This block's tiles in their order, to use(i, IsWhole or IsHalf).
-struct IsWhole {
-    static constexpr bool value = true;
-};
-struct IsHalf {
-    static constexpr bool value = false;
-};
-template <class USE>
+// This block's tiles in their order, to use(i, IsForm).
+template <bool IS_TALL, class USE>
 static __device__ __forceinline__ void for_tiles(const kv8_linear_pairs_args &a, USE &&use) {
     const int32_t pair = blockIdx.x / 2, num_pairs = gridDim.x / 2;
-    for (int32_t i = pair; i < a.num_whole; i += num_pairs) use(i, IsWhole());
-    for (int32_t i = pair; i < 2 * (a.num_tiles - a.num_whole); i += num_pairs) use(i, IsHalf());
+    if constexpr (IS_TALL) {
+        for (int32_t i = pair; i < a.num_tiles; i += num_pairs) use(i, IsForm<TALL>());
+    } else {
+        for (int32_t i = pair; i < a.num_whole; i += num_pairs) use(i, IsForm<WHOLE>());
+        for (int32_t i = pair; i < 2 * (a.num_tiles - a.num_whole); i += num_pairs)
+            use(i, IsForm<HALF>());
+    }
 }
 
 // --- into shared memory ---
 
-template <int ROWS, bool IS_WHOLE>
+// Of a tall tile nobody else reads the rows of w.
+template <int ROWS, Form FORM>
 static __device__ __forceinline__ void copy_stage(const kv8_linear_pairs_args &a, const Tile &tile,
                                                   uint32_t to, uint32_t full, int32_t column) {
-    constexpr int W_BYTES = PairsRing<ROWS>::W_BYTES, STAGE_BYTES = PairsRing<ROWS>::STAGE_BYTES;
+    constexpr int BOX_ROWS = ROWS / 2, W_BOX_BYTES = BOX_ROWS * 128;
     const int32_t rank = cluster_rank();
-    const uint32_t x = to + W_BYTES;
-    expect_bytes(full, IS_WHOLE ? STAGE_BYTES : STAGE_BYTES - W_BYTES / 2);
-    if (IS_WHOLE) {
-        copy_tile_to(to + rank * (W_BYTES / 2), a.w_map, column, tile.first_row + rank * (ROWS / 2),
+    const uint32_t x = to + PairsRing<ROWS>::W_BYTES;
+    expect_bytes(full, (OWN_ROWS<ROWS, FORM> + TOKENS) * 128);
+    if constexpr (FORM == WHOLE) {
+        copy_tile_to(to + rank * W_BOX_BYTES, a.w_map, column, tile.first_row + rank * BOX_ROWS,
                      full, BOTH);
         copy_tile(x, a.x_map, column, tile.first_token, full);
         copy_tile(x + BOX_BYTES, a.x_map, column, tile.first_token + BOX, full);
     } else {
-        copy_tile(to, a.w_map, column, tile.first_row, full);
+        const uint64_t policy = leave_first_policy();
+        for (int box = 0; box < OWN_ROWS<ROWS, FORM> / BOX_ROWS; box++) {
+            const int32_t row = tile.first_row + box * BOX_ROWS;
+            if (FORM == TALL)
+                copy_tile_once(to + box * W_BOX_BYTES, a.w_map, column, row, full, policy);
+            else
+                copy_tile(to + box * W_BOX_BYTES, a.w_map, column, row, full);
+        }
         copy_tile_to(x + rank * BOX_BYTES, a.x_map, column, tile.first_token + rank * BOX, full,
                      BOTH);
     }
 }
 
-template <int ROWS>
+template <int ROWS, bool IS_TALL>
 static __device__ __forceinline__ void produce(const kv8_linear_pairs_args &a,
                                                const PairsRing<ROWS> &ring, int32_t num_stages) {
     uint32_t passed = 0;
     const auto await_empty = [&] {
         if (passed >= STAGES) wait_for_bytes(ring.empty(passed), (passed / STAGES - 1) & 1);
     };
-    for_tiles(a, [&](int32_t idx, auto whole) {
-        constexpr bool IS_WHOLE = decltype(whole)::value;
-        const Tile tile = place<ROWS, IS_WHOLE>(a, idx);
+    for_tiles<IS_TALL>(a, [&](int32_t idx, auto form) {
+        constexpr Form FORM = decltype(form)::value;
+        const Tile tile = place<ROWS, FORM>(a, idx);
         for (int32_t i = 0; i < num_stages; i++, passed++) {
             await_empty();
-            copy_stage<ROWS, IS_WHOLE>(a, tile, ring.stage(passed), ring.full(passed), 64 * i);
+            copy_stage<ROWS, FORM>(a, tile, ring.stage(passed), ring.full(passed), 64 * i);
         }
     });
     // Nothing of the other block is on its way when this one's shared memory goes.
@@ -298,30 +317,30 @@ static __device__ __forceinline__ void send_sums(const kv8_linear_pairs_args &a,
                       bias + 8 * HEADS);
 }
 
-template <int ROWS>
+template <int ROWS, bool IS_TALL>
 static __device__ __forceinline__ void multiply_all(const kv8_linear_pairs_args &a,
                                                     const PairsRing<ROWS> &ring, uint32_t boxes,
                                                     int32_t num_stages) {
     const int group = threadIdx.x / 128;
     Outlet outlet = {boxes + group * 2 * BOX_BYTES, group, threadIdx.x % 128 == 0, 0};
     uint32_t passed = 0;
-    for_tiles(a, [&](int32_t idx, auto whole) {
-        constexpr bool IS_WHOLE = decltype(whole)::value;
-        constexpr int OWN_ROWS = IS_WHOLE ? ROWS : ROWS / 2;
-        float sums[OWN_ROWS / 2];
-        uint32_t bias[OWN_ROWS / 8];
+    for_tiles<IS_TALL>(a, [&](int32_t idx, auto form) {
+        constexpr Form FORM = decltype(form)::value;
+        constexpr int OWN = OWN_ROWS<ROWS, FORM>;
+        float sums[OWN / 2];
+        uint32_t bias[OWN / 8];
         Tile tile;
         consume(sums, ring, passed, num_stages, [&] {
-            tile = place<ROWS, IS_WHOLE>(a, idx);
-            load_bias<OWN_ROWS>(bias, a.product, tile.first_row);
+            tile = place<ROWS, FORM>(a, idx);
+            load_bias<OWN>(bias, a.product, tile.first_row);
         });
         passed += num_stages;
-        send_sums<OWN_ROWS>(a, tile, outlet, sums, bias);
+        send_sums<OWN>(a, tile, outlet, sums, bias);
     });
     if (outlet.leads) bulk_wait_read<0>();
 }
 
-template <int ROWS>
+template <int ROWS, bool IS_TALL>
 static __device__ __forceinline__ void multiply_in_pairs(const kv8_linear_pairs_args &a) {
     extern __shared__ uint8_t unaligned[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES];
@@ -341,18 +360,18 @@ static __device__ __forceinline__ void multiply_in_pairs(const kv8_linear_pairs_
     const int32_t num_stages = (a.product.cols + 63) / 64;
     if (threadIdx.x < CONSUMERS) {
         registers_take<232>();
-        multiply_all<ROWS>(a, ring, aligned + STAGES * ring.STAGE_BYTES, num_stages);
+        multiply_all<ROWS, IS_TALL>(a, ring, aligned + STAGES * ring.STAGE_BYTES, num_stages);
     } else {
         registers_give<40>();
-        if (threadIdx.x == CONSUMERS) produce<ROWS>(a, ring, num_stages);
+        if (threadIdx.x == CONSUMERS) produce<ROWS, IS_TALL>(a, ring, num_stages);
     }
 }
 
 }  // namespace kv8
 
-#define KV8_LINEAR_PAIRS(NAME, ROWS)                                          \
+#define KV8_LINEAR_PAIRS(NAME, ROWS, IS_TALL)                                 \
     extern "C" __global__ void __launch_bounds__(KV8_LINEAR_PAIRS_THREADS, 1) \
         NAME(const __grid_constant__ kv8_linear_pairs_args a) {               \
-        kv8::multiply_in_pairs<ROWS>(a);                                      \
+        kv8::multiply_in_pairs<ROWS, IS_TALL>(a);                             \
     }
 #include "linear_pairs_kernels.inc"
