@@ -97,12 +97,13 @@ typedef struct piece {
 } piece;
 
 /* Whether every subnormal is a code of 0: 2^-126 by such a scale is below half of the least code of
- * 8 bits, and int8's own scale is none of them. Of what rotates it may be a code of -0. */
+ * 8 bits, and int8's own scale is none of them. Of what rotates it may be a code of -0, which int8
+ * has not. */
 static bool narrows_subnormals_to_0(const kv8_append_job *job, const piece *p) {
     const kv8_append_target *const target = &job->target[p->kv];
     const kv8_row_format *const format = &target->format;
     const bool by_row = format->scale == KV8_SCALE_F16;
-    if (rotates(job, p->kv) || format->segment[1].count > 0) return false;
+    if ((rotates(job, p->kv) && !by_row) || format->segment[1].count > 0) return false;
     if (!by_row && (format->scale != KV8_SCALE_NONE || !kv8_is_float8(format->segment[0].dtype)))
         return false;
     for (int32_t i = 0; i < p->end_row - p->begin_row; i++) {

@@ -73,8 +73,10 @@ static void check_dtype(const kv8_rope *rope, int32_t interleaved, kv8_dtype dty
     const int32_t indptr[3] = {0, 20, ROWS};
     int32_t positions[ROWS];
     test_rng rng = {(uint64_t)dtype};
-    for (int i = 0; i < ROWS * ROW; i++) /* every fourth row subnormal */
-        k_rows[i] = rng_normal(&rng) * (i / ROW % 4 == 1 ? 0x1p-130f : 5.0f);
+    for (int i = 0; i < ROWS * ROW; i++) { /* rows of subnormals, of some, of what is near them */
+        const float sizes[4] = {5.0f, 0x1p-130f, i % 3 == 0 ? 0x1p-130f : 5.0f, 0x1p-120f};
+        k_rows[i] = rng_normal(&rng) * sizes[i / ROW % 4];
+    }
     for (int i = 0; i < ROWS * V_ROW; i++) v_rows[i] = rng_normal(&rng);
     k_rows[3] = NAN;
     k_rows[5 * ROW + 2] = 1e30f;
