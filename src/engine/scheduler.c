@@ -36,7 +36,7 @@ typedef struct request {
 
 struct kv8_scheduler {
     kv8_scheduler_options options;
-    int32_t num_slots;
+    int32_t num_slots, num_groups;
     request *slots;      /* [num_slots] */
     int32_t *free_slots; /* stack */
     int32_t num_free;
@@ -49,7 +49,8 @@ struct kv8_scheduler {
     int32_t num_rows, tokens_left, logits_left;
     int32_t num_decoding, prompt_tokens; /* of the planned step */
     kv8_pace pace;
-    void **expired; /* [num_slots] */
+    int64_t *growth; /* [num_groups] pages that those running still take, while a plan admits */
+    void **expired;  /* [num_slots] */
     uint64_t next_serial;
     kv8_scheduler_stats stats;
 };
@@ -142,8 +143,8 @@ kv8_status kv8_scheduler_create(kv8_scheduler **out, const kv8_scheduler_options
     KV8_TRY(kv8_alloc(options->allocator, 1, sizeof(kv8_scheduler), "scheduler", &memory));
     kv8_scheduler *const s = memory;
     s->options = *options;
-    const int32_t n = options->max_running + options->max_waiting;
-    s->num_slots = n;
+    const int32_t n = s->num_slots = options->max_running + options->max_waiting;
+    s->num_groups = kv8_pages_num_groups(options->pages);
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(take(s, n, sizeof s->slots[0], &s->slots));
     KV8_TRY_GOTO(take(s, n, sizeof s->free_slots[0], &s->free_slots));
@@ -151,6 +152,7 @@ kv8_status kv8_scheduler_create(kv8_scheduler **out, const kv8_scheduler_options
     KV8_TRY_GOTO(take(s, n, sizeof s->expired[0], &s->expired));
     KV8_TRY_GOTO(take(s, options->max_running, sizeof s->running[0], &s->running));
     KV8_TRY_GOTO(take(s, options->max_running, sizeof s->rows[0], &s->rows));
+    KV8_TRY_GOTO(take(s, s->num_groups, sizeof s->growth[0], &s->growth));
     for (int32_t i = 0; i < n; i++) s->free_slots[i] = n - 1 - i;
     s->num_free = n;
     *out = s;
@@ -174,6 +176,7 @@ void kv8_scheduler_destroy(kv8_scheduler *s) {
     kv8_release(allocator, s->expired, n, sizeof s->expired[0]);
     kv8_release(allocator, s->running, running, sizeof s->running[0]);
     kv8_release(allocator, s->rows, running, sizeof s->rows[0]);
+    kv8_release(allocator, s->growth, (size_t)s->num_groups, sizeof s->growth[0]);
     kv8_release(allocator, s, 1, sizeof *s);
 }
 
@@ -219,13 +222,12 @@ kv8_status kv8_scheduler_check(const kv8_scheduler *s, const kv8_arrival *a) {
             KV8_ERR_INVALID,
             "%d prompt tokens and %d new ones are more than the %d tokens of a sequence",
             a->prompt_len, a->max_new_tokens, kv8_pages_max_seq_len(pages));
-    const int32_t length = (int32_t)stored;
-    for (int32_t g = 0; g < kv8_pages_num_groups(pages); g++) {
-        const int64_t needed = most_pages(s, g, length, a->max_chunk);
+    for (int32_t g = 0; g < s->num_groups; g++) {
+        const int64_t needed = most_pages(s, g, (int32_t)stored, a->max_chunk);
         if (needed > kv8_pages_num_pages(pages, g))
             return kv8_fail(KV8_ERR_INVALID,
                             "a request of %d tokens needs %lld pages of %d tokens, the pool has %d",
-                            length, (long long)needed, kv8_pages_page_size(pages),
+                            (int32_t)stored, (long long)needed, kv8_pages_page_size(pages),
                             kv8_pages_num_pages(pages, g));
     }
     return KV8_OK;
@@ -432,6 +434,16 @@ static int64_t final_length(const request *r) {
     return kv8_max_i64(r->prompt_len, r->limit - 1);
 }
 
+/* Of one more that runs; of all. */
+static void add_growth(kv8_scheduler *s, const request *r) {
+    for (int32_t g = 0; g < s->num_groups; g++)
+        s->growth[g] += pages_to_come(s, r, g, final_length(r));
+}
+static void count_growth(kv8_scheduler *s) {
+    memset(s->growth, 0, (size_t)s->num_groups * sizeof s->growth[0]);
+    for (int32_t i = 0; i < s->num_running; i++) add_growth(s, &s->slots[s->running[i]]);
+}
+
 /* Every token of a request and the next one have room beside what its sequence holds, and so has
  * what those running still grow by, a part of the pool at most. Alone it has all there is. */
 static bool finds_room(const kv8_scheduler *s, const request *r) {
@@ -439,14 +451,9 @@ static bool finds_room(const kv8_scheduler *s, const request *r) {
     enum { GROWTH_PART = 64 }; /* of the pool: seldom preempted again at once */
     if (s->num_running == 0) return true;
     const int64_t length = kv8_min_i64(r->num_tokens + 1, final_length(r));
-    for (int32_t g = 0; g < kv8_pages_num_groups(pages); g++) {
+    for (int32_t g = 0; g < s->num_groups; g++) {
         const int64_t most = kv8_pages_num_pages(pages, g) / GROWTH_PART;
-        int64_t growth = 0;
-        for (int32_t i = 0; i < s->num_running && growth < most; i++) {
-            const request *const other = &s->slots[s->running[i]];
-            growth += pages_to_come(s, other, g, final_length(other));
-        }
-        const int64_t needed = pages_to_come(s, r, g, length) + kv8_min_i64(growth, most);
+        const int64_t needed = pages_to_come(s, r, g, length) + kv8_min_i64(s->growth[g], most);
         if (needed > kv8_pages_num_free(pages, g)) return false;
     }
     return true;
@@ -491,14 +498,19 @@ static kv8_status admit(kv8_scheduler *s, int32_t *running_idx_out) {
     *running_idx_out = run_insert(s, slot);
     return KV8_OK;
 }
+static bool may_admit(const kv8_scheduler *s) {
+    return s->num_waiting > 0 && s->tokens_left > 0 && s->num_running < s->options.max_running;
+}
 /* Not in a step that preempted somebody: what waits first then is what was just sent there. */
 static kv8_status plan_waiting(kv8_scheduler *s) {
-    while (s->num_waiting > 0 && s->tokens_left > 0 && s->num_running < s->options.max_running) {
+    if (may_admit(s)) count_growth(s);
+    while (may_admit(s)) {
         int32_t i = -1;
         bool got = false;
         KV8_TRY(admit(s, &i));
         if (i >= 0) KV8_TRY(give_row(s, i, &got));
         if (!got) break;
+        add_growth(s, &s->slots[s->running[i]]);
     }
     return KV8_OK;
 }

@@ -211,6 +211,40 @@ static void the_last_of_the_order_makes_room(void **state) {
     close_world(&w);
 }
 
+/* What those just admitted will still take is kept for them as well: of 3 free pages one request
+ * takes 1 and will take 2 more, so that another waits until it has ended. */
+static void those_just_admitted_still_grow(void **state) {
+    (void)state;
+    static const int32_t resting[] = {512, 512, 512, 448};
+    world w;
+    kv8_scheduler_options options = small;
+    options.max_running = 8;
+    options.max_step_tokens = options.max_step_logits = 512;
+    open_world(&w, 128, &options);
+    kv8_schedule schedule;
+    kv8_request_id rests[4];
+    for (int i = 0; i < 4; i++) {
+        rests[i] = submit(&w, resting[i], 1, 0, 0);
+        step(&w, 0, &schedule);
+        kv8_scheduler_rest(w.scheduler, rests[i]);
+    }
+    const kv8_request_id small_one = submit(&w, 1, 14, 0, 0);
+    step(&w, 0, &schedule);
+    assert_int_equal(kv8_pages_num_free(w.pages, 0), 3);
+    const kv8_request_id a = submit(&w, 16, 33, 0, 1), b = submit(&w, 16, 33, 0, 2);
+    const kv8_request_id order[] = {a, b};
+    for (int i = 0; i < 2; i++) {
+        step(&w, 3, &schedule);
+        assert_int_equal(schedule.num_rows, 2);
+        assert_int_equal(schedule.rows[0].request, small_one);
+        assert_int_equal(schedule.rows[1].request, order[i]);
+        assert_ok(kv8_scheduler_end(w.scheduler, order[i]));
+    }
+    assert_ok(kv8_scheduler_end(w.scheduler, small_one));
+    for (int i = 0; i < 4; i++) assert_ok(kv8_scheduler_end(w.scheduler, rests[i]));
+    close_world(&w);
+}
+
 /* --- chunks, rows of logits, rest --- */
 
 static kv8_request_id submit_arrival(world *w, const kv8_arrival *arrival) {
@@ -352,6 +386,7 @@ int main(void) {
         cmocka_unit_test(a_full_queue_refuses_and_a_deadline_ends_waiting),
         cmocka_unit_test(a_step_that_was_not_computed_leaves_everything_as_it_was),
         cmocka_unit_test(the_last_of_the_order_makes_room),
+        cmocka_unit_test(those_just_admitted_still_grow),
         cmocka_unit_test(chunks_and_rows_of_logits_have_their_bounds),
         cmocka_unit_test(rows_of_logits_come_once),
         cmocka_unit_test(children_begin_where_their_parent_rests),
