@@ -123,9 +123,10 @@ if(KV8_CUDA_NONE AND KV8_CUDA STREQUAL "ON")
 endif()
 
 # kv8_cuda_source(file.cu ARCHS arch... [MAY_SPILL kernel:bytes...]): one .cu of the calling room.
-# ARCHS as nvcc writes them without sm_: 80 runs on 8.x, 90 on 9.x, 90a on 9.0 alone with wgmma. Those
-# that no GPU of KV8_CUDA_ARCHS runs and those that this nvcc does not know are left out. scripts/check_cuda fails on kernels that spill registers,
-# but for those of MAY_SPILL (regular expressions), up to so many bytes of stores and loads.
+# ARCHS as nvcc writes them without sm_: 80 runs on 8.x, 90 on 9.x, 90a on 9.0 alone with wgmma; 100 and
+# 120 are made from 90's PTX. Those that no GPU of KV8_CUDA_ARCHS runs and those that this nvcc does not
+# know are left out. scripts/check_cuda fails on kernels that spill registers, but for those of MAY_SPILL
+# (regular expressions), up to so many bytes of stores and loads.
 function(kv8_cuda_source file)
   cmake_parse_arguments(ARG "" "" "ARCHS;MAY_SPILL" ${ARGN})
   if(NOT ARG_ARCHS OR ARG_UNPARSED_ARGUMENTS)
