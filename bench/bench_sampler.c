@@ -87,17 +87,19 @@ int main(void) {
           .presence_penalty = 0.5f},
          20},
     };
-    static const int32_t rows[] = {1, 4, 16, 64, 256, 512};
+    static const int32_t rows[] = {1, 4, 16, 64, 128, 256, 512};
+    enum { NUM_ROWS = sizeof rows / sizeof rows[0] };
     machine m = open_machine();
     printf("%s, read ceiling %.0f GB/s, %d ids; us by rows\n%-28s",
            kv8_device_get_info(m.gpu.device)->name, m.gpu.ceilings.read_gb_s, VOCAB, "");
-    for (int r = 0; r < 6; r++) printf(" %7d", rows[r]);
+    for (int r = 0; r < NUM_ROWS; r++) printf(" %7d", rows[r]);
     printf("\n%-28s", "read once");
-    for (int r = 0; r < 6; r++) printf(" %7.1f", rows[r] * VOCAB * 4e-3 / m.gpu.ceilings.read_gb_s);
+    for (int r = 0; r < NUM_ROWS; r++)
+        printf(" %7.1f", rows[r] * VOCAB * 4e-3 / m.gpu.ceilings.read_gb_s);
     printf("\n");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         printf("%-28s", cases[i].name);
-        for (int r = 0; r < 6; r++)
+        for (int r = 0; r < NUM_ROWS; r++)
             printf(" %7.1f",
                    1e6 * time_draw(&m, &cases[i].sampling, rows[r], cases[i].num_logprobs));
         printf("\n");

@@ -224,7 +224,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(nothing_is_copied, reset, check_nothing_lives),
         cmocka_unit_test_setup_teardown(a_row_takes_a_cluster_or_a_block, reset,
                                         check_nothing_lives),
-        cmocka_unit_test_setup_teardown(many_rows_take_a_block_each, reset, reset),
+        cmocka_unit_test_setup_teardown(many_rows_take_a_block_each, reset, check_nothing_lives),
         cmocka_unit_test_setup_teardown(more_changes_than_fit_are_not_taken, reset,
                                         check_nothing_lives),
         cmocka_unit_test_setup_teardown(calls_that_fail_leave_nothing_behind, reset,
