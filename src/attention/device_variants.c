@@ -114,9 +114,9 @@ static const kv8_variant variants[] = {
 #define KV8_DECODE_F16(name, dim, warps, stages, whole, heads, bytes) \
     ROWS(KV8_F16, KV8_F16, name, dim, warps, whole, heads, bytes)
 #include "cuda/decode/decode_kernels.inc"
-#define KV8_DECODE_WINDOW(format, name, dim, warps, stages, min_batch, bytes)      \
+#define KV8_DECODE_WINDOW(format, name, dim, warps, stages, bytes)                 \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_WINDOW, name, dim, KV8_DECODE_ROWS, \
-           KV8_DECODE_TOKENS, 0, min_batch, INT32_MAX, CLUSTER_TAKES, warps, 1, bytes)
+           KV8_DECODE_TOKENS, 0, 1, INT32_MAX, CLUSTER_TAKES, warps, 1, bytes)
 #include "cuda/decode/decode_window_kernels.inc"
 
 /* Windows so short that the keys of an item are one tile. */
@@ -237,12 +237,12 @@ static int32_t most_heads_per_block(const kv8_variant *variant, const kv8_attent
     if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
     return most;
 }
-/* Of few keys as few as leave a multiprocessor one block: the fewer heads, the more warps
- * share the granules of each. */
+/* Of few keys: the fewer heads, the more warps share the granules of each. One while there is
+ * room for blocks of the next launch beside them, then as few as there is room for. */
 static int32_t window_heads_per_block(const kv8_attention_spec *spec) {
-    enum { BLOCKS = 128 };
+    enum { BLOCKS = 128, ROOM = 256 };
     const int64_t heads = (int64_t)spec->max_batch * spec->num_kv_heads;
-    return heads <= BLOCKS ? 1 : heads <= 2 * BLOCKS ? 2 : 4;
+    return heads <= BLOCKS ? 1 : heads <= 2 * ROOM ? 2 : heads <= 4 * ROOM ? 4 : 8;
 }
 int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec) {
     if (variant->num_kv_heads > 0) return variant->num_kv_heads;
@@ -348,15 +348,11 @@ static bool sees_few_keys(const kv8_attention_spec *spec) {
     enum { FEW = 1024 };
     return (has_short_window(spec) || spec->max_kv_len <= FEW) && !spec->batch_invariant;
 }
-/* Requests that the kernel of windows is faster for: of e4m3 one for every two multiprocessors,
- * whole pages above; of others one for each, and any number of single rows of bf16 and, over short
- * windows, of int8. */
+/* Requests that the kernel of windows is faster for: one for each multiprocessor, and any number of
+ * single rows. */
 static bool takes_requests(const kv8_variant *window, const kv8_attention_spec *spec,
                            const kv8_device_info *info) {
-    const int32_t sms = spec->k_dtype == KV8_E4M3 ? 2 : 1;
-    if (spec->max_batch <= info->num_sms / sms) return true;
-    return (spec->k_dtype == KV8_BF16 || (spec->k_dtype == KV8_INT8 && has_short_window(spec))) &&
-           !has_more_rows_than(spec, window->block_rows);
+    return spec->max_batch <= info->num_sms || !has_more_rows_than(spec, window->block_rows);
 }
 /* Keys of a head, read once for each tile of rows, not so many that reading them takes longer than
  * combining what clusters leave. */

@@ -128,7 +128,7 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.window_left = 127, "kv8_decode_f16_e4m3_d64_window__sm90");
     TAKES(spec.window_left = 127; BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_window__sm90");
     TAKES(spec.window_left = 127; BOTH(KV8_INT8);
-          spec.max_batch = spec.max_total_q = 16, "kv8_decode_f16_int8_d64_pairs__sm90");
+          spec.max_batch = spec.max_total_q = 2, "kv8_decode_f16_int8_d64_window__sm90");
     TAKES(spec.window_left = 127; BOTH(KV8_BF16);
           spec.max_batch = spec.max_total_q = 128, "kv8_decode_bf16_bf16_d64_window__sm90");
     TAKES(spec.window_left = 127; BOTH(KV8_BF16);
@@ -139,11 +139,10 @@ static void each_spec_has_its_kernel(void **state) {
           spec.max_batch = spec.max_total_q = 512, "kv8_decode_f16_int8_d64_window__sm90");
     TAKES(spec.window_left = 512; BOTH(KV8_INT8);
           spec.max_batch = spec.max_total_q = 512, "kv8_decode_f16_int8_d64_pairs__sm90");
-    TAKES(spec.window_left = 127; BOTH(KV8_E5M2), "kv8_decode_f16_e5m2_d64_bulk8__sm90");
-    TAKES(spec.window_left = 127; BOTH(KV8_E5M2);
-          spec.max_batch = spec.max_total_q = 32, "kv8_decode_f16_e5m2_d64_rows__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_E5M2), "kv8_decode_f16_e5m2_d64_window__sm90");
+    TAKES(spec.window_left = 127; BOTH(KV8_F16), "kv8_decode_f16_f16_d64_window__sm90");
     TAKES(spec.window_left = 127;
-          spec.max_batch = spec.max_total_q = 67, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+          spec.max_batch = spec.max_total_q = 512, "kv8_decode_f16_e4m3_d64_window__sm90");
     TAKES(spec.window_left = 127; spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_rows16__sm90");
     TAKES(spec.window_left = 127; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.window_left = 127;
@@ -156,13 +155,13 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_kv_len = 1025, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.max_kv_len = 1024; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.max_kv_len = 1024;
-          spec.max_batch = spec.max_total_q = 67, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+          spec.max_batch = spec.max_total_q = 512, "kv8_decode_f16_e4m3_d64_window__sm90");
     TAKES(spec.max_kv_len = 1024; BOTH(KV8_INT8);
           spec.max_batch = spec.max_total_q = 4, "kv8_decode_f16_int8_d64_window__sm90");
     TAKES(spec.max_kv_len = 1024; BOTH(KV8_BF16);
           spec.max_batch = spec.max_total_q = 512, "kv8_decode_bf16_bf16_d64_window__sm90");
     TAKES(spec.max_kv_len = 1024; BOTH(KV8_INT8);
-          spec.max_batch = spec.max_total_q = 133, "kv8_decode_f16_int8_d64_pairs__sm90");
+          spec.max_batch = spec.max_total_q = 133, "kv8_decode_f16_int8_d64_window__sm90");
     TAKES(spec.max_kv_len = 1024;
           spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
     TAKES(spec.max_kv_len = 1024; spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_rows16__sm90");
@@ -290,8 +289,7 @@ static void each_run_has_its_kernel(void **state) {
              in.args.logits_soft_cap = 30, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     /* Over few keys, heads of few requests fill few blocks. */
     LAUNCHES(spec.max_kv_len = 1024, "kv8_decode_f16_e4m3_d64_window__sm90");
-    LAUNCHES(spec.max_kv_len = 1024; in.args.batch = 32, "kv8_decode_f16_e4m3_d64_window__sm90");
-    LAUNCHES(spec.max_kv_len = 1024; in.args.batch = 31, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    LAUNCHES(spec.max_kv_len = 1024; in.args.batch = 16, "kv8_decode_f16_e4m3_d64_window__sm90");
     LAUNCHES(spec.max_kv_len = 1024; in.args.batch = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
     /* Kernels of several rows, and what takes the rest. */
     LAUNCHES(spec.max_total_q = 512, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
@@ -415,7 +413,8 @@ static void short_windows_are_not_split(void **state) {
     (void)state;
     static const struct {
         int32_t batch, heads, blocks;
-    } cases[] = {{16, 1, 128}, {17, 2, 68}, {32, 2, 128}, {64, 4, 128}, {66, 4, 132}};
+    } cases[] = {{16, 1, 128},  {17, 2, 68},   {64, 2, 256}, {65, 4, 130},
+                 {128, 4, 256}, {129, 8, 129}, {512, 8, 512}};
     kv8_kernel_args a;
     inputs in;
     stand s = open_gpu(90);
@@ -429,7 +428,7 @@ static void short_windows_are_not_split(void **state) {
         assert_string_equal(launch.name, "kv8_decode_f16_e4m3_d64_window__sm90");
         assert_int_equal(launch.grid[0], cases[i].blocks);
         assert_int_equal(a.decode.heads_per_block, cases[i].heads);
-        assert_int_equal(a.decode.num_slices * a.decode.heads_per_block, 16);
+        assert_int_equal(a.decode.num_slices * a.decode.heads_per_block, 8);
         assert_true(launch.overlaps_previous);
     }
     stand_close(&s);

@@ -9,9 +9,14 @@
 
 namespace kv8 {
 
-// A value that is not to be computed again wherever it is used.
+// A value that is computed here, not wherever it is used.
 __device__ inline uint32_t keep(uint32_t x) {
     asm volatile("" : "+r"(x));
+    return x;
+}
+template <class T>
+__device__ inline T *keep(T *x) {
+    asm volatile("" : "+l"(x));
     return x;
 }
 __device__ inline uint32_t smem_address(const void *p) {

@@ -43,22 +43,39 @@ __device__ inline void store2(const kv8_kernel_args &a, int64_t at, float x, flo
     o[0] = uint16_t(both), o[1] = uint16_t(both >> 16);
 }
 
-// The end of a row at two dims: the sink joins the denominator, once; lse never has it.
-__device__ inline void finish(const kv8_kernel_args &a, const Request &r, int head, int row,
-                              int dim, const RowEnd &end, float x, float y, float max, float sum) {
+// Where a row's o and lse lie.
+struct RowPlace {
+    int64_t o, lse;
+};
+__device__ inline RowPlace row_place(const kv8_kernel_args &a, const Request &r, int head,
+                                     int row) {
     const int token = divide(row, a.by_group),
               qo_head = head * a.group_size + row - token * a.group_size;
     const int64_t q_row = r.qo_begin + token;
+    return {q_row * a.o_stride_row + qo_head * a.o_stride_head,
+            q_row * a.lse_stride_row + qo_head * a.lse_stride_head};
+}
+// What a row's values are multiplied by: the sink joins the denominator, once; lse never has it.
+struct RowFactor {
+    float factor;
+    bool is_empty;  // o = 0
+};
+__device__ inline RowFactor row_factor(const RowEnd &end, float max, float sum) {
     const float top = fmaxf(max, end.sink);
     const float weight = exp2_fast(max - top);
     const float denominator = sum * weight + exp2_fast(end.sink - top);
-    const bool empty = sum == 0 || end.sink == INFINITY;
-    const float f = __fdividef(weight, denominator) * end.v_scale;
-    store2(a, q_row * a.o_stride_row + qo_head * a.o_stride_head + dim, empty ? 0.0f : x * f,
-           empty ? 0.0f : y * f);
+    return {__fdividef(weight, denominator) * end.v_scale, sum == 0 || end.sink == INFINITY};
+}
+// The end of a row at two dims.
+__device__ inline void store_row(const kv8_kernel_args &a, const RowPlace &place, int dim,
+                                 const RowFactor &f, float x, float y, float max, float sum) {
+    store2(a, place.o + dim, f.is_empty ? 0.0f : x * f.factor, f.is_empty ? 0.0f : y * f.factor);
     if (a.lse != nullptr && dim == 0)
-        a.lse[q_row * a.lse_stride_row + qo_head * a.lse_stride_head] =
-            sum == 0 ? -INFINITY : (max + __log2f(sum)) * a.lse_scale;
+        a.lse[place.lse] = sum == 0 ? -INFINITY : (max + __log2f(sum)) * a.lse_scale;
+}
+__device__ inline void finish(const kv8_kernel_args &a, const Request &r, int head, int row,
+                              int dim, const RowEnd &end, float x, float y, float max, float sum) {
+    store_row(a, row_place(a, r, head, row), dim, row_factor(end, max, sum), x, y, max, sum);
 }
 
 }  // namespace kv8

@@ -11,7 +11,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include "decode/decode_combine.cuh"
-#include "decode/decode_prefetch.cuh"
 
 namespace kv8 {
 
@@ -22,6 +21,7 @@ struct ClusterExchange {
     float4 o[MOST_RANKS][C::FRAGMENTS * 32 / LEAST_RANKS];
     float4 sums[MOST_RANKS][C::FRAGMENTS * 32 / LEAST_RANKS];  // maxima and sums of two rows
     RowEnd ends[C::ROWS];
+    Lengths lengths;
     uint64_t barrier;
 };
 
@@ -135,7 +135,7 @@ __device__ Partial combine_ranks(const ClusterExchange<C> &exchange, const Clust
     return all;
 }
 
-template <class C, bool LOOKS_EARLY>
+template <class C>
 __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t rings[];
     __shared__ ClusterExchange<C> exchange;
@@ -150,43 +150,47 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
     }
     __syncwarp();
     cluster_arrive_first();  // once all have come, their shared memory may be written
-    // While the kernel ahead ends, the page table comes nearer, if it is where it seems to be. A
-    // block that starts when it has ended, since none finds room beside another, also looks up its
-    // first pages there, beside its second look at the lengths.
-    Lengths seen;
-    Split early;
-    if (LOOKS_EARLY || warp == 0) {
-        seen = load_lengths(a, 0);
-        early = make_split(a, make_request(a, 0, seen), request_pages(a, 0, seen),
-                           LOOKS_EARLY ? blockIdx.z * C::ROWS : 0, own);
-    }
-    if (warp == 0) prefetch_pages(a, early);
-    if (C::ROWS == 8 && warp == 1) touch_args(a);  // more rows would spill more for it
-    wait_for_previous();
-    int early_page = -1;
-    if (LOOKS_EARLY)
-        early_page =
-            page_if_there(a, early, early.granule_begin + warp + threadIdx.x % 32 * C::WARPS);
-    const Lengths lengths = load_lengths(a, 0);
-    if (LOOKS_EARLY && lengths != seen) early_page = -1;
-    const Request r = make_request(a, 0, lengths);
-    const int32_t *const pages = request_pages(a, 0, lengths);
-    const int num_rows = r.qo_len * a.group_size;
+    uint8_t *const own_ring = rings + warp * C::RING_BYTES;
+    const uint32_t ring = keep(smem_address(own_ring));
+    const Item<C> item((own.rank << own.item_bits) + mine);
+    // All that reads nothing the kernel ahead writes is done before that one has ended, by the
+    // lengths that lie there, the same for all warps; and once more if it changed them.
+    Lengths lengths = load_lengths_once(a, 0, exchange.lengths);
+    bool waited = false;
     uint32_t parity = 0;
+    int row = blockIdx.z * C::ROWS;
 #pragma unroll 1
-    for (int row = blockIdx.z * C::ROWS; row < num_rows; row += gridDim.z * C::ROWS) {
-        Split split = make_split(a, r, pages, row, own);
-        const Item<C> item((own.rank << own.item_bits) + mine);
+    for (;;) {
+        const Request r = make_request(a, 0, lengths);
+        Split split = make_split(a, r, request_pages(a, 0, lengths), row, own);
         const int granules = split.granule_end - split.granule_begin;
         const int busy_warps = min(max(granules, 1), C::WARPS);
-        if (warp < busy_warps)
-            run_mainloop<C>(
-                a, split, split.head_begin, split.granule_begin + warp, C::WARPS,
-                max(granules - warp + C::WARPS - 1, 0) / C::WARPS, rings + warp * C::RING_BYTES,
-                [&] {
-                    if (warp == 0) copy_row_ends(a, split, split.head_begin, exchange.ends);
-                },
-                row == int(blockIdx.z) * C::ROWS ? early_page : -1);
+        const int first = split.granule_begin + warp;
+        const int count = max(granules - warp + C::WARPS - 1, 0) / C::WARPS;
+        WarpAttention<C> attention(a, split, split.head_begin);
+        Loader<C> loader(a, split, ring, split.head_begin, first, C::WARPS, count);
+        attention.find_queries(), loader.find_first();
+        if (!waited) {
+            if (warp == 0) prefetch_pages(a, split);
+            if (C::ROWS == 8 && warp == 1) touch_args(a);  // more rows would spill more for it
+            wait_for_previous();
+        }
+        loader.load_first();
+        if (!waited) {
+            waited = true;
+            if (lengths_changed(a, 0, lengths)) {
+                lengths = load_lengths_once(a, 0, exchange.lengths);
+                continue;
+            }
+        }
+        const int num_rows = r.qo_len * a.group_size;
+        if (row >= num_rows) break;
+        if (warp < busy_warps) {
+            attention.load_queries(), loader.load_others();
+            run_granules<C>(attention, loader, first, C::WARPS, count, ring, own_ring, [&] {
+                if (warp == 0) copy_row_ends(a, split, split.head_begin, exchange.ends);
+            });
+        }
         cluster_wait();
         __syncthreads();
         if (threadIdx.x == 0) expect_bytes(barrier, bytes);
@@ -200,7 +204,8 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
                              row_end_or_default(a, exchange.ends[item.row + 1])},
                             part);
         }
-        if (row + int(gridDim.z) * C::ROWS >= num_rows) return;
+        row += int(gridDim.z) * C::ROWS;
+        if (row >= num_rows) return;
         // All is read, and the next rows may come.
         parity ^= 1;
         __syncthreads();
@@ -219,5 +224,5 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
         using config =                                                                          \
             kv8::DecodeConfig<format, format, head_dim, rows / 8, warps, stages, true, true>;   \
         static_assert(config::FIXED_BYTES == fixed_bytes);                                      \
-        kv8::cluster_body<config, head_dim * kv8::size_of(format) != 64>(a);                    \
+        kv8::cluster_body<config>(a);                                                           \
     }

@@ -93,28 +93,34 @@ __device__ __noinline__ float rescan_values(const kv8_kernel_args &a, const Requ
     return sum == 0 ? NAN : sum;
 }
 
+// Whose place in `part` is a NaN that its sum has not.
 template <class C>
-__device__ float resolve_nan(const kv8_kernel_args &a, const Request &r, int head, int row, int dim,
-                             float x, float sum) {
-    if (C::FV == E4M3 || !isnan(x) || isnan(sum)) return x;
-    return rescan_values<C>(a, r, head, row, dim);
+__device__ void resolve_nans(const kv8_kernel_args &a, const Split &p, const Item<C> &item,
+                             Partial &part) {
+    const auto resolve = [&](float &x, float sum, int row, int dim) {
+        if (isnan(x) && !isnan(sum) && item.row + row < p.num_rows)
+            x = rescan_values<C>(a, p.request, p.head_begin + item.head,
+                                 p.row_begin + item.row + row, item.dim + dim);
+    };
+    resolve(part.o.x, part.sum.x, 0, 0), resolve(part.o.z, part.sum.x, 0, 1);
+    resolve(part.o.y, part.sum.y, 1, 0), resolve(part.o.w, part.sum.y, 1, 1);
 }
 
+// Both rows' factors first: what one waits for, the other hides.
 template <class C>
 __device__ void finish_item(const kv8_kernel_args &a, const Split &p, const Item<C> &item,
-                            const RowEnd (&ends)[2], const Partial &part) {
-    const int head = p.head_begin + item.head;
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-        const int row = p.row_begin + item.row + n;
-        if (item.row + n >= p.num_rows) continue;
-        const float sum = n == 0 ? part.sum.x : part.sum.y;
-        const float x = n == 0 ? part.o.x : part.o.y, y = n == 0 ? part.o.z : part.o.w;
-        finish(a, p.request, head, row, item.dim, ends[n],
-               resolve_nan<C>(a, p.request, head, row, item.dim, x, sum),
-               resolve_nan<C>(a, p.request, head, row, item.dim + 1, y, sum),
-               n == 0 ? part.max.x : part.max.y, sum);
-    }
+                            const RowEnd (&ends)[2], Partial part) {
+    const int head = p.head_begin + item.head, row = p.row_begin + item.row;
+    const RowFactor x = row_factor(ends[0], part.max.x, part.sum.x);
+    const RowFactor y = row_factor(ends[1], part.max.y, part.sum.y);
+    if (C::FV != E4M3 && isnan((part.o.x + part.o.y) + (part.o.z + part.o.w)))
+        resolve_nans(a, p, item, part);
+    if (item.row < p.num_rows)
+        store_row(a, row_place(a, p.request, head, row), item.dim, x, part.o.x, part.o.z,
+                  part.max.x, part.sum.x);
+    if (item.row + 1 < p.num_rows)
+        store_row(a, row_place(a, p.request, head, row + 1), item.dim, y, part.o.y, part.o.w,
+                  part.max.y, part.sum.y);
 }
 
 // The joined results of warps, the first at `first`, each `step` bytes behind the one before:

@@ -32,6 +32,9 @@ class LaneCopies {
             }
         }
     }
+    __device__ void hold() {
+        first = keep(first);
+    }
     __device__ void copy_rows(const kv8_kernel_pages &p, const PageSlot &from,
                               uint32_t stage) const {
         const uint8_t *const at = row_at(p, from);
@@ -117,10 +120,9 @@ __device__ __forceinline__ void find_gaps(const kv8_kernel_args &a, Split &split
 template <class C>
 class Loader {
    public:
-    // The granules first, first + step, ..: `count` of them. early_page: the page of the lane's
-    // n-th for n = lane, -1: not looked up.
+    // The granules first, first + step, ..: `count` of them.
     __device__ Loader(const kv8_kernel_args &args, Split &split_in, uint32_t ring_in, int head,
-                      int first_in, int step_in, int count_in, int early_page)
+                      int first_in, int step_in, int count_in)
         : a(args),
           split(split_in),
           ring(ring_in),
@@ -129,13 +131,33 @@ class Loader {
           count(count_in),
           k(args.k, head),
           v(args.v, head) {
-        look_up(0, now, early_page);
-        if constexpr (!C::GRANULE_PAGES) look_up(1, next);
         if constexpr (C::SCALE_BYTES > 0) {
             const kv8_kernel_pages &from = lane() < TOKENS ? a.k : a.v;
             scale_lane = from.row_scale + head * from.scale_stride_head;
             if constexpr (C::GRANULE_PAGES) scale_lane += lane() % TOKENS * from.scale_stride_slot;
         }
+    }
+
+    // Looks up where the first granules lie.
+    __device__ void look_up_first() {
+        look_up(0, now);
+        if constexpr (!C::GRANULE_PAGES) look_up(1, next);
+    }
+    // Of a cluster, in place of look_up_first(): all of it that reads nothing; then, once the page
+    // table holds, the page ids that lie where it has entries; then, once the lengths are known to
+    // hold, the others.
+    __device__ void find_first() {
+        first_entry = entry_of(0, now.slot);
+        const int64_t at = split.pages - a.table + first_entry;
+        const bool is_there = first_entry >= 0 && uint64_t(at) < uint64_t(a.table_entries);
+        first_at = keep(is_there ? a.table + at : nullptr);
+        now.slot = int(keep(uint32_t(now.slot)));
+        k.hold(), v.hold();
+        if constexpr (C::SCALE_BYTES > 0) scale_lane = keep(scale_lane);
+    }
+    __device__ void load_first() { now.page = first_at != nullptr ? load_fresh(first_at) : UNSEEN; }
+    __device__ void load_others() {
+        if (first_entry >= 0 && first_at == nullptr) now.page = __ldg(split.pages + first_entry);
     }
 
     // Starts the copies of the next granule, if there is one. One group of copies, always: a
@@ -165,8 +187,10 @@ class Loader {
     int i = 0;           // the next granule
     int to = 0;          // its stage
     PageSlot now, next;  // tokens are looked up one granule ahead
-    const LaneCopies<typename C::RK, C::K::BYTES, C::GRANULE_PAGES> k;
-    const LaneCopies<typename C::RV, C::V::BYTES, C::GRANULE_PAGES> v;
+    int first_entry;     // of find_first(): of the lane's first granule
+    const int32_t *first_at;
+    LaneCopies<typename C::RK, C::K::BYTES, C::GRANULE_PAGES> k;
+    LaneCopies<typename C::RV, C::V::BYTES, C::GRANULE_PAGES> v;
     const uint16_t *scale_lane;  // int8: lane t has K's token t, lane 16 + t V's
 
     __device__ static int lane() {
@@ -176,20 +200,27 @@ class Loader {
         return (first + granule * step) * TOKENS;
     }
 
-    // A page that no row of the tile may see is never read.
-    __device__ void look_up(int batch, PageSlot &place, int early_page = -1) const {
+    // The page table's entry of the lane's part of a batch, and its slot in that page. -1: no row
+    // of the tile may see it, and its page is never read.
+    __device__ int entry_of(int batch, int &slot) const {
         constexpr int SPAN = C::GRANULE_PAGES ? TOKENS : 1;  // tokens of an entry
         const int n = C::GRANULE_PAGES ? batch * 32 + lane() : batch;
         const int token = token_of(n) + (C::GRANULE_PAGES ? 0 : lane() % TOKENS);
-        place = {UNSEEN, 0};
-        if (n >= count) return;
-        if (token >= split.any.end || token + SPAN <= split.any.begin) return;
+        slot = 0;
+        if (n >= count) return -1;
+        if (token >= split.any.end || token + SPAN <= split.any.begin) return -1;
         if (!C::IS_CLUSTER && may_hide(a, split, token, SPAN) && !mask_shows(a, split, token, SPAN))
-            return;
+            return -1;
         const int index = divide(token, a.by_page);
-        place.slot = token - index * a.page_size;
-        if (token < split.any.begin || token + SPAN > split.any.end) place.slot = ~place.slot;
-        place.page = C::IS_CLUSTER && early_page >= 0 ? early_page : __ldg(split.pages + index);
+        slot = token - index * a.page_size;
+        if (token < split.any.begin || token + SPAN > split.any.end) slot = ~slot;
+        return index;
+    }
+    __device__ void look_up(int batch, PageSlot &place) const {
+        place = {UNSEEN, 0};
+        int slot;
+        const int entry = entry_of(batch, slot);
+        if (entry >= 0) place = {__ldg(split.pages + entry), slot};
     }
     // Whether rows of the lane's operand, K or V, have scales.
     __device__ static bool has_scales() {

@@ -60,15 +60,23 @@ __device__ inline uint32_t nan_signs(uint32_t codes) {
     return ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
 }
 
-// Four consecutive elements of Q.
+// Four consecutive elements of Q, at multiples of 8 bytes, at others, and anywhere.
+__device__ inline bool is_aligned(const uint16_t *from) {
+    return reinterpret_cast<uintptr_t>(from) % 8 == 0;
+}
+__device__ inline void load_aligned_four(const uint16_t *from, uint32_t (&to)[2]) {
+    const uint2 both = __ldg(reinterpret_cast<const uint2 *>(from));
+    to[0] = both.x, to[1] = both.y;
+}
+__device__ inline void load_unaligned_four(const uint16_t *from, uint32_t (&to)[2]) {
+    to[0] = __ldg(from) | uint32_t(__ldg(from + 1)) << 16;
+    to[1] = __ldg(from + 2) | uint32_t(__ldg(from + 3)) << 16;
+}
 __device__ inline void load_four(const uint16_t *from, uint32_t (&to)[2]) {
-    if (reinterpret_cast<uintptr_t>(from) % 8 == 0) {
-        const uint2 both = __ldg(reinterpret_cast<const uint2 *>(from));
-        to[0] = both.x, to[1] = both.y;
-    } else {
-        to[0] = __ldg(from) | uint32_t(__ldg(from + 1)) << 16;
-        to[1] = __ldg(from + 2) | uint32_t(__ldg(from + 3)) << 16;
-    }
+    if (is_aligned(from))
+        load_aligned_four(from, to);
+    else
+        load_unaligned_four(from, to);
 }
 
 template <class C>
@@ -78,6 +86,11 @@ class WarpAttention {
     __device__ WarpAttention(const kv8_kernel_args &args, const Split &split_in, int head_in)
         : a(args), split(split_in), head(head_in), g(threadIdx.x % 32 / 4), c(threadIdx.x % 4) {}
 
+    // Of a cluster: the addresses of its rows of Q, before load_queries() may read there.
+    __device__ void find_queries() {
+#pragma unroll
+        for (int nt = 0; nt < C::NT; nt++) q_row[nt] = keep(query_row(0, nt));
+    }
     // Starts the loads of Q.
     __device__ void load_queries() {
 #pragma unroll
@@ -106,7 +119,8 @@ class WarpAttention {
             for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
                 for (int x = 0; x < 4; x++) s[h][nt][x] = bias[h][nt][C::FK == INT8 ? x % 2 : 0];
-            C::K::template multiply<C::NT, 1>(stage, h * C::K::BYTES, g, c, q[h], s[h]);
+            C::K::template multiply<C::NT, 1, C::IS_CLUSTER>(stage, h * C::K::BYTES, g, c, q[h],
+                                                             s[h]);
         }
 #pragma unroll
         for (int h = 0; h < C::HEADS; h++)
@@ -128,6 +142,7 @@ class WarpAttention {
     const Split &split;
     const int head, g, c;
     uint32_t q[C::HEADS][1][C::NT][C::DIM / 16][2];
+    const uint16_t *q_row[C::NT];  // of find_queries()
     float k_scale[C::HEADS];
     float factor[C::HEADS][C::NT][2];  // of columns 2c, 2c + 1: score in base 2 = sum * factor
     // int8: K is multiplied as 2^-24 * (code + 128), which f16 has as code + 128 without a
@@ -169,27 +184,36 @@ class WarpAttention {
 
     // Q as the B fragment of the first MMA, still in its own format.
     __device__ void load_q(int h) {
-        const Request &r = split.request;
         k_scale[h] = 1;
         if (a.k_scale != nullptr)
-            k_scale[h] = __ldg(a.k_scale + r.index * a.k_scale_stride_batch +
+            k_scale[h] = __ldg(a.k_scale + split.request.index * a.k_scale_stride_batch +
                                (head + h) * a.k_scale_stride_head);
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++) {
-            const int n = nt * 8 + g;
-            const int row = split.row_begin + n, token = divide(row, a.by_group);
-            const uint16_t *from = static_cast<const uint16_t *>(a.q);
-            if (n < split.num_rows)
-                from += (r.qo_begin + token) * a.q_stride_row +
-                        ((head + h) * a.group_size + row - token * a.group_size) * a.q_stride_head;
+            const uint16_t *const row = C::IS_CLUSTER ? q_row[nt] : query_row(h, nt);
+            const bool is_there = nt * 8 + g < split.num_rows, aligned = is_aligned(row);
 #pragma unroll
             for (int s = 0; s < C::DIM / 16; s++) {
-                constexpr int PER = 64 / size_of(C::FK) / 16;  // steps of a segment
-                const int d = C::K::dim(s / PER, c, s % PER * 4);
                 q[h][0][nt][s][0] = q[h][0][nt][s][1] = 0;
-                if (n < split.num_rows) load_four(from + d, q[h][0][nt][s]);
+                if (is_there && aligned) load_aligned_four(row + dim_of_step(s), q[h][0][nt][s]);
             }
+            if (!is_there || aligned) continue;
+#pragma unroll
+            for (int s = 0; s < C::DIM / 16; s++)
+                load_unaligned_four(row + dim_of_step(s), q[h][0][nt][s]);
         }
+    }
+    __device__ int dim_of_step(int s) const {
+        constexpr int PER = 64 / size_of(C::FK) / 16;  // steps of a segment
+        return C::K::dim(s / PER, c, s % PER * 4);
+    }
+    // The lane's row of Q; the first in place of one that is not there.
+    __device__ const uint16_t *query_row(int h, int nt) const {
+        const int n = nt * 8 + g, row = split.row_begin + n, token = divide(row, a.by_group);
+        const uint16_t *const first = static_cast<const uint16_t *>(a.q);
+        if (n >= split.num_rows) return first;
+        return first + (split.request.qo_begin + token) * a.q_stride_row +
+               ((head + h) * a.group_size + row - token * a.group_size) * a.q_stride_head;
     }
     // Q into the format of the MMA: a row of bf16 is scaled by a power of two into f16's range.
     // Then every column's factor.
@@ -488,16 +512,12 @@ __device__ void store_result(uint8_t *to, State<C> &state) {
     }
 }
 
-// A warp's granules of a split; its result takes the place of its ring. `meanwhile` runs while the
-// first copies are on their way.
+// A warp's granules of a split, the first of which are looked up; its result takes the place of its
+// ring. `meanwhile` runs while the first copies are on their way.
 template <class C, class MEANWHILE>
-__device__ __forceinline__ void run_mainloop(const kv8_kernel_args &a, Split &split, int head,
-                                             int first, int step, int count, uint8_t *ring_bytes,
-                                             MEANWHILE &&meanwhile, int early_page = -1) {
-    const uint32_t ring = keep(smem_address(ring_bytes));
-    WarpAttention<C> attention(a, split, head);
-    if constexpr (C::HEADS == 1) attention.load_queries();
-    Loader<C> loader(a, split, ring, head, first, step, count, early_page);
+__device__ __forceinline__ void run_granules(WarpAttention<C> &attention, Loader<C> &loader,
+                                             int first, int step, int count, uint32_t ring,
+                                             uint8_t *ring_bytes, MEANWHILE &&meanwhile) {
     loader.fill();
     if constexpr (C::HEADS > 1) attention.load_queries();  // earlier it would not fit the registers
     loader.find_gaps();
@@ -519,6 +539,17 @@ __device__ __forceinline__ void run_mainloop(const kv8_kernel_args &a, Split &sp
     __syncwarp();
 #pragma unroll
     for (int h = 0; h < C::HEADS; h++) store_result<C>(ring_bytes + h * C::RESULT_BYTES, state[h]);
+}
+template <class C, class MEANWHILE>
+__device__ __forceinline__ void run_mainloop(const kv8_kernel_args &a, Split &split, int head,
+                                             int first, int step, int count, uint8_t *ring_bytes,
+                                             MEANWHILE &&meanwhile) {
+    const uint32_t ring = keep(smem_address(ring_bytes));
+    WarpAttention<C> attention(a, split, head);
+    if constexpr (C::HEADS == 1) attention.load_queries();
+    Loader<C> loader(a, split, ring, head, first, step, count);
+    loader.look_up_first();
+    run_granules<C>(attention, loader, first, step, count, ring, ring_bytes, meanwhile);
 }
 
 }  // namespace kv8

@@ -62,20 +62,30 @@ struct KeyTile {
     __device__ static int dim(int segment, int c, int e) {
         return (segment * 64 + c * lane_bytes(segment)) / size_of(F) + e;
     }
-    // scores[nt] += K (tokens x DIM) . Q^T
-    template <int NT, int PARTS>
+    // scores[nt] += K (tokens x DIM) . Q^T. IN_HALVES: two sums, neither of which waits for the
+    // other.
+    template <int NT, int PARTS, bool IN_HALVES = false>
     __device__ static void multiply(uint32_t tile, int at, int g, int c,
                                     const uint32_t (&q)[PARTS][NT][STEPS][2],
                                     float (&scores)[NT][4]) {
-        segment<0, NT, PARTS>(tile, at, g, c, q, scores);
+        constexpr int HALF = IN_HALVES ? SEGMENTS / 2 : 0;
+        segments<HALF, SEGMENTS, NT, PARTS>(tile, at, g, c, q, scores);
+        if constexpr (HALF > 0) {
+            float others[NT][4] = {};
+            segments<0, HALF, NT, PARTS>(tile, at, g, c, q, others);
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) scores[nt][i] += others[nt][i];
+        }
     }
 
    private:
-    template <int I, int NT, int PARTS>
-    __device__ static void segment(uint32_t tile, int at, int g, int c,
-                                   const uint32_t (&q)[PARTS][NT][STEPS][2],
-                                   float (&scores)[NT][4]) {
-        if constexpr (I < SEGMENTS) {
+    template <int I, int END, int NT, int PARTS>
+    __device__ static void segments(uint32_t tile, int at, int g, int c,
+                                    const uint32_t (&q)[PARTS][NT][STEPS][2],
+                                    float (&scores)[NT][4]) {
+        if constexpr (I < END) {
             constexpr int OWN = lane_bytes(I);
             const uint32_t from = tile + R::at_byte(g, at + I * 64 + c * OWN);
             const auto top = load_shared<OWN>(from);
@@ -98,7 +108,7 @@ struct KeyTile {
                     for (int nt = 0; nt < NT; nt++)
                         mma<F == BF16>(scores[nt], a, q[part][nt][FIRST + s]);
             }
-            segment<I + 1, NT, PARTS>(tile, at, g, c, q, scores);
+            segments<I + 1, END, NT, PARTS>(tile, at, g, c, q, scores);
         }
     }
 };

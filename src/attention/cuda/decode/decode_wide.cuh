@@ -49,6 +49,7 @@ struct WideExchange {
     float factor[C::ROWS];                  // from a row's sums of products to scores in base 2
     float2 result[C::WARPGROUPS][C::ROWS];  // maximum, sum
     uint16_t sick[C::WARPGROUPS][2][C::KEYS][C::DIM / 16];  // bits of V's dims that are NaN
+    Lengths lengths;
     uint64_t barrier;
 };
 
@@ -418,9 +419,10 @@ __device__ __forceinline__ void finish_rows(const kv8_kernel_args &a, const Requ
             add_weighted(o, exchange.o[at * 16 + quarter], {w, w});
         }
         const int dim = quarter / 8 * 32 + quarter / 4 % 2 * 16 + quarter % 4 * 2;
-        const RowEnd end = row_end_or_default(a, exchange.ends[row]);
-        finish(a, r, head, own.row_begin() + row, dim, end, o.x, o.y, max, sum);
-        finish(a, r, head, own.row_begin() + row, dim + 8, end, o.z, o.w, max, sum);
+        const RowFactor f = row_factor(row_end_or_default(a, exchange.ends[row]), max, sum);
+        const RowPlace place = row_place(a, r, head, own.row_begin() + row);
+        store_row(a, place, dim, f, o.x, o.y, max, sum);
+        store_row(a, place, dim + 8, f, o.z, o.w, max, sum);
     }
 }
 
@@ -449,7 +451,7 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
         prefetch_pages(a, hint);
     }
     wait_for_previous();
-    const Lengths lengths = load_lengths(a, 0);
+    const Lengths lengths = load_lengths_once(a, 0, exchange.lengths);
     const Request r = make_request(a, 0, lengths);
     WideKeys keys = wide_keys<C>(a, r, own);
     mask.find(a, r, keys);

@@ -1,9 +1,9 @@
 // decode_window.cuh - a launch over few keys, of a window or in all, whose time is that of its
 // longest chain of loads and instructions: nothing is planned, and no stream is split. A block has
-// one request and some of its KV heads. It does nothing before the kernel ahead in the stream is
-// done: it finds room when that one ends, and a load made sooner is one more to wait for.
+// one request and some of its KV heads.
 //
-// Grid: (max_batch * blocks of heads). Block: WARPS * 32. Bound by: latency.
+// Grid: (max_batch * blocks of heads). Block: WARPS * 32, two a multiprocessor, so that the next
+// launch's come while these end. Bound by: latency.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -33,6 +33,7 @@ template <class C>
 __device__ __forceinline__ void window_body(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t rings[];
     __shared__ RowEnd ends[C::WARPS * C::ROWS];
+    __shared__ Lengths shared_lengths;
     launch_dependents();
     const int b = divide(int(blockIdx.x), a.decode.by_head_blocks);
     if (b >= a.batch) return;
@@ -40,31 +41,48 @@ __device__ __forceinline__ void window_body(const kv8_kernel_args &a) {
     const int in_block = warp - slice * a.decode.heads_per_block;
     const int head_begin = (int(blockIdx.x) - b * a.decode.head_blocks) * a.decode.heads_per_block;
     const int head = head_begin + in_block;
-    wait_for_previous();
-    const Lengths lengths = load_lengths(a, b);
-    const Request r = make_request(a, b, lengths);
-    const int32_t *const pages = request_pages(a, b, lengths);
-    const int num_rows = r.qo_len * a.group_size;
+    uint8_t *const own_ring = rings + warp * C::RING_BYTES;
+    const uint32_t ring = keep(smem_address(own_ring));
+    // As in decode_cluster.cuh.
+    Lengths lengths = load_lengths_once(a, b, shared_lengths);
+    bool waited = false;
+    int row = 0;
 #pragma unroll 1
-    for (int row = 0; row < num_rows; row += C::ROWS) {
-        if (row > 0) __syncthreads();  // shared memory is free again
-        Split split = window_split<C>(a, r, pages, row, head_begin);
+    for (;;) {
+        const Request r = make_request(a, b, lengths);
+        Split split = window_split<C>(a, r, request_pages(a, b, lengths), row, head_begin);
         const int first = split.granule_begin + slice, left = split.granule_end - first;
         const int count = left > 0 ? divide(left + a.decode.num_slices - 1, a.decode.by_slices) : 0;
-        run_mainloop<C>(a, split, head, first, a.decode.num_slices, count,
-                        rings + warp * C::RING_BYTES, [&] {
-                            if (slice == 0)
-                                copy_row_ends(a, split, head, ends + in_block * C::ROWS);
-                        });
+        WarpAttention<C> attention(a, split, head);
+        Loader<C> loader(a, split, ring, head, first, a.decode.num_slices, count);
+        attention.find_queries(), loader.find_first();
+        if (!waited) wait_for_previous();
+        loader.load_first();
+        if (!waited) {
+            waited = true;
+            if (lengths_changed(a, b, lengths)) {
+                lengths = load_lengths_once(a, b, shared_lengths);
+                continue;
+            }
+        }
+        const int num_rows = r.qo_len * a.group_size;
+        if (row >= num_rows) return;
+        attention.load_queries(), loader.load_others();
+        run_granules<C>(attention, loader, first, a.decode.num_slices, count, ring, own_ring, [&] {
+            if (slice == 0) copy_row_ends(a, split, head, ends + in_block * C::ROWS);
+        });
         __syncthreads();
         combine_splits<C>(a, split, rings, ends);
+        row += C::ROWS;
+        if (row >= num_rows) return;
+        __syncthreads();  // shared memory is free again
     }
 }
 
 }  // namespace kv8
 
 #define KV8_DECODE_WINDOW_DEFINE(name, format, head_dim, warps, stages, fixed_bytes)              \
-    extern "C" __global__ void __launch_bounds__(warps * 32, 1)                                   \
+    extern "C" __global__ void __launch_bounds__(warps * 32, 2)                                   \
         name(const __grid_constant__ kv8_kernel_args a) {                                         \
         using config = kv8::DecodeConfig<format, format, head_dim, 1, warps, stages, true, true>; \
         static_assert(config::FIXED_BYTES == fixed_bytes);                                        \
