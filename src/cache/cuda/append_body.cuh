@@ -40,9 +40,11 @@ struct Place {
     bool there;                       // false: the row is left out
 };
 
-// The request that owns a row: the last whose rows begin at or before it.
+// The request that owns a row: the last whose rows begin at or before it. Looked for first where it
+// is if all before it have one row: each step of a search waits for the one before.
 static __device__ __forceinline__ int32_t find_request(const int32_t *indptr, int32_t batch,
                                                        int32_t row) {
+    if (row < batch && indptr[row] == row && indptr[row + 1] == row + 1) return row;
     int32_t low = 0, high = batch;  // indptr[low] <= row < indptr[high]
     while (high - low > 1) {
         const int32_t middle = (low + high) / 2;
