@@ -54,6 +54,7 @@ struct Shared {
     float poison;  // NaN when the router's sums do not hold a part of the block's
     float expert_weights[TOP_K];
     float cos_sin[HEAD_DIM];
+    float scale;  // of the experts' normed row
     alignas(16) float scratch[KV8_TOKEN_WARPS];
     kv8_token_layer layers[KV8_TOKEN_MAX_LAYERS];
     union alignas(16) {
@@ -318,11 +319,17 @@ __device__ __forceinline__ void compute_gate_up(const kv8_token_args &a, const k
     Squares squares;
     const auto row_at = [&](int i) { return fourth_of(a.residual, i); };
     const auto square_at = [&](int i) { return squares_at(a.squares, i); };
-    ask(squares, turn, square_at);
+    // Squares by one warp: what all ask of one address stands in line there.
+    if (t < 32) ask(squares, turn, square_at);
     ask(x, turn, row_at);
-    get(squares, turn, square_at);
+    if (t < 32) {
+        get(squares, turn, square_at);
+        const float of_all = norm_scale(a.eps, squares);
+        if (t == 0) shared.scale = of_all;
+    }
     get(x, turn, row_at);
-    const float scale = norm_scale(a.eps, squares);
+    meet_warps();
+    const float scale = shared.scale;
 #pragma unroll
     for (int i = 0; i < FOURTHS; i++) {
         float y[4] = {x[i].value(0), x[i].value(1), x[i].value(2), x[i].value(3)};
