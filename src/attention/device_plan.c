@@ -75,13 +75,18 @@ static kv8_status make_decode(const kv8_attention_device_plan *plan, kv8_device_
     return KV8_OK;
 }
 
-/* Streams are whole: blocks for every request of the bounds, whose lengths they alone look at. */
+/* Streams are whole: blocks for every request, whose lengths they alone look at. */
 static void make_window(const kv8_attention_device_plan *plan, kv8_device_choice *choice) {
-    const kv8_variant *const v = choice->variant;
-    choice->decode = decode_tail(v, &plan->spec);
-    choice->launch.block[0] = (uint32_t)v->num_warps * 32;
-    choice->launch.grid[0] = (uint32_t)(plan->spec.max_batch * choice->decode.head_blocks);
+    choice->launch.block[0] = (uint32_t)choice->variant->num_warps * 32;
     choice->launch.overlaps_previous = true;
+    kv8_device_share_window(&plan->spec, plan->spec.max_batch, choice);
+}
+void kv8_device_share_window(const kv8_attention_spec *spec, int32_t batch,
+                             kv8_device_choice *choice) {
+    kv8_attention_spec of_run = *spec;
+    of_run.max_batch = batch;
+    choice->decode = decode_tail(choice->variant, &of_run);
+    choice->launch.grid[0] = (uint32_t)(batch * choice->decode.head_blocks);
 }
 
 /* Clusters as wide as all KV heads' tiles find room in at once, of narrow tiles else of 8 blocks.

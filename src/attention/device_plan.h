@@ -68,6 +68,10 @@ const kv8_device_choice *kv8_device_choose(const kv8_attention_device_plan *plan
                                            int32_t batch, const kv8_kernel_pages *k,
                                            const kv8_kernel_pages *v);
 
+/* Shares out the heads of a run's requests, of windows' kernel, which a plan has for its bounds. */
+void kv8_device_share_window(const kv8_attention_spec *spec, int32_t batch,
+                             kv8_device_choice *choice);
+
 /* The first kernel of decode that takes a run beside prefill's, for requests of up to decode_rows
  * query rows; NULL: there is none, and prefill takes all. */
 const kv8_device_choice *kv8_device_choose_beside(const kv8_attention_device_plan *plan,

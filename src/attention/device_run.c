@@ -166,16 +166,21 @@ static bool aligned(const void *pointer, size_t bytes) {
     return (uintptr_t)pointer % bytes == 0;
 }
 
-static void fill_decode(kv8_kernel_args *a, const kv8_attention_device_plan *plan,
-                        const kv8_device_choice *choice, uint8_t *workspace) {
+/* Returns the launch. */
+static kv8_launch fill_decode(kv8_kernel_args *a, const kv8_attention_device_plan *plan,
+                              const kv8_device_choice *choice, uint8_t *workspace) {
     const kv8_partials_layout *const l = &plan->layout.decode;
-    a->decode = choice->decode;
+    kv8_device_choice of_run = *choice;
+    if (choice->variant->way == KV8_WAY_WINDOW)
+        kv8_device_share_window(&plan->spec, a->batch, &of_run);
+    a->decode = of_run.decode;
     a->decode.partials = (float *)(void *)(workspace + l->partials_at);
     a->decode.partial_sums = (float *)(void *)(workspace + l->sums_at);
     a->decode.arrivals = (uint32_t *)(void *)(workspace + l->arrivals_at);
     if (choice->variant->way == KV8_WAY_BULK) /* which prefetches before it may trust an index */
         a->table_entries =
             (int64_t)(kv8_device_bytes_from(plan->device, a->table) / sizeof *a->table);
+    return of_run.launch;
 }
 
 static void fill_prefill(kv8_kernel_args *a, const kv8_attention_device_plan *plan,
@@ -214,6 +219,7 @@ kv8_status kv8_attention_device_workspace_init(const kv8_attention_device_plan *
 typedef struct run_kernels {
     kv8_kernel_args args;
     const kv8_device_choice *choice, *beside;
+    kv8_launch launch; /* of choice */
     int32_t *decode_lens;
 } run_kernels;
 
@@ -233,10 +239,11 @@ static kv8_status begin(const kv8_attention_device_plan *plan, const kv8_attenti
     if (r->choice == NULL)
         return kv8_fail(KV8_ERR_UNSUPPORTED, "no kernel of the plan takes these args");
     if (r->choice->variant->way != KV8_WAY_PREFILL) {
-        fill_decode(a, plan, r->choice, workspace);
+        r->launch = fill_decode(a, plan, r->choice, workspace);
         return KV8_OK;
     }
     fill_prefill(a, plan, r->choice, workspace);
+    r->launch = r->choice->launch;
     r->beside = kv8_device_choose_beside(plan, needs, args->batch, &a->k, &a->v);
     if (r->beside != NULL)
         r->decode_lens = (void *)((uint8_t *)workspace + plan->layout.decode_lens_at);
@@ -262,8 +269,7 @@ kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, k
 static kv8_status launch_beside(const kv8_attention_device_plan *plan, kv8_stream *stream,
                                 const run_kernels *r, void *workspace) {
     kv8_kernel_args args = r->args;
-    kv8_launch launch = r->beside->launch;
-    fill_decode(&args, plan, r->beside, workspace);
+    kv8_launch launch = fill_decode(&args, plan, r->beside, workspace);
     args.qo_lens = r->decode_lens;
     launch.overlaps_previous = false;
     return kv8_kernel_launch(&r->beside->kernel, stream, &launch, &args);
@@ -275,10 +281,9 @@ kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_s
     run_kernels r;
     KV8_TRY(begin(plan, args, workspace, &r));
     if (r.choice == NULL) return KV8_OK;
-    kv8_launch launch = r.choice->launch;
     if (r.beside != NULL) {
         KV8_TRY(launch_beside(plan, stream, &r, workspace));
-        launch.overlaps_previous = kv8_variant_is_on_wgmma(r.choice->variant);
+        r.launch.overlaps_previous = kv8_variant_is_on_wgmma(r.choice->variant);
     }
-    return kv8_kernel_launch(&r.choice->kernel, stream, &launch, &r.args);
+    return kv8_kernel_launch(&r.choice->kernel, stream, &r.launch, &r.args);
 }

@@ -311,14 +311,9 @@ static bool has_short_window(const kv8_attention_spec *spec) {
     enum { SHORT = 512 };
     return spec->window_left >= 0 && spec->window_left < SHORT;
 }
-/* Under batch_invariant a kernel is for every batch or for none. Over few keys without a window,
- * blocks of several heads are for so many requests as leave few multiprocessors idle. */
+/* Under batch_invariant a kernel is for every batch or for none. */
 static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    enum { BLOCKS = 64 };
-    if (spec->batch_invariant) return 1;
-    if (variant->way != KV8_WAY_WINDOW || has_short_window(spec)) return variant->min_batch;
-    const int32_t heads = kv8_variant_heads_per_block(variant, spec);
-    return heads == 1 ? 1 : (int32_t)kv8_ceil_div(BLOCKS * heads, spec->num_kv_heads);
+    return spec->batch_invariant ? 1 : variant->min_batch;
 }
 /* A wide tile of decode is for rows that one of half as many would take two of. One of more than 16
  * is for many keys, fewer where requests have more heads than prefill has blocks of one warpgroup
