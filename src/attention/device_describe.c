@@ -41,8 +41,13 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
             return kv8_fail(KV8_ERR_INVALID, "%s is NULL", inputs.args.k == NULL ? "k" : "v");
     }
     const kv8_device_choice *beside = NULL;
-    const kv8_device_choice *const c = choose(plan, given == NULL ? NULL : &inputs.args, &beside);
-    if (c == NULL) return kv8_fail(KV8_ERR_UNSUPPORTED, "no kernel of the plan takes these args");
+    const kv8_device_choice *const choice =
+        choose(plan, given == NULL ? NULL : &inputs.args, &beside);
+    if (choice == NULL)
+        return kv8_fail(KV8_ERR_UNSUPPORTED, "no kernel of the plan takes these args");
+    const kv8_device_choice of_run = kv8_device_choice_of_run(
+        plan, choice, given == NULL ? plan->spec.max_batch : inputs.args.batch);
+    const kv8_device_choice *const c = &of_run;
     const char *const gpu = kv8_device_get_info(plan->device)->name, *const name = c->variant->name;
     const uint32_t blocks = c->launch.grid[0];
     const size_t bytes = plan->layout.size;

@@ -75,18 +75,21 @@ static kv8_status make_decode(const kv8_attention_device_plan *plan, kv8_device_
     return KV8_OK;
 }
 
-/* Streams are whole: blocks for every request, whose lengths they alone look at. */
-static void make_window(const kv8_attention_device_plan *plan, kv8_device_choice *choice) {
+/* Streams are whole: blocks for every request of a run, whose lengths they alone look at. */
+static void make_window(kv8_device_choice *choice) {
     choice->launch.block[0] = (uint32_t)choice->variant->num_warps * 32;
     choice->launch.overlaps_previous = true;
-    kv8_device_share_window(&plan->spec, plan->spec.max_batch, choice);
 }
-void kv8_device_share_window(const kv8_attention_spec *spec, int32_t batch,
-                             kv8_device_choice *choice) {
-    kv8_attention_spec of_run = *spec;
-    of_run.max_batch = batch;
-    choice->decode = decode_tail(choice->variant, &of_run);
-    choice->launch.grid[0] = (uint32_t)(batch * choice->decode.head_blocks);
+kv8_device_choice kv8_device_choice_of_run(const kv8_attention_device_plan *plan,
+                                           const kv8_device_choice *choice, int32_t batch) {
+    kv8_device_choice of_run = *choice;
+    if (choice->variant->way == KV8_WAY_WINDOW) {
+        kv8_attention_spec spec = plan->spec;
+        spec.max_batch = batch;
+        of_run.decode = decode_tail(choice->variant, &spec);
+        of_run.launch.grid[0] = (uint32_t)(batch * of_run.decode.head_blocks);
+    }
+    return of_run;
 }
 
 /* Clusters as wide as all KV heads' tiles find room in at once, of narrow tiles else of 8 blocks.
@@ -254,7 +257,7 @@ static kv8_status make_choice(kv8_attention_device_plan *plan, const kv8_variant
     switch (variant->way) {
         case KV8_WAY_WIDE:
         case KV8_WAY_CLUSTER: KV8_TRY(make_cluster(plan, choice, &fits)); break;
-        case KV8_WAY_WINDOW: make_window(plan, choice); break;
+        case KV8_WAY_WINDOW: make_window(choice); break;
         case KV8_WAY_BULK:
         case KV8_WAY_ROWS: KV8_TRY(make_decode(plan, choice)); break;
         case KV8_WAY_PREFILL: KV8_TRY(make_prefill(plan, choice)); break;

@@ -68,9 +68,10 @@ const kv8_device_choice *kv8_device_choose(const kv8_attention_device_plan *plan
                                            int32_t batch, const kv8_kernel_pages *k,
                                            const kv8_kernel_pages *v);
 
-/* Shares out the heads of a run's requests, of windows' kernel, which a plan has for its bounds. */
-void kv8_device_share_window(const kv8_attention_spec *spec, int32_t batch,
-                             kv8_device_choice *choice);
+/* A kernel of the plan for a run of so many requests: the grid and the tail of windows' kernel,
+ * which shares out their heads, are the run's. */
+kv8_device_choice kv8_device_choice_of_run(const kv8_attention_device_plan *plan,
+                                           const kv8_device_choice *choice, int32_t batch);
 
 /* The first kernel of decode that takes a run beside prefill's, for requests of up to decode_rows
  * query rows; NULL: there is none, and prefill takes all. */

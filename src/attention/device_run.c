@@ -166,13 +166,11 @@ static bool aligned(const void *pointer, size_t bytes) {
     return (uintptr_t)pointer % bytes == 0;
 }
 
-/* Returns the launch. */
+/* The args of decode; returns the launch. */
 static kv8_launch fill_decode(kv8_kernel_args *a, const kv8_attention_device_plan *plan,
                               const kv8_device_choice *choice, uint8_t *workspace) {
     const kv8_partials_layout *const l = &plan->layout.decode;
-    kv8_device_choice of_run = *choice;
-    if (choice->variant->way == KV8_WAY_WINDOW)
-        kv8_device_share_window(&plan->spec, a->batch, &of_run);
+    const kv8_device_choice of_run = kv8_device_choice_of_run(plan, choice, a->batch);
     a->decode = of_run.decode;
     a->decode.partials = (float *)(void *)(workspace + l->partials_at);
     a->decode.partial_sums = (float *)(void *)(workspace + l->sums_at);

@@ -48,14 +48,15 @@ __device__ inline Lengths load_lengths(const kv8_kernel_args &a, int b) {
     }
     return l;
 }
-// The same for all threads of a block, in `shared`, by one of its warps: what all ask of one
-// address stands in line there.
+// load_lengths_once gives all threads of a block the same, by one of its warps: what all ask of one
+// address stands in line there. Of a block's warps that look by themselves one may see what the
+// kernel ahead writes and another not.
 __device__ inline Lengths load_lengths_once(const kv8_kernel_args &a, int b, Lengths &shared) {
     if (threadIdx.x == 0) shared = load_lengths(a, b);
     __syncthreads();
     return shared;
 }
-// Whether memory says anything else by now; by all threads of a block.
+// lengths_changed: whether memory says anything else by now; by all threads of a block.
 __device__ inline bool lengths_changed(const kv8_kernel_args &a, int b, const Lengths &seen) {
     return __syncthreads_or(threadIdx.x < 32 && load_lengths(a, b) != seen);
 }

@@ -93,7 +93,7 @@ __device__ __noinline__ float rescan_values(const kv8_kernel_args &a, const Requ
     return sum == 0 ? NAN : sum;
 }
 
-// Whose place in `part` is a NaN that its sum has not.
+// resolve_nans looks at the values again for what of `part` is NaN while its sum is a number.
 template <class C>
 __device__ void resolve_nans(const kv8_kernel_args &a, const Split &p, const Item<C> &item,
                              Partial &part) {

@@ -2,7 +2,7 @@
 // longest chain of loads and instructions: nothing is planned, and no stream is split. A block has
 // one request and some of its KV heads.
 //
-// Grid: (max_batch * blocks of heads). Block: WARPS * 32, two a multiprocessor, so that the next
+// Grid: (batch * blocks of heads). Block: WARPS * 32, two a multiprocessor, so that the next
 // launch's come while these end. Bound by: latency.
 //
 // SPDX-License-Identifier: Apache-2.0
