@@ -175,7 +175,7 @@ static kv8_launch fill_decode(kv8_kernel_args *a, const kv8_attention_device_pla
     a->decode.partials = (float *)(void *)(workspace + l->partials_at);
     a->decode.partial_sums = (float *)(void *)(workspace + l->sums_at);
     a->decode.arrivals = (uint32_t *)(void *)(workspace + l->arrivals_at);
-    if (choice->variant->way == KV8_WAY_BULK) /* which prefetches before it may trust an index */
+    if (choice->variant->way != KV8_WAY_ROWS) /* which alone reads no page before all lengths */
         a->table_entries =
             (int64_t)(kv8_device_bytes_from(plan->device, a->table) / sizeof *a->table);
     return of_run.launch;

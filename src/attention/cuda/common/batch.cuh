@@ -18,7 +18,8 @@ struct Request {
     int index, qo_begin, qo_len, kv_len;
 };
 
-// What memory says of a request. `last`: of its last page, or without page_indptr its length.
+// What memory says of a request. `last`: of its last page; without page_indptr the end of its keys,
+// which begin at page_begin.
 struct Lengths {
     int qo_begin, qo_end, page_begin, page_end, last;
 
@@ -33,10 +34,9 @@ __device__ inline int load_fresh(const int32_t *from) {
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
     return x;
 }
-__device__ inline Lengths load_lengths(const kv8_kernel_args &a, int b) {
-    Lengths l = {load_fresh(a.qo_indptr + b), load_fresh(a.qo_indptr + b + 1), 0, 0, 0};
-    if (__builtin_expect(a.qo_lens != nullptr, 0))
-        l.qo_end = min(l.qo_end, l.qo_begin + max(load_fresh(a.qo_lens + b), 0));
+// Without qo_lens.
+__device__ inline void load_stored_lengths(const kv8_kernel_args &a, int b, Lengths &l) {
+    l.qo_begin = load_fresh(a.qo_indptr + b), l.qo_end = load_fresh(a.qo_indptr + b + 1);
     if (a.page_indptr != nullptr) {
         l.page_begin = load_fresh(a.page_indptr + b),
         l.page_end = load_fresh(a.page_indptr + b + 1);
@@ -44,9 +44,29 @@ __device__ inline Lengths load_lengths(const kv8_kernel_args &a, int b) {
     } else if (__builtin_expect(a.seq_lens != nullptr, 1)) {
         l.last = load_fresh(a.seq_lens + b);
     } else {
-        l.last = load_fresh(a.kv_indptr + b + 1) - load_fresh(a.kv_indptr + b);
+        l.page_begin = load_fresh(a.kv_indptr + b), l.last = load_fresh(a.kv_indptr + b + 1);
     }
-    return l;
+}
+// Lengths of up to NUM requests from b on, those before `end`. What memory says of all is loaded
+// before anything waits for it.
+template <int NUM>
+__device__ void load_lengths(const kv8_kernel_args &a, int b, int end, Lengths (&of)[NUM]) {
+#pragma unroll
+    for (int n = 0; n < NUM; n++) {
+        of[n] = {0, 0, 0, 0, 0};
+        if (b + n < end) load_stored_lengths(a, b + n, of[n]);
+    }
+    if (__builtin_expect(a.qo_lens == nullptr, 1)) return;
+#pragma unroll
+    for (int n = 0; n < NUM; n++)
+        if (b + n < end)
+            of[n].qo_end =
+                min(of[n].qo_end, of[n].qo_begin + max(load_fresh(a.qo_lens + b + n), 0));
+}
+__device__ inline Lengths load_lengths(const kv8_kernel_args &a, int b) {
+    Lengths of[1];
+    load_lengths(a, b, b + 1, of);
+    return of[0];
 }
 // load_lengths_once gives all threads of a block the same, by one of its warps: what all ask of one
 // address stands in line there. Of a block's warps that look by themselves one may see what the
@@ -62,7 +82,7 @@ __device__ inline bool lengths_changed(const kv8_kernel_args &a, int b, const Le
 }
 __device__ inline Request make_request(const kv8_kernel_args &a, int b, const Lengths &l) {
     const int pages = l.page_end - l.page_begin;
-    const int kv_len = a.page_indptr == nullptr ? l.last
+    const int kv_len = a.page_indptr == nullptr ? l.last - l.page_begin
                        : pages == 0             ? 0
                                                 : (pages - 1) * a.page_size + l.last;
     return {b, l.qo_begin, l.qo_end - l.qo_begin, kv_len};

@@ -66,16 +66,19 @@ __device__ inline RowFactor row_factor(const RowEnd &end, float max, float sum) 
     const float denominator = sum * weight + exp2_fast(end.sink - top);
     return {__fdividef(weight, denominator) * end.v_scale, sum == 0 || end.sink == INFINITY};
 }
-// The end of a row at two dims.
-__device__ inline void store_row(const kv8_kernel_args &a, const RowPlace &place, int dim,
-                                 const RowFactor &f, float x, float y, float max, float sum) {
-    store2(a, place.o + dim, f.is_empty ? 0.0f : x * f.factor, f.is_empty ? 0.0f : y * f.factor);
-    if (a.lse != nullptr && dim == 0)
-        a.lse[place.lse] = sum == 0 ? -INFINITY : (max + __log2f(sum)) * a.lse_scale;
+// The end of a row at two dims, and what is one for a row.
+__device__ inline void store_row(const kv8_kernel_args &a, int64_t at, const RowFactor &f, float x,
+                                 float y) {
+    store2(a, at, f.is_empty ? 0.0f : x * f.factor, f.is_empty ? 0.0f : y * f.factor);
+}
+__device__ inline void store_lse(const kv8_kernel_args &a, int64_t at, float max, float sum) {
+    a.lse[at] = sum == 0 ? -INFINITY : (max + __log2f(sum)) * a.lse_scale;
 }
 __device__ inline void finish(const kv8_kernel_args &a, const Request &r, int head, int row,
                               int dim, const RowEnd &end, float x, float y, float max, float sum) {
-    store_row(a, row_place(a, r, head, row), dim, row_factor(end, max, sum), x, y, max, sum);
+    const RowPlace place = row_place(a, r, head, row);
+    store_row(a, place.o + dim, row_factor(end, max, sum), x, y);
+    if (a.lse != nullptr && dim == 0) store_lse(a, place.lse, max, sum);
 }
 
 }  // namespace kv8

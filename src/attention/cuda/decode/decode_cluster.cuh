@@ -199,10 +199,8 @@ __device__ __forceinline__ void cluster_body(const kv8_kernel_args &a) {
             wait_for_bytes(barrier, parity);
             const Partial part = combine_ranks<C>(exchange, own);
             if (threadIdx.x >> own.item_bits == 0)
-                finish_item(a, split, item,
-                            {row_end_or_default(a, exchange.ends[item.row]),
-                             row_end_or_default(a, exchange.ends[item.row + 1])},
-                            part);
+                finish_item(a, split, item, RowPair<C>(a, split, item.row),
+                            exchange.ends + item.row, part);
         }
         row += int(gridDim.z) * C::ROWS;
         if (row >= num_rows) return;

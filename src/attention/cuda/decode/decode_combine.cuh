@@ -106,21 +106,37 @@ __device__ void resolve_nans(const kv8_kernel_args &a, const Split &p, const Ite
     resolve(part.o.y, part.sum.y, 1, 0), resolve(part.o.w, part.sum.y, 1, 1);
 }
 
+// Where o of a lane's two rows lies, of the block's first head: those of all fragments of a warp,
+// whose n-tile is one.
+template <class C>
+struct RowPair {
+    static_assert(C::WARPS % C::NT == 0);
+    int64_t x, y;
+    bool has_x, has_y;
+
+    RowPair() = default;
+    __device__ RowPair(const kv8_kernel_args &a, const Split &p, int row)
+        : x(row_place(a, p.request, p.head_begin, p.row_begin + row).o),
+          y(row_place(a, p.request, p.head_begin, p.row_begin + row + 1).o),
+          has_x(row < p.num_rows),
+          has_y(row + 1 < p.num_rows) {}
+};
 // Both rows' factors first: what one waits for, the other hides.
 template <class C>
 __device__ void finish_item(const kv8_kernel_args &a, const Split &p, const Item<C> &item,
-                            const RowEnd (&ends)[2], Partial part) {
-    const int head = p.head_begin + item.head, row = p.row_begin + item.row;
-    const RowFactor x = row_factor(ends[0], part.max.x, part.sum.x);
-    const RowFactor y = row_factor(ends[1], part.max.y, part.sum.y);
+                            const RowPair<C> &rows, const RowEnd *ends, Partial part) {
+    const RowFactor x = row_factor(row_end_or_default(a, ends[0]), part.max.x, part.sum.x);
+    const RowFactor y = row_factor(row_end_or_default(a, ends[1]), part.max.y, part.sum.y);
+    const int64_t more = item.head * a.group_size * a.o_stride_head + item.dim;
     if (C::FV != E4M3 && isnan((part.o.x + part.o.y) + (part.o.z + part.o.w)))
         resolve_nans(a, p, item, part);
-    if (item.row < p.num_rows)
-        store_row(a, row_place(a, p.request, head, row), item.dim, x, part.o.x, part.o.z,
-                  part.max.x, part.sum.x);
-    if (item.row + 1 < p.num_rows)
-        store_row(a, row_place(a, p.request, head, row + 1), item.dim, y, part.o.y, part.o.w,
-                  part.max.y, part.sum.y);
+    if (rows.has_x) store_row(a, rows.x + more, x, part.o.x, part.o.z);
+    if (rows.has_y) store_row(a, rows.y + more, y, part.o.y, part.o.w);
+    if (a.lse == nullptr || item.dim != 0) return;
+    const int head = p.head_begin + item.head, row = p.row_begin + item.row;
+    if (rows.has_x) store_lse(a, row_place(a, p.request, head, row).lse, part.max.x, part.sum.x);
+    if (rows.has_y)
+        store_lse(a, row_place(a, p.request, head, row + 1).lse, part.max.y, part.sum.y);
 }
 
 // The joined results of warps, the first at `first`, each `step` bytes behind the one before:
@@ -130,19 +146,26 @@ __device__ Partial combine_slices(const uint8_t *first, int step, const uint8_t 
                                   int f) {
     Partial part = no_partial();
     const int maxima = C::FRAGMENTS * 512 + row * 4, o = (f * 32 + threadIdx.x % 32) * 16;
+    const auto each = [&](auto &&visit) {
+        if constexpr (C::SLICES > 0) {
+#pragma unroll
+            for (int n = 0; n < C::SLICES; n++) visit(first + n * step);
+        } else {
 #pragma unroll 4
-    for (const uint8_t *at = first; at < end; at += step) {
+            for (const uint8_t *at = first; at < end; at += step) visit(at);
+        }
+    };
+    each([&](const uint8_t *at) {
         const float2 m = *reinterpret_cast<const float2 *>(at + maxima);
         part.max.x = fmaxf(part.max.x, m.x), part.max.y = fmaxf(part.max.y, m.y);
-    }
-#pragma unroll 4
-    for (const uint8_t *at = first; at < end; at += step) {
+    });
+    each([&](const uint8_t *at) {
         const float2 m = *reinterpret_cast<const float2 *>(at + maxima);
         const float2 sum = *reinterpret_cast<const float2 *>(at + maxima + C::ROWS * 4);
         const float2 w = {exp2_fast(m.x - part.max.x), exp2_fast(m.y - part.max.y)};
         part.sum.x += sum.x * w.x, part.sum.y += sum.y * w.y;
         add_weighted(part.o, *reinterpret_cast<const float4 *>(at + o), w);
-    }
+    });
     return part;
 }
 
@@ -228,38 +251,47 @@ template <class C>
 __device__ Partial combine_partials(const kv8_kernel_args &a, const Split &p, int f, int first,
                                     int step, int count) {
     const int lane = threadIdx.x % 32, fragments = a.decode.heads_per_block * C::FRAGMENTS;
-    const auto at = [&](int n) { return int64_t(slot_of(p, first + n * step)) * fragments + f; };
+    // Slots are two apart, but for a stream's first.
+    const int begin = slot_of(p, first), apart = 2 * step;
+    const int base = 2 * (p.first_block + first), shift = begin - base;
+    const auto at = [&](int n) {
+        return (base + n * apart + (n == 0 ? shift : 0)) * fragments + f;
+    };
+    const float4 *const sums = reinterpret_cast<const float4 *>(a.decode.partial_sums) + lane % 4;
+    const float4 *const o = reinterpret_cast<const float4 *>(a.decode.partials) + lane;
     Partial all = no_partial();
 #pragma unroll 1
     for (int done = 0; done < count; done += 8)
         combine_many<1>(
-            all, count - done,
-            [&](int n) {
-                return __ldcg(reinterpret_cast<const float4 *>(a.decode.partial_sums) +
-                              at(done + n) * 4 + lane % 4);
-            },
-            [&](int n) {
-                return __ldcg(reinterpret_cast<const float4 *>(a.decode.partials) +
-                              at(done + n) * 32 + lane);
-            });
+            all, count - done, [&](int n) { return __ldcg(sums + at(done + n) * 4); },
+            [&](int n) { return __ldcg(o + at(done + n) * 32); });
     return all;
 }
 
-// Counts this warp at one of its block's counters, for `own` results of its; true if `expected`
-// have come.
-__device__ inline bool arrive_last(uint32_t *counters, int expected, int own = 1) {
-    uint32_t before = 0;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        uint32_t *const counter = counters + threadIdx.x / 32;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(counter), "r"(own)
-                     : "memory");
-        if (before == uint32_t(expected - own)) *counter = 0;  // ready for the next launch
+// A warp counted at one of its block's counters, for `own` results of its.
+class Arrival {
+   public:
+    __device__ Arrival(uint32_t *counters, int expected, int own = 1)
+        : counter(counters + threadIdx.x / 32), all_others(uint32_t(expected - own)) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                         : "=r"(others)
+                         : "l"(counter), "r"(own)
+                         : "memory");
     }
-    return __shfl_sync(~0u, before, 0) == uint32_t(expected - own);
-}
+    // Whether all `expected` had come. By all lanes, once.
+    __device__ bool is_last() const {
+        const bool is_last = __shfl_sync(~0u, others, 0) == all_others;
+        if (is_last && threadIdx.x % 32 == 0) *counter = 0;  // ready for the next launch
+        return is_last;
+    }
+
+   private:
+    uint32_t *const counter;
+    const uint32_t all_others;
+    uint32_t others = 0;  // counted before; the first lane knows
+};
 
 // Runs after every warp has stored its result: each warp finishes its fragments of the split, or
 // stores partial ones. Of splits in groups of GROUP, then of the groups, whoever is last to do so
@@ -271,8 +303,12 @@ __device__ void combine_splits(const kv8_kernel_args &a, const Split &p, const u
     if (warp >= fragments) return;
     // Counters of groups, by the slot of their first split; then those of streams.
     uint32_t *const of_streams = a.decode.arrivals + int64_t(2 * gridDim.x) * C::WARPS;
+    constexpr bool KEEPS_ROWS = C::NT <= 2;  // wider tiles leave no registers for them
+    const int row = Item<C>(threadIdx.x).row;
     int first = 0, step = 0, count = 1;  // the splits combined at this turn; step 0: none yet
     bool is_top = p.num_splits == 1;
+    RowPair<C> rows;
+    if (KEEPS_ROWS && is_top) rows = {a, p, row};
     for (;;) {
 #pragma unroll 1
         for (int f = warp; f < fragments; f += C::WARPS) {
@@ -281,24 +317,24 @@ __device__ void combine_splits(const kv8_kernel_args &a, const Split &p, const u
             const Partial part = step > 0 ? combine_partials<C>(a, p, f, first, step, count)
                                           : combine_item<C>(a, rings, item, f);
             if (is_top)
-                finish_item(a, p, item,
-                            {row_end_or_default(a, ends[item.slot_row]),
-                             row_end_or_default(a, ends[item.slot_row + 1])},
-                            part);
+                finish_item(a, p, item, KEEPS_ROWS ? rows : RowPair<C>(a, p, row),
+                            ends + item.slot_row, part);
             else
                 store_partial<C>(a, step == 0 ? p.slot : slot_of(p, first), f, part);
         }
         if (is_top) return;
+        uint32_t *counters = of_streams + int64_t(p.stream) * C::WARPS;
         if (step == 0 && p.num_splits > GROUP) {
             first = (int(blockIdx.x) - p.first_block) / GROUP * GROUP, step = 1;
             count = min(GROUP, p.num_splits - first);
-            if (!arrive_last(a.decode.arrivals + int64_t(slot_of(p, first)) * C::WARPS, count))
-                return;
+            counters = a.decode.arrivals + int64_t(slot_of(p, first)) * C::WARPS;
         } else {
             count = step == 0 ? p.num_splits : (p.num_splits + GROUP - 1) / GROUP;
             first = 0, step = step == 0 ? 1 : GROUP, is_top = true;
-            if (!arrive_last(of_streams + int64_t(p.stream) * C::WARPS, count)) return;
         }
+        const Arrival arrival(counters, count);
+        if (KEEPS_ROWS && is_top) rows = {a, p, row};  // while the counter comes
+        if (!arrival.is_last()) return;
     }
 }
 

@@ -46,8 +46,8 @@ __device__ void take_split(const kv8_kernel_args &a, const int *starts, Partitio
     __syncwarp();
 }
 
-// Partitions the work and takes the block's first split, by one warp. own_lengths(b, n): of request
-// b, the lane's n-th; lengths_of(b): of request b, by all lanes.
+// Partitions the work and takes the block's first split, by one warp. own_lengths: as
+// sum_units(); lengths_of(b): of request b, by all lanes.
 template <class C, class BLOCK, class OWN, class LENGTHS>
 __device__ void partition_work(const kv8_kernel_args &a, int *starts, BLOCK &block, Split &into,
                                OWN &&own_lengths, LENGTHS &&lengths_of) {
@@ -65,23 +65,20 @@ __device__ void partition_loaded(const kv8_kernel_args &a, int *starts, BLOCK &b
         next_piece<C>(a, starts, block.pieces, into);
         return;
     }
-    partition_work<C>(
-        a, starts, block, into, [&](int b, int) { return load_lengths(a, b); },
-        [&](int b) { return load_lengths(a, b); });
+    partition_work<C>(a, starts, block, into, own_loaded(a),
+                      [&](int b) { return load_lengths(a, b); });
 }
 template <class C, class BLOCK>
 __device__ void partition_cached(const kv8_kernel_args &a, int *starts, BLOCK &block, Split &into,
                                  const CachedLengths<C::MOST_CACHED> &cached) {
     if (C::HAS_PRODUCER && a.decode.piece_units > 0) {
         const auto lengths_of = [&](int b) { return cached_lengths(a, cached, b); };
-        block.any_empty =
-            cut_pieces<C>(a, starts, block.pieces, [&](int, int n) { return cached.nth(n); });
+        block.any_empty = cut_pieces<C>(a, starts, block.pieces, own_cached(cached));
         next_piece<C>(a, starts, block.pieces, into, lengths_of);
         return;
     }
-    partition_work<C>(
-        a, starts, block, into, [&](int, int n) { return cached.nth(n); },
-        [&](int b) { return cached_lengths(a, cached, b); });
+    partition_work<C>(a, starts, block, into, own_cached(cached),
+                      [&](int b) { return cached_lengths(a, cached, b); });
 }
 
 // Partitions the work and takes the block's first split, by its first warp: before the kernel ahead

@@ -78,12 +78,8 @@ __device__ inline int lengths_per_lane(const kv8_kernel_args &a) {
 }
 template <int MOST>
 __device__ void load_cached(const kv8_kernel_args &a, CachedLengths<MOST> &cached) {
-#pragma unroll
-    for (int n = 0; n < MOST; n++) {
-        const int b = threadIdx.x % 32 * lengths_per_lane(a) + n;
-        cached.of[n] = {0, 0, 0, 0, 0};
-        if (n < lengths_per_lane(a) && b < a.batch) cached.of[n] = load_lengths(a, b);
-    }
+    const int each = lengths_per_lane(a), first = threadIdx.x % 32 * each;
+    load_lengths(a, first, min(first + each, a.batch), cached.of);
 }
 template <int MOST>
 __device__ bool unchanged(const kv8_kernel_args &a, const CachedLengths<MOST> &cached) {
@@ -93,6 +89,17 @@ __device__ bool unchanged(const kv8_kernel_args &a, const CachedLengths<MOST> &c
 #pragma unroll
     for (int n = 0; n < MOST; n++) differs |= now.of[n] != cached.of[n];
     return !__any_sync(~0u, differs);
+}
+// What sum_units() asks for: of a lane's own requests, from what is cached and from memory.
+template <int MOST>
+__device__ auto own_cached(const CachedLengths<MOST> &cached) {
+    return [&](int, int, Lengths(&of)[MOST]) {
+#pragma unroll
+        for (int n = 0; n < MOST; n++) of[n] = cached.of[n];
+    };
+}
+__device__ inline auto own_loaded(const kv8_kernel_args &a) {
+    return [&](int b, int end, auto &of) { load_lengths(a, b, end, of); };
 }
 // Of request b, by all lanes.
 template <int MOST>
@@ -105,23 +112,30 @@ __device__ Lengths cached_lengths(const kv8_kernel_args &a, const CachedLengths<
             __shfl_sync(~0u, own.last, lane)};
 }
 
-// The first unit of each request in the line, and totals. A lane takes consecutive requests;
-// lengths_of(b, n) are those of request b, the lane's n-th; units_of(keys) are a stream's.
+// The first unit of each request in the line, and totals. A lane takes consecutive requests, some
+// at once: own_lengths(b, end, of) are those of its requests from b on; units_of(keys) a stream's.
 template <class C, class LENGTHS, class UNITS>
-__device__ Totals sum_units(const kv8_kernel_args &a, int *starts, LENGTHS &&lengths_of,
+__device__ Totals sum_units(const kv8_kernel_args &a, int *starts, LENGTHS &&own_lengths,
                             UNITS &&units_of) {
     const int lane = threadIdx.x % 32, each = lengths_per_lane(a);
     const int first = min(lane * each, a.batch), last = min(first + each, a.batch);
     Totals sum = {0, 0, 0, false};
-#pragma unroll 2
-    for (int b = first; b < last; b++) {
-        const Request r = make_request(a, b, lengths_of(b, b - first));
-        const int streams = row_tiles<C>(a, r.qo_len) * a.decode.head_blocks;
-        const int length = units_of(request_keys(a, r));
-        starts[b] = length * streams;
-        sum.units += length * streams, sum.streams += streams;
-        sum.longest = max(sum.longest, length);
-        sum.any_empty |= length == 0 && r.qo_len > 0;
+#pragma unroll 1
+    for (int begin = first; begin < last; begin += C::MOST_CACHED) {
+        Lengths of[C::MOST_CACHED];
+        own_lengths(begin, last, of);
+#pragma unroll
+        for (int n = 0; n < C::MOST_CACHED; n++) {
+            const int b = begin + n;
+            if (b >= last) break;
+            const Request r = make_request(a, b, of[n]);
+            const int streams = row_tiles<C>(a, r.qo_len) * a.decode.head_blocks;
+            const int length = units_of(request_keys(a, r));
+            starts[b] = length * streams;
+            sum.units += length * streams, sum.streams += streams;
+            sum.longest = max(sum.longest, length);
+            sum.any_empty |= length == 0 && r.qo_len > 0;
+        }
     }
     const int own = sum.units;
 #pragma unroll

@@ -35,8 +35,8 @@ __device__ inline int units_of_pieces(const kv8_kernel_args &a, KeyRange keys, i
     return quotient(keys.end - 1, tokens) - quotient(keys.begin, tokens) + 1;
 }
 
-// By one warp. own_lengths(b, n): of request b, the lane's n-th. Returns whether there are requests
-// with rows and no key.
+// By one warp. own_lengths: as sum_units(). Returns whether there are requests with rows and no
+// key.
 template <class C, class LENGTHS>
 __device__ bool cut_pieces(const kv8_kernel_args &a, int *starts, Pieces &pieces,
                            LENGTHS &&own_lengths) {
@@ -134,7 +134,7 @@ __device__ void next_piece(const kv8_kernel_args &a, const int *starts, Pieces &
 // From what lies in memory.
 template <class C>
 __device__ __noinline__ bool cut_pieces(const kv8_kernel_args &a, int *starts, Pieces &pieces) {
-    return cut_pieces<C>(a, starts, pieces, [&](int b, int) { return load_lengths(a, b); });
+    return cut_pieces<C>(a, starts, pieces, own_loaded(a));
 }
 template <class C>
 __device__ __noinline__ void next_piece(const kv8_kernel_args &a, const int *starts, Pieces &pieces,
@@ -254,13 +254,14 @@ __device__ bool next_turn(const kv8_kernel_args &a, const Piece &p, PieceTurn &t
         const int slot = p.slot + begin;
         if (p.index < min(end, p.own_last)) return false;  // the block's last counts all its own
         turn = {end - begin + 1, slot, slot, 1, -1, -1, first_group == last_group ? -1 : slot};
-        return arrive_last(of_groups + int64_t(slot) * C::WARPS, turn.count,
-                           p.index - max(begin, p.own_first) + 1);
+        return Arrival(of_groups + int64_t(slot) * C::WARPS, turn.count,
+                       p.index - max(begin, p.own_first) + 1)
+            .is_last();
     }
     const int zero = p.slot + (p.run == 1 ? p.first : first_group);
     const int at = p.slot + (p.run == 1 ? first_group * GROUP : first_group);
     turn = {last_group - first_group + 1, zero, at, GROUP / p.run, -1, -1, -1};
-    return arrive_last(of_streams + int64_t(zero) * C::WARPS, turn.count);
+    return Arrival(of_streams + int64_t(zero) * C::WARPS, turn.count).is_last();
 }
 // As combine_splits().
 template <class C>
@@ -268,6 +269,7 @@ __device__ void combine_pieces(const kv8_kernel_args &a, const Split &p, const u
                                const RowEnd *ends) {
     const int fragments = a.decode.heads_per_block * C::FRAGMENTS, warp = threadIdx.x / 32;
     if (warp >= fragments) return;
+    const RowPair<C> rows(a, p, Item<C>(threadIdx.x).row);
     PieceTurn turn = first_turn(a, p.piece);
     for (;;) {
 #pragma unroll 1
@@ -285,10 +287,7 @@ __device__ void combine_pieces(const kv8_kernel_args &a, const Split &p, const u
             if (turn.to >= 0)
                 store_partial<C>(a, turn.to, f, part);
             else
-                finish_item(a, p, item,
-                            {row_end_or_default(a, ends[item.slot_row]),
-                             row_end_or_default(a, ends[item.slot_row + 1])},
-                            part);
+                finish_item(a, p, item, rows, ends + item.slot_row, part);
         }
         if (turn.to < 0 || !next_turn<C>(a, p.piece, turn)) return;
     }

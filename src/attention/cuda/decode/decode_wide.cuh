@@ -421,8 +421,9 @@ __device__ __forceinline__ void finish_rows(const kv8_kernel_args &a, const Requ
         const int dim = quarter / 8 * 32 + quarter / 4 % 2 * 16 + quarter % 4 * 2;
         const RowFactor f = row_factor(row_end_or_default(a, exchange.ends[row]), max, sum);
         const RowPlace place = row_place(a, r, head, own.row_begin() + row);
-        store_row(a, place, dim, f, o.x, o.y, max, sum);
-        store_row(a, place, dim + 8, f, o.z, o.w, max, sum);
+        store_row(a, place.o + dim, f, o.x, o.y);
+        store_row(a, place.o + dim + 8, f, o.z, o.w);
+        if (a.lse != nullptr && dim == 0) store_lse(a, place.lse, max, sum);
     }
 }
 
