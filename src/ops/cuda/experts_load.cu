@@ -21,9 +21,10 @@ __device__ __forceinline__ int64_t source_row(const kv8_experts_load_args &a, in
 __device__ __forceinline__ uint32_t word_of(const uint4 &block, int c) {
     const uint32_t bytes[4] = {block.x >> 8 * c, block.y >> 8 * c, block.z >> 8 * c,
                                block.w >> 8 * c};
-    const uint32_t low = code_half(bytes[0] & 15, bytes[1] & 15, bytes[2] & 15, bytes[3] & 15);
-    const uint32_t high =
-        code_half(bytes[0] >> 4 & 15, bytes[1] >> 4 & 15, bytes[2] >> 4 & 15, bytes[3] >> 4 & 15);
+    const uint32_t high = code_half(bytes[0] >> 4 & 15, bytes[1] >> 4 & 15, bytes[2] >> 4 & 15,
+                                    bytes[3] >> 4 & 15, 0);
+    const uint32_t low =
+        code_half(bytes[0] & 15, bytes[1] & 15, bytes[2] & 15, bytes[3] & 15, high >> 2 & 1);
     return low | high << 16;
 }
 

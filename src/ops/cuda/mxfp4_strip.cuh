@@ -2,8 +2,9 @@
 //
 // A code of e2m1 is an f16 that has its sign at bit 15 and its other three bits at 11 to 9, times
 // 2^14: that holds for 0.5 too, which becomes a subnormal. The word is coded so that each pair of
-// f16 is a shift or two and one mask away; both halves of the word are coded alike, the lower one
-// holding the pairs' first codes.
+// f16 is a shift, of two pairs joined with the word itself, and one mask away: with three shifts
+// there is no such coding, whatever they are. The lower half of the word holds the pairs' first
+// codes.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -15,22 +16,24 @@ constexpr uint32_t CODE_BITS = 0x8e008e00u;
 constexpr float CODE_FACTOR = 16384.0f;  // of what widen_codes gives
 
 __device__ __forceinline__ void widen_codes(uint32_t word, uint32_t (&pairs)[4]) {
-    pairs[0] = word & CODE_BITS;
-    pairs[1] = (word << 3) & CODE_BITS;
-    pairs[2] = ((word << 6) ^ (word << 1)) & CODE_BITS;
-    pairs[3] = ((word << 9) ^ (word << 2)) & CODE_BITS;
+    pairs[0] = (word ^ word >> 3) & CODE_BITS;
+    pairs[1] = (word ^ word << 2) & CODE_BITS;
+    pairs[2] = word << 6 & CODE_BITS;
+    pairs[3] = word << 9 & CODE_BITS;
 }
 
-// A half of a word from its four codes: what widen_codes undoes, bit by bit from the top.
-__device__ __forceinline__ uint32_t code_half(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+// A half of a word from its four codes: what widen_codes undoes. above: bit 2 of the half above it,
+// which has none itself.
+__device__ __forceinline__ uint32_t code_half(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
+                                              uint32_t above) {
     const auto at = [](uint32_t x, int from, int to) { return (x >> from & 1u) << to; };
-    uint32_t h = at(c0, 3, 15) | at(c0, 2, 11) | at(c0, 1, 10) | at(c0, 0, 9);
-    h |= at(c1, 3, 12) | at(c1, 2, 8) | at(c1, 1, 7) | at(c1, 0, 6);
-    // Bit i of c2 comes from i - 6 and i - 1 together, of c3 from i - 9 and i - 2.
-    h |= (at(c2, 3, 14) ^ at(h, 9, 14)) | (at(c2, 2, 5) ^ at(h, 10, 5));
-    h |= (at(c2, 1, 4) ^ at(h, 9, 4)) | (at(c2, 0, 3) ^ at(h, 8, 3));
-    h |= (at(c3, 3, 13) ^ at(h, 6, 13)) | (at(c3, 2, 2) ^ at(h, 9, 2));
-    h |= (at(c3, 1, 1) ^ at(h, 8, 1)) | (at(c3, 0, 0) ^ at(h, 7, 0));
+    const auto three = [](uint32_t c, int to) { return (c & 7u) << to; };
+    uint32_t h = at(c2, 3, 9) | three(c2, 3) | at(c3, 3, 6) | three(c3, 0);
+    h |= at(c0, 3, 15) ^ above << 15;
+    h |= at(c1, 3, 13) ^ at(h, 15, 13);  // bits 15 and 13 together
+    h |= (at(c1, 2, 11) ^ at(h, 9, 11)) | (at(c1, 0, 7) ^ at(h, 9, 7));
+    h |= (at(c0, 1, 10) ^ at(h, 13, 10)) | (at(c0, 0, 12) ^ at(h, 9, 12));
+    h |= (at(c0, 2, 14) ^ at(h, 11, 14)) | (at(c1, 1, 8) ^ at(h, 10, 8));
     return h;
 }
 
