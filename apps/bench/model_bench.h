@@ -33,7 +33,8 @@ typedef struct test_row {
     int32_t batch;                      /* sequences at once */
     uint64_t bytes_per_token;           /* of KV, in the layers that keep every token */
     double step_bytes;                  /* that a step of decode reads: the floor of its time */
-    double experts_read;                /* distinct ones of a layer in a step, counted; 0: not */
+    double step_seconds; /* of its parts, the longer of bytes and products each; 0: not known */
+    double experts_read; /* distinct ones of a layer in a step, counted; 0: not */
     double ns[MAX_REPETITIONS];
     int32_t num;
     kv8_step_plan plan; /* of its steps on a GPU */
@@ -48,7 +49,8 @@ typedef struct bench_session {
     int32_t *token_ids;         /* of the request being made */
     uint64_t filled[MAX_BATCH]; /* requests at rest, one for each sequence; 0: a depth of 0 */
     uint64_t random;
-    double read_gb_s;  /* of the GPU's memory, measured before the tests; 0 on the host */
+    /* Of the GPU, measured before the tests; 0 on the host, and where not measured. */
+    double read_gb_s, product_tflop_s;
     char failure[256]; /* what a request failed of; "": none has */
 } bench_session;
 

@@ -53,15 +53,27 @@ static double share_of_floor(const bench_session *s, const test_row *row) {
     return model_test_speed(row).mean / row->batch * row->step_bytes / (s->read_gb_s * 1e9);
 }
 
+/* Of the speed that its parts allow, each the longer of bytes and products; 0 where not known. */
+static double share_of_parts(const test_row *row) {
+    return model_test_speed(row).mean / row->batch * row->step_seconds;
+}
+
 static void print_shares(const bench_session *s, const test_row *rows, int32_t num) {
-    printf("\nread ceiling %.0f GB/s; decode at so much of what the bytes of its steps allow:\n",
-           s->read_gb_s);
+    printf("\nread ceiling %.0f GB/s, ", s->read_gb_s);
+    if (s->product_tflop_s > 0)
+        printf("product ceiling %.0f TFLOP/s", s->product_tflop_s);
+    else
+        printf("product ceiling not measured: this build has no kernel of it for the GPU");
+    printf(
+        "; decode at so much of what the bytes of its steps allow, and of what bytes or products "
+        "do, the longer for each part:\n");
     for (int32_t i = 0; i < num; i++) {
         char test[48];
         test_name(&rows[i], test, sizeof test);
         if (rows[i].num_gen > 0)
-            printf("%-14s %-18s %8.3f GB  %5.1f %%  %6.1f experts a layer\n", rows[i].setting->name,
-                   test, rows[i].step_bytes * 1e-9, 100 * share_of_floor(s, &rows[i]),
+            printf("%-14s %-18s %8.3f GB  %5.1f %%  %5.1f %%  %6.1f experts a layer\n",
+                   rows[i].setting->name, test, rows[i].step_bytes * 1e-9,
+                   100 * share_of_floor(s, &rows[i]), 100 * share_of_parts(&rows[i]),
                    rows[i].experts_read);
     }
 }
@@ -175,7 +187,7 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
         "{s:s, s:s, s:o, s:s, s:I, s:I, s:i, s:i, s:i, s:i, s:s, s:s, s:s, s:I, s:i, s:i, s:i, "
         "s:s, "
         "s:I, s:I,"
-        " s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:s*, s:s*, s:o*}",
+        " s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:s*, s:s*, s:o*}",
         "version", kv8_version(), "backends", backend_name(s), "model_filename",
         cli_json_text(args->model), "model_type", s->model.info.architecture, "model_size",
         (json_int_t)s->model.info.bytes, "model_n_params", (json_int_t)s->model.info.num_parameters,
@@ -187,7 +199,8 @@ static json_t *test_json(const bench_session *s, const model_args *args, const t
         (json_int_t)ns.mean, "stddev_ns", (json_int_t)ns.deviation, "avg_ts", speed.mean,
         "stddev_ts", speed.deviation, "cv", speed.variation, "samples_ns", samples_json(row, false),
         "samples_ts", samples_json(row, true), "step_bytes", row->step_bytes, "share_of_floor",
-        share_of_floor(s, row), "experts_per_layer", row->experts_read, "path",
+        share_of_floor(s, row), "share_of_parts", share_of_parts(row), "experts_per_layer",
+        row->experts_read, "path",
         s->model.device == NULL ? NULL : kv8_step_path_name(row->plan.path), "why_not_persistent",
         row->plan.why_not_persistent, "profile", profile_json(&row->profile));
 }
@@ -200,9 +213,10 @@ int model_report(const bench_session *s, const model_args *args, const test_row 
     }
     json_t *const list = json_array();
     for (int32_t i = 0; i < num; i++) json_array_append_new(list, test_json(s, args, &rows[i]));
-    const int status = cli_write_json(
-        json_pack("{s:s, s:f, s:b, s:o}", "version", kv8_version(), "read_gb_s", s->read_gb_s,
-                  "batch_invariant", (int)args->batch_invariant, "rows", list),
-        stdout, "stdout");
+    const int status =
+        cli_write_json(json_pack("{s:s, s:f, s:f, s:b, s:o}", "version", kv8_version(), "read_gb_s",
+                                 s->read_gb_s, "product_tflop_s", s->product_tflop_s,
+                                 "batch_invariant", (int)args->batch_invariant, "rows", list),
+                       stdout, "stdout");
     return status == CLI_OK ? cli_finish_stdout() : status;
 }

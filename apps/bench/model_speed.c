@@ -13,15 +13,21 @@
 
 /* --- running --- */
 
-/* Weights and KV that a step of decode reads: dense ones, the experts that its tokens choose, as
- * counted on a GPU, on the host as if each token chose by chance, and every token in reach. */
-static double step_bytes(const kv8_model_info *info, const kv8_cache_stats *cache,
-                         const test_row *row) {
+/* Weights and KV that a step of decode reads, and the seconds it takes at least: dense weights, the
+ * experts that its tokens choose, as counted on a GPU, on the host as if each token chose by
+ * chance, and every token in reach. */
+static void count_step(const bench_session *s, const kv8_cache_stats *cache, test_row *row) {
+    const kv8_model_info *const info = &s->model.info;
     const double length = row->depth + row->num_gen / 2.0;
     const double window = length < info->window_left + 1 ? length : info->window_left + 1;
     const double whole = (double)cache->bytes_per_token_unwindowed;
-    const double kv = whole * length + ((double)cache->bytes_per_token - whole) * window;
-    return kv8_model_step_bytes(info, row->batch, row->experts_read) + row->batch * kv;
+    const double kv =
+        row->batch * (whole * length + ((double)cache->bytes_per_token - whole) * window);
+    row->step_bytes = kv8_model_step_bytes(info, row->batch, row->experts_read) + kv;
+    if (s->product_tflop_s > 0)
+        row->step_seconds = kv8_model_step_seconds(info, row->batch, row->experts_read,
+                                                   s->read_gb_s, s->product_tflop_s) +
+                            kv * 1e-9 / s->read_gb_s;
 }
 
 static int32_t longest_test(const model_args *args) {
@@ -237,7 +243,7 @@ static kv8_status add_test(bench_session *s, const model_args *args, test_row ro
         status = look_into(s, args, &row);
     if (status == KV8_OK) status = plan_steps(s, args, &row, &row.plan);
     if (status != KV8_OK) return status;
-    row.step_bytes = row.num_gen > 0 ? step_bytes(&s->model.info, &cache, &row) : 0;
+    if (row.num_gen > 0) count_step(s, &cache, &row);
     const kv8_status ran = run_test(s, args->repetitions, &row);
     rows[(*num_rows)++] = row;
     return ran;
@@ -321,14 +327,15 @@ static int check_depths(const bench_session *s, const model_args *args, const in
     return CLI_OK;
 }
 
-static kv8_status measure_ceiling(bench_session *s) {
+static kv8_status measure_ceilings(bench_session *s) {
     enum { CEILING_BYTES = 1 << 30 };
     kv8_device_ceilings ceilings = {0};
     if (s->model.device == NULL) return KV8_OK;
-    const kv8_status status =
-        kv8_device_measure_ceilings(s->model.device, CEILING_BYTES, &ceilings);
+    kv8_status status = kv8_device_measure_ceilings(s->model.device, CEILING_BYTES, &ceilings);
+    if (status != KV8_OK) return status;
     s->read_gb_s = ceilings.read_gb_s;
-    return status;
+    status = kv8_device_measure_products(s->model.device, &s->product_tflop_s);
+    return status == KV8_ERR_UNSUPPORTED ? KV8_OK : status; /* the report says so */
 }
 
 /* --observe: counts from here on. */
@@ -352,7 +359,7 @@ static int run(bench_session *s, const model_args *args, const kv8_kv_setting *s
     if (s->token_ids == NULL) return cli_fail("no memory for tokens");
     cli_progress progress;
     cli_progress_begin(&progress);
-    kv8_status status = measure_ceiling(s);
+    kv8_status status = measure_ceilings(s);
     if (status == KV8_OK) status = observe(s, args);
     const uint64_t total = (uint64_t)num_settings * (uint64_t)num_depths;
     for (uint64_t i = 0; status == KV8_OK && i < total && cli_interrupted() == 0; i++) {

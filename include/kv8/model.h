@@ -108,6 +108,11 @@ KV8_API KV8_NODISCARD kv8_status kv8_model_get_info(const kv8_model *model,
  * layer; 0 = as many as choices by chance come to. */
 KV8_API double kv8_model_step_bytes(const kv8_model_info *info, int32_t num_tokens,
                                     double num_experts);
+/* Seconds that such a step takes at least where reading and multiplying are as fast as told: of
+ * dense weights and of experts, one part after the other, the longer of reading them once and of
+ * two operations for each weight and token. Without KV. */
+KV8_API double kv8_model_step_seconds(const kv8_model_info *info, int32_t num_tokens,
+                                      double num_experts, double read_gb_s, double product_tflop_s);
 /* Keys before its own that a query of this layer sees; -1 = all. */
 KV8_API int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer);
 /* Tells checkpoints apart: of every tensor's name, type, shape and first and last 4 KiB. Not 0. */

@@ -1,7 +1,7 @@
 /* device_ceiling.c - what no kernel on this GPU can beat, measured now: a streaming read of a given
- * number of bytes, and the driver's own copy. Replays a graph of passes back to back, so that
- * launches cost what they cost a graph, over more memory than the L2 holds, so that every pass is a
- * cold one.
+ * number of bytes, the driver's own copy, and products. Of the first two it replays a graph of
+ * passes back to back, so that launches cost what they cost a graph, over more memory than the L2
+ * holds, so that every pass is a cold one.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "ceiling_args.h"
@@ -16,7 +16,7 @@ typedef struct ceiling_run {
     kv8_device *device;
     kv8_stream *stream;
     kv8_event *begin, *end;
-    kv8_kernel read;
+    kv8_kernel read, products;
     uint8_t *pool; /* [pool_bytes], after it 4 bytes for the kernel's result */
     size_t bytes, pool_bytes;
 } ceiling_run;
@@ -118,5 +118,53 @@ fail:
     kv8_event_destroy(run.begin);
     kv8_stream_destroy(run.stream);
     kv8_device_free(device, pool);
+    return status;
+}
+
+/* The best launch of some. */
+static kv8_status multiply(ceiling_run *run, float *result, double *tflop_s_out) {
+    enum { STEPS = 2048 };
+    const kv8_product_ceiling_args args = {
+        .result_out = result, .unlikely = 0x1.8p-100F, .num_steps = STEPS};
+    const kv8_launch launch = {.grid = {(uint32_t)run->device->info.num_sms},
+                               .block = {KV8_PRODUCT_CEILING_THREADS}};
+    const double operations = (double)KV8_PRODUCT_CEILING_STEP * STEPS * launch.grid[0];
+    double spent = 0, counted = 0;
+    for (int launches = 0;
+         (counted < COUNTED_SECONDS || launches < LEAST_REPLAYS) && launches < MOST_REPLAYS;) {
+        double seconds = 0;
+        KV8_TRY(kv8_event_record(run->begin, run->stream));
+        KV8_TRY(kv8_kernel_launch(&run->products, run->stream, &launch, &args));
+        KV8_TRY(kv8_event_record(run->end, run->stream));
+        KV8_TRY(kv8_event_elapsed(run->begin, run->end, &seconds));
+        spent += seconds;
+        if (spent < WARM_SECONDS) continue;
+        counted += seconds;
+        launches++;
+        const double tflop_s = operations / seconds * 1e-12;
+        if (tflop_s > *tflop_s_out) *tflop_s_out = tflop_s;
+    }
+    return KV8_OK;
+}
+
+kv8_status kv8_device_measure_products(kv8_device *device, double *tflop_s_out) {
+    KV8_REQUIRE(device, tflop_s_out);
+    ceiling_run run = {.device = device};
+    void *result = NULL;
+    double found = 0;
+    kv8_status status;
+    KV8_TRY_GOTO(kv8_kernel_get(&run.products, device, "kv8_product_ceiling__sm90",
+                                sizeof(kv8_product_ceiling_args), 0));
+    KV8_TRY_GOTO(kv8_device_alloc(device, sizeof(float), &result));
+    KV8_TRY_GOTO(kv8_stream_create(&run.stream, device));
+    KV8_TRY_GOTO(kv8_event_create(&run.begin, device));
+    KV8_TRY_GOTO(kv8_event_create(&run.end, device));
+    KV8_TRY_GOTO(multiply(&run, result, &found));
+    *tflop_s_out = found;
+fail:
+    kv8_event_destroy(run.end);
+    kv8_event_destroy(run.begin);
+    kv8_stream_destroy(run.stream);
+    kv8_device_free(device, result);
     return status;
 }

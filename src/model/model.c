@@ -231,7 +231,13 @@ kv8_status kv8_model_get_info(const kv8_model *model, kv8_model_info *info_out) 
     return KV8_OK;
 }
 
-double kv8_model_step_bytes(const kv8_model_info *info, int32_t num_tokens, double num_experts) {
+/* The weights that a step reads, in two parts. */
+typedef struct step_weights {
+    double dense, experts;         /* bytes */
+    double dense_num, experts_num; /* weights that a token is multiplied by */
+} step_weights;
+
+static step_weights count_step(const kv8_model_info *info, int32_t num_tokens, double num_experts) {
     const double chosen = (double)info->num_experts_per_token / info->num_experts;
     const double row = 2.0 * info->hidden_size; /* of the embedding */
     const double one = (double)info->bytes_per_decoded_token;
@@ -239,7 +245,25 @@ double kv8_model_step_bytes(const kv8_model_info *info, int32_t num_tokens, doub
     const double experts = chosen < 1 ? unread / (1 - chosen) : 0; /* of all layers, all of them */
     const double by_chance = 1 - pow(1 - chosen, num_tokens);
     const double share = num_experts > 0 ? num_experts / info->num_experts : by_chance;
-    return one + experts * (share - chosen);
+    const double dense = one - experts * chosen;
+    const double dense_num = ((double)info->bytes - experts) / 2; /* all but experts are 16 bits */
+    return (step_weights){.dense = dense,
+                          .experts = experts * share,
+                          .dense_num = dense / 2,
+                          .experts_num = chosen * ((double)info->num_parameters - dense_num)};
+}
+
+double kv8_model_step_bytes(const kv8_model_info *info, int32_t num_tokens, double num_experts) {
+    const step_weights w = count_step(info, num_tokens, num_experts);
+    return w.dense + w.experts;
+}
+
+double kv8_model_step_seconds(const kv8_model_info *info, int32_t num_tokens, double num_experts,
+                              double read_gb_s, double product_tflop_s) {
+    const step_weights w = count_step(info, num_tokens, num_experts);
+    const double a_byte = 1e-9 / read_gb_s, a_weight = 2e-12 * num_tokens / product_tflop_s;
+    return fmax(w.dense * a_byte, w.dense_num * a_weight) +
+           fmax(w.experts * a_byte, w.experts_num * a_weight);
 }
 
 int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer) {

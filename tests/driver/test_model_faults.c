@@ -332,7 +332,7 @@ static void every_kernel_is_of_a_kind(void **state) {
         for (; *at != '\0'; at += strcspn(at, " "), at += strspn(at, " ")) {
             char name[128];
             snprintf(name, sizeof name, "%.*s", (int)strcspn(at, " "), at);
-            if (strncmp(name, "kv8_read_ceiling", 16) == 0) continue;
+            if (strstr(name, "_ceiling__") != NULL) continue;
             if (kv8_work_of_kernel(name) == KV8_WORK_COUNT) fail_msg("%s is of no kind", name);
             num++;
         }

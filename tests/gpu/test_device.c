@@ -236,6 +236,22 @@ static void ceilings_are_measured(void **state) {
     if (limit > 0) assert_true(ceilings.read_gb_s < 1.05 * limit);
 }
 
+/* 4096 operations a clock on each multiprocessor of sm_90, none of whose clocks is above 2 GHz. */
+static void products_are_measured(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    const kv8_device_info *const info = kv8_device_get_info(g->device);
+    double tflop_s = 0;
+    if (info->sm_version != 90) {
+        assert_refused(kv8_device_measure_products(g->device, &tflop_s), KV8_ERR_UNSUPPORTED,
+                       "kv8_product_ceiling__sm90");
+        return;
+    }
+    assert_ok(kv8_device_measure_products(g->device, &tflop_s));
+    printf("products %.0f TFLOP/s\n", tflop_s);
+    const double limit = 4096 * 2e-3 * info->num_sms;
+    assert_true(tflop_s > 0.3 * limit && tflop_s < limit);
+}
+
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
@@ -249,6 +265,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(graphs_replay_what_was_recorded),
         cmocka_unit_test(wrong_kernels_and_launches_are_refused),
         cmocka_unit_test(ceilings_are_measured),
+        cmocka_unit_test(products_are_measured),
     };
     return cmocka_run_group_tests_name("device", tests, gpu_open, gpu_close);
 }

@@ -2,6 +2,8 @@
  * that opening it and decoding from it take beside the mapped files.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
 #include "checkpoint_files.h"
 #include "model_runs.h"
 
@@ -33,6 +35,22 @@ static void check_facts(const kv8_model_info *info) {
     assert_int_equal(info->eos[0], 200002);
 }
 
+/* One token reads 3.708 GB and is multiplied by 3.607e9 weights: of 24 layers queries, keys,
+ * values, o and the router, four of 32 experts, and the head. 512 tokens read all experts, 17 bytes
+ * for 32 weights and the biases; where a byte takes as long as 350 operations they are bound by
+ * those, and dense weights by products. */
+static void check_step_seconds(const kv8_model_info *info) {
+    const double much = 1e30, dense = 26634240.0 * 24 + 579133440, expert = 24883200;
+    assert_float_equal(kv8_model_step_seconds(info, 1, 0, 1, much), 3.708089088, 1e-6);
+    const double one = kv8_model_step_seconds(info, 1, 0, much, 1);
+    assert_true(fabs(one / (2e-12 * (dense + 4 * 24 * expert)) - 1) < 3e-3);
+    const double both = kv8_model_step_seconds(info, 512, 0, 1000, 350);
+    const double bytes = 24 * 32 * (expert * 17 / 32 + 2 * (5760 + 2880));
+    assert_true(fabs(both / (512 * 2 * dense / 350e12 + bytes / 1e12) - 1) < 3e-3);
+    assert_float_equal(kv8_model_step_seconds(info, 64, 20, 1, much),
+                       kv8_model_step_bytes(info, 64, 20) * 1e-9, 1e-6);
+}
+
 static void a_20b_checkpoint_opens_and_decodes_in_little_memory(void **state) {
     (void)state;
     char path[256], command[1024];
@@ -49,6 +67,7 @@ static void a_20b_checkpoint_opens_and_decodes_in_little_memory(void **state) {
     kv8_model_info info = KV8_MODEL_INFO_INIT;
     assert_ok(kv8_model_get_info(model, &info));
     check_facts(&info);
+    check_step_seconds(&info);
     const int64_t peak = own_memory("VmHWM:"); /* all of it: files are hardly touched yet */
     print_message("open: at most %.1f MB resident\n", (double)peak / 1e6);
     assert_true(peak < limit);

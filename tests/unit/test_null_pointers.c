@@ -53,6 +53,8 @@ static void device_calls(void **state) {
     REFUSED(kv8_device_open(NULL, 0));
     REFUSED(kv8_device_measure_ceilings(NULL, 4096, P));
     REFUSED(kv8_device_measure_ceilings(P, 4096, NULL));
+    REFUSED(kv8_device_measure_products(NULL, P));
+    REFUSED(kv8_device_measure_products(P, NULL));
     REFUSED(kv8_device_alloc(NULL, 1, P));
     REFUSED(kv8_device_alloc(P, 1, NULL));
     REFUSED(kv8_device_alloc_host(NULL, 1, P));
