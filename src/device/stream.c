@@ -187,7 +187,7 @@ kv8_status kv8_stream_capture_begin(kv8_stream *stream) {
 }
 
 bool kv8_stream_overlaps(const kv8_stream *stream, int64_t num_rows) {
-    enum { MOST = 128 };
+    enum { MOST = 512 };
     return stream->is_capturing && num_rows <= MOST;
 }
 
