@@ -303,7 +303,7 @@ __device__ void combine_splits(const kv8_kernel_args &a, const Split &p, const u
     if (warp >= fragments) return;
     // Counters of groups, by the slot of their first split; then those of streams.
     uint32_t *const of_streams = a.decode.arrivals + int64_t(2 * gridDim.x) * C::WARPS;
-    constexpr bool KEEPS_ROWS = C::NT <= 2;  // wider tiles leave no registers for them
+    constexpr bool KEEPS_ROWS = C::NT == 1;  // wider tiles leave no registers for them
     const int row = Item<C>(threadIdx.x).row;
     int first = 0, step = 0, count = 1;  // the splits combined at this turn; step 0: none yet
     bool is_top = p.num_splits == 1;
