@@ -61,20 +61,23 @@ static double share_of_parts(const test_row *row) {
 static void print_shares(const bench_session *s, const test_row *rows, int32_t num) {
     printf("\nread ceiling %.0f GB/s, ", s->read_gb_s);
     if (s->product_tflop_s > 0)
-        printf("product ceiling %.0f TFLOP/s", s->product_tflop_s);
+        printf(
+            "product ceiling %.0f TFLOP/s; decode at so much of what the bytes of its steps "
+            "allow, and of what bytes or products do, the longer for each part:\n",
+            s->product_tflop_s);
     else
-        printf("product ceiling not measured: this build has no kernel of it for the GPU");
-    printf(
-        "; decode at so much of what the bytes of its steps allow, and of what bytes or products "
-        "do, the longer for each part:\n");
+        printf(
+            "product ceiling not measured (this build has no kernel of it for the GPU); decode "
+            "at so much of what the bytes of its steps allow:\n");
     for (int32_t i = 0; i < num; i++) {
-        char test[48];
+        char test[48], parts[16] = "";
         test_name(&rows[i], test, sizeof test);
+        if (rows[i].step_seconds > 0)
+            snprintf(parts, sizeof parts, "%5.1f %%  ", 100 * share_of_parts(&rows[i]));
         if (rows[i].num_gen > 0)
-            printf("%-14s %-18s %8.3f GB  %5.1f %%  %5.1f %%  %6.1f experts a layer\n",
+            printf("%-14s %-18s %8.3f GB  %5.1f %%  %s%6.1f experts a layer\n",
                    rows[i].setting->name, test, rows[i].step_bytes * 1e-9,
-                   100 * share_of_floor(s, &rows[i]), 100 * share_of_parts(&rows[i]),
-                   rows[i].experts_read);
+                   100 * share_of_floor(s, &rows[i]), parts, rows[i].experts_read);
     }
 }
 
