@@ -362,6 +362,37 @@ static void decode_goes_beside_prefill(void **state) {
     stand_close(&s);
 }
 
+/* Kernels that look pages up before they may trust an index know how many entries there are: what
+ * is left of the allocation that the table lies in. */
+static void tables_end_with_their_memory(void **state) {
+    (void)state;
+    enum { BYTES = 4096, BEGIN = 256 };
+    static const struct {
+        const char *kernel;
+        int32_t batch, window_left;
+        bool looks_early;
+    } cases[] = {{"kv8_decode_f16_e4m3_d64_cluster__sm90", 1, -1, true},
+                 {"kv8_decode_f16_e4m3_d64_window__sm90", 64, 127, true},
+                 {"kv8_decode_f16_e4m3_d64_bulk8__sm90", 64, -1, true},
+                 {"kv8_decode_f16_e4m3_d64_rows__sm90", 15, -1, false}};
+    stand s = open_gpu(90);
+    void *table = NULL;
+    assert_ok(kv8_device_alloc(s.device, BYTES, &table));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        kv8_attention_spec spec = stand_spec();
+        inputs in;
+        kv8_kernel_args a;
+        spec.window_left = cases[i].window_left;
+        fill(&in, &spec);
+        in.args.batch = cases[i].batch;
+        in.pages.block_table = (const int32_t *)table + BEGIN / 4;
+        assert_string_equal(launch_of(&s, &spec, &in.args, &a).name, cases[i].kernel);
+        assert_int_equal(a.table_entries, cases[i].looks_early ? (BYTES - BEGIN) / 4 : 0);
+    }
+    kv8_device_free(s.device, table);
+    stand_close(&s);
+}
+
 /* Rows of decode among chunks keep the kernel of windows for few requests alone. */
 static void windows_beside_prefill_are_few(void **state) {
     (void)state;
@@ -538,6 +569,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_spec_has_its_kernel),
                                        cmocka_unit_test(each_run_has_its_kernel),
                                        cmocka_unit_test(decode_goes_beside_prefill),
+                                       cmocka_unit_test(tables_end_with_their_memory),
                                        cmocka_unit_test(windows_beside_prefill_are_few),
                                        cmocka_unit_test(warpgroups_share_heads_of_few_keys),
                                        cmocka_unit_test(short_windows_are_not_split),
