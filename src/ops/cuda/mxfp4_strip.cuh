@@ -2,9 +2,8 @@
 //
 // A code of e2m1 is an f16 that has its sign at bit 15 and its other three bits at 11 to 9, times
 // 2^14: that holds for 0.5 too, which becomes a subnormal. The word is coded so that each pair of
-// f16 is a shift, of two pairs joined with the word itself, and one mask away: with three shifts
-// there is no such coding, whatever they are. The lower half of the word holds the pairs' first
-// codes.
+// f16 is a shift, of two pairs joined with the word itself, and one mask away. The lower half of
+// the word holds the pairs' first codes.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
