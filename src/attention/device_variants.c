@@ -88,9 +88,23 @@ static const kv8_variant variants[] = {
     DECODE(KV8_##format, KV8_##format, KV8_WAY_ROWS, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
            INT32_MAX, WARPGROUP_TAKES | ((has_mask) ? KV8_NEEDS_MASK : 0), 16, 1, bytes)
 #include "cuda/decode/decode_warpgroup_kernels.inc"
-#define KV8_DECODE_WIDE(format, name, dim, rows, keys, has_mask, bytes)                           \
-    DECODE(KV8_##format, KV8_##format, KV8_WAY_WIDE, name, dim, rows, PAGES_OF_ANY_SIZE, 0, 1, 1, \
-           WIDE_TAKES | ((has_mask) ? KV8_NEEDS_MASK : 0), 8, 1, bytes)
+#define KV8_DECODE_WIDE(format, kernel, dim, rows, keys, mask, bytes)   \
+    {.name = #kernel,                                                   \
+     .way = KV8_WAY_WIDE,                                               \
+     .q = QUERIES(KV8_##format),                                        \
+     .k = BIT(KV8_##format),                                            \
+     .v = BIT(KV8_##format),                                            \
+     .o = RESULTS,                                                      \
+     .takes = WIDE_TAKES | ((mask) > 0 ? (uint32_t)KV8_NEEDS_MASK : 0), \
+     .head_dim = dim,                                                   \
+     .page_step = PAGES_OF_ANY_SIZE,                                    \
+     .min_batch = 1,                                                    \
+     .max_batch = 1,                                                    \
+     .num_warps = 8,                                                    \
+     .warp_heads = 1,                                                   \
+     .block_rows = rows,                                                \
+     .mask_bytes = mask,                                                \
+     .shared_bytes = bytes},
 #include "cuda/decode/decode_wide_kernels.inc"
 #define KV8_DECODE_CLUSTER(format, name, dim, rows, warps, stages, bytes)                         \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_CLUSTER, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
@@ -357,6 +371,12 @@ static bool fits_cluster(const kv8_variant *variant, const kv8_attention_spec *s
                                    kv8_variant_row_tiles(variant, spec);
 }
 
+/* Mask bits of a block's keys, of which a cluster of the fewest blocks has the most. */
+static bool fits_mask(const kv8_variant *wide, const kv8_attention_spec *spec) {
+    enum { LEAST_BLOCKS = 8, MORE_KEYS = 128 }; /* steps are whole */
+    const int64_t keys = spec->max_kv_len / LEAST_BLOCKS + MORE_KEYS;
+    return !spec->has_mask || spec->max_total_q * (keys / 8) <= wide->mask_bytes;
+}
 /* So few keys that clusters, of which a GPU holds few at once, are done before prefill's blocks
  * have joined their splits. One tile: where narrow tiles have more clusters than there is room for
  * at once, 14 of 16 blocks on 132 multiprocessors, and more keys than two of a head are done with
@@ -415,7 +435,7 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
         (v->num_kv_heads != 0 && v->num_kv_heads != spec->num_kv_heads))
         return false;
     switch (v->way) {
-        case KV8_WAY_WIDE: return fits_wide(v, spec, info);
+        case KV8_WAY_WIDE: return fits_wide(v, spec, info) && fits_mask(v, spec);
         case KV8_WAY_CLUSTER: return fits_rows(v, spec, info) && fits_cluster(v, spec);
         case KV8_WAY_WINDOW:
             return sees_few_keys(spec) && takes_requests(v, spec, info) &&

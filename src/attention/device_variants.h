@@ -55,6 +55,7 @@ typedef struct kv8_variant {
     int32_t warp_heads;  /* decode: KV heads of a warp */
     int32_t block_rows;  /* packed rows of a tile of decode, of an item of prefill */
     int32_t tile_keys;   /* mma.sync: keys of a tile */
+    int32_t mask_bytes;  /* of one request: room for mask bits of a block's keys */
     int32_t window_keys; /* of short windows: keys that an item's rows see at most; 0 = any */
     size_t shared_bytes; /* dynamic; kv8_variant_shared_bytes() has the rest */
 } kv8_variant;

@@ -109,6 +109,13 @@ static void each_spec_has_its_kernel(void **state) {
           spec.max_kv_len = 4096, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 8;
           spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_wide64_mask__sm90");
+    /* More query tokens than a block has room for the mask bits of: 33 of 16384 keys. */
+    TAKES(spec.max_batch = 1; spec.max_total_q = 33; spec.num_qo_heads = 8; spec.has_mask = 1;
+          spec.max_kv_len = 16384, "kv8_decode_f16_e4m3_d64_wide64_mask__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 34; spec.num_qo_heads = 8; spec.has_mask = 1;
+          spec.max_kv_len = 16384, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 64; spec.num_qo_heads = 8; spec.has_mask = 1;
+          spec.max_kv_len = 8192, "kv8_decode_f16_e4m3_d64_wide64_mask__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 4;
           spec.max_kv_len = 16385, "kv8_decode_f16_e4m3_d64_rows32__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 5;

@@ -4,6 +4,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "decode/decode_wide.cuh"
 
-#define KV8_DECODE_WIDE(format, name, head_dim, rows, keys, has_mask, fixed_bytes) \
-    KV8_DECODE_WIDE_DEFINE(name, format, rows, keys, has_mask, fixed_bytes)
+#define KV8_DECODE_WIDE(format, name, head_dim, rows, keys, mask_bytes, fixed_bytes) \
+    KV8_DECODE_WIDE_DEFINE(name, format, rows, keys, mask_bytes, fixed_bytes)
 #include "decode/decode_wide_kernels.inc"

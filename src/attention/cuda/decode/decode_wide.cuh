@@ -18,9 +18,10 @@
 
 namespace kv8 {
 
-template <Format F_, int TILES_, int KEYS_, bool HAS_MASK_>
+template <Format F_, int TILES_, int KEYS_, int MASK_BYTES_>
 struct WideConfig {
-    static constexpr bool HAS_MASK = HAS_MASK_;
+    static constexpr int MASK_BYTES = MASK_BYTES_;  // query tokens times a block's keys / 8
+    static constexpr bool HAS_MASK = MASK_BYTES > 0;
     static constexpr Format F = F_;  // of K and of V
     static constexpr int DIM = 64;
     static constexpr int TILES = TILES_, ROWS = 64 * TILES;  // of 64 packed rows
@@ -100,10 +101,11 @@ template <class C>
 class WideAttention {
    public:
     __device__ WideAttention(const kv8_kernel_args &args, const Request &of,
-                             const WideKeys &of_keys)
+                             const WideKeys &of_keys, const WideMask<C> &of_mask)
         : a(args),
           r(of),
           keys(of_keys),
+          mask_bits(of_mask),
           thread(thread_of_rows<C>(of.qo_len * args.group_size)),
           lane_row(thread / 32 * 16 + thread % 32 / 4) {
 #pragma unroll
@@ -191,26 +193,28 @@ class WideAttention {
     const kv8_kernel_args &a;
     const Request &r;
     const WideKeys &keys;
+    const WideMask<C> &mask_bits;
     const int thread, lane_row;
 
    private:
     // Of the thread's keys of a step those that row lane_row, above bit 15 that lane_row + 8 sees.
-    __device__ __noinline__ static uint32_t seen_keys(const kv8_kernel_args &a, const Request &r,
-                                                      int row, int first_key) {
+    __device__ __forceinline__ uint32_t seen_keys(int t, int first_key) const {
         uint32_t seen = 0;
+#pragma unroll
         for (int i = 0; i < 2; i++) {
-            if (row + 8 * i >= r.qo_len * a.group_size) break;
-            const int q_token = divide(row + 8 * i, a.by_group);
+            const int row = 64 * t + lane_row + 8 * i, q_token = divide(row, a.by_group);
+            if (row >= r.qo_len * a.group_size) continue;
 #pragma unroll
             for (int j = 0; j < C::KEYS / 8; j++)
-                seen |= (seen_eight(a, r, q_token, first_key + 8 * j) >> threadIdx.x % 4 * 2 & 3)
-                        << (16 * i + 2 * j);
+                seen |=
+                    (mask_bits.seen_eight(q_token, first_key + 8 * j) >> threadIdx.x % 4 * 2 & 3)
+                    << (16 * i + 2 * j);
         }
         return seen;
     }
     __device__ __forceinline__ void mask(int t, int first_key, float (&s)[C::KEYS / 2]) const {
         if constexpr (C::HAS_MASK) {
-            const uint32_t seen = seen_keys(a, r, 64 * t + lane_row, first_key);
+            const uint32_t seen = seen_keys(t, first_key);
 #pragma unroll
             for (int i = 0; i < C::KEYS / 2; i++)
                 if ((seen >> (i / 2 % 2 * 16 + i / 4 * 2 + i % 2) & 1) == 0) s[i] = -INFINITY;
@@ -452,15 +456,16 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
         prefetch_pages(a, hint);
     }
     wait_for_previous();
+    mask.find_start(a);
     const Lengths lengths = load_lengths_once(a, 0, exchange.lengths);
     const Request r = make_request(a, 0, lengths);
     WideKeys keys = wide_keys<C>(a, r, own);
-    mask.find(a, r, keys);
     const int num_rows = r.qo_len * a.group_size, num_own = own.num_rows(num_rows);
     const int first_key = keys.base + (keys.step_begin + warpgroup) * C::KEYS;
     const int count =
         max(keys.step_end - keys.step_begin - warpgroup + C::WARPGROUPS - 1, 0) / C::WARPGROUPS;
     WideLoader<C> loader(a, keys, mask, request_pages(a, 0, lengths), head, first_key);
+    mask.find(a, r, keys);
     if (count > 0) loader.fetch();
     if (warp == 0) {
         Split ends;
@@ -470,7 +475,7 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
     const uint32_t q = smem_address(fixed);
     const uint32_t stages = q + C::ALL_Q_BYTES + warpgroup * C::WARPGROUP_BYTES;
     store_queries<C>(a, r, head, q, exchange.factor);
-    WideAttention<C> attention(a, r, keys);
+    WideAttention<C> attention(a, r, keys, mask);
     const auto key_of = [&](int i) { return first_key + i * C::WARPGROUPS * C::KEYS; };
     // Step i, whose codes have come, into shared memory; true where this thread took NaN out of V,
     // of keys that some rows do not see.
@@ -535,10 +540,10 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_WIDE_DEFINE(name, format, rows, keys, has_mask, fixed_bytes) \
-    extern "C" __global__ void __launch_bounds__(256, 2)                        \
-        name(const __grid_constant__ kv8_kernel_args a) {                       \
-        using config = kv8::WideConfig<kv8::format, rows / 64, keys, has_mask>; \
-        static_assert(config::FIXED_BYTES == fixed_bytes);                      \
-        kv8::wide_cluster_body<config>(a);                                      \
+#define KV8_DECODE_WIDE_DEFINE(name, format, rows, keys, mask_bytes, fixed_bytes) \
+    extern "C" __global__ void __launch_bounds__(256, 2)                          \
+        name(const __grid_constant__ kv8_kernel_args a) {                         \
+        using config = kv8::WideConfig<kv8::format, rows / 64, keys, mask_bytes>; \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                        \
+        kv8::wide_cluster_body<config>(a);                                        \
     }

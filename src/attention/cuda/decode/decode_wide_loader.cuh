@@ -14,50 +14,50 @@ struct WideKeys {
     int step_begin, step_end;
 };
 
-// Of eight keys from `key` on those that a row sees, by mask and by place: a bit each.
-__device__ __forceinline__ uint32_t seen_eight(const kv8_kernel_args &a, const Request &r,
-                                               int q_token, int key) {
-    const uint8_t *const bits = a.mask_bits + a.mask_indptr[r.index];
-    const KeyRange seen = visible_keys(a, r, q_token);
-    const int64_t at = int64_t(q_token) * r.kv_len + key;
-    const int64_t last = (int64_t(r.qo_len) * r.kv_len + 7) / 8 - 1;
-    const uint32_t both = bits[min(at / 8, last)] | uint32_t(bits[min(at / 8 + 1, last)]) << 8;
-    const int begin = min(max(seen.begin - key, 0), 8), end = min(max(seen.end - key, 0), 8);
-    return both >> at % 8 & ((1u << end) - 1) & ~((1u << begin) - 1);
-}
-
-// Of a block's keys those that some row, that all rows see: a bit each.
+// Mask bits of a block's keys, as far as the windows leave them: of each query token, and of those
+// that some token and that all see.
 template <class C, bool HAS_MASK = C::HAS_MASK>
 struct WideMask {
+    __device__ __forceinline__ void find_start(const kv8_kernel_args &) {}
     __device__ __forceinline__ void find(const kv8_kernel_args &, const Request &, WideKeys &) {}
     __device__ __forceinline__ bool shows(int) const { return true; }
 };
 template <class C>
 struct WideMask<C, true> {
     static constexpr int BYTES = C::MAX_BLOCK_KEYS / 8;
-    uint8_t any[BYTES], all[BYTES];
-    int begin;  // the first key
+    uint8_t any[BYTES], all[BYTES];  // eight keys each
+    uint8_t seen[C::MASK_BYTES];     // [tokens][columns], eight keys each
+    int begin, columns;              // the first key, bytes of a token
+    int64_t start;                   // of the request's bits
 
+    // Where the bits begin, by one thread for all: on its way beside the lengths.
+    __device__ __forceinline__ void find_start(const kv8_kernel_args &a) {
+        if (threadIdx.x == C::THREADS - 1) start = a.mask_indptr[0];
+    }
     // By the block: ends keys.all at the first that is hidden from a row. Lengths within the plan's
-    // give a block no more than MAX_BLOCK_KEYS.
+    // give a block no more than there is room for.
     __device__ __forceinline__ void find(const kv8_kernel_args &a, const Request &r,
                                          WideKeys &keys) {
         const int first = keys.base + keys.step_begin * C::KEYS;
-        const int end =
-            min(min(keys.base + keys.step_end * C::KEYS, keys.any.end), first + C::MAX_BLOCK_KEYS);
-        for (int i = threadIdx.x; first + 8 * i < end; i += C::THREADS) {
+        const int end = min(keys.base + keys.step_end * C::KEYS, keys.any.end);
+        const int width = min((max(end - first, 0) + 7) / 8, BYTES);
+        const int bytes = min(r.qo_len * width, int(sizeof seen));
+#pragma unroll 4
+        for (int i = threadIdx.x; i < bytes; i += C::THREADS) {
+            const int token = i / width;
+            seen[i] = load(a, r, token, first + 8 * (i - token * width));
+        }
+        if (threadIdx.x == 0) begin = first, columns = width;
+        __syncthreads();
+        for (int i = threadIdx.x; i < width; i += C::THREADS) {
             uint32_t some = 0, every = 0xff;
 #pragma unroll 4
-            for (int q_token = 0; q_token < r.qo_len; q_token++) {
-                const uint32_t seen = seen_eight(a, r, q_token, first + 8 * i);
-                some |= seen, every &= seen;
-            }
-            any[i] = some, all[i] = every;
+            for (int at = i; at < bytes; at += width) some |= seen[at], every &= seen[at];
+            any[i] = uint8_t(some), all[i] = uint8_t(every);
         }
-        if (threadIdx.x == 0) begin = first;
         __syncthreads();
         int hidden = keys.all.end;
-        for (int i = threadIdx.x % 32; first + 8 * i < end; i += 32) {
+        for (int i = threadIdx.x % 32; i < width; i += 32) {
             const int before = min(max(keys.all.begin - first - 8 * i, 0), 8);
             const uint32_t gone = ~all[i] & 0xff & ~((1u << before) - 1);
             if (gone != 0) hidden = min(hidden, first + 8 * i + __ffs(gone) - 1);
@@ -67,7 +67,24 @@ struct WideMask<C, true> {
     // A page that no row sees is never read.
     __device__ __forceinline__ bool shows(int key) const {
         const int i = (key - begin) / 8;
-        return i < BYTES && (any[i] >> (key - begin) % 8 & 1) != 0;
+        return i < columns && (any[i] >> (key - begin) % 8 & 1) != 0;
+    }
+    // Of eight keys from `key`, a multiple of 8, on those that a token sees: a bit each.
+    __device__ __forceinline__ uint32_t seen_eight(int q_token, int key) const {
+        const int i = (key - begin) / 8;
+        return i < columns ? seen[q_token * columns + i] : 0;
+    }
+
+   private:
+    __device__ __forceinline__ uint8_t load(const kv8_kernel_args &a, const Request &r, int q_token,
+                                            int key) const {
+        const uint8_t *const bits = a.mask_bits + start;
+        const KeyRange range = visible_keys(a, r, q_token);
+        const int64_t at = int64_t(q_token) * r.kv_len + key;
+        const int64_t last = (int64_t(r.qo_len) * r.kv_len + 7) / 8 - 1;
+        const uint32_t both = bits[min(at / 8, last)] | uint32_t(bits[min(at / 8 + 1, last)]) << 8;
+        const int from = min(max(range.begin - key, 0), 8), to = min(max(range.end - key, 0), 8);
+        return uint8_t(both >> at % 8 & ((1u << to) - 1) & ~((1u << from) - 1));
     }
 };
 
@@ -113,7 +130,7 @@ class WideLoader {
     __device__ __forceinline__ void fetch() {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            const bool is_there = page_exists(a, page[i]);
+            const bool is_there = page_exists(a, page[i]) && mask.shows(next_key + 32 * i);
             k_codes[i] = load_codes(k + place(a.k, i), is_there);
             v_codes[i] = load_codes(v + place(a.v, i), is_there);
         }
@@ -163,8 +180,7 @@ class WideLoader {
             const int key = next_key + 32 * i, index = divide(key, a.by_page);
             page[i] = UNSEEN;
             slot[i] = key - index * a.page_size;
-            if (key >= keys.any.begin && key < keys.any.end && mask.shows(key))
-                page[i] = __ldg(pages + index);
+            if (key >= keys.any.begin && key < keys.any.end) page[i] = __ldg(pages + index);
         }
     }
     __device__ __forceinline__ void store_row(uint32_t to, const uint4 &codes) const {

@@ -34,7 +34,6 @@ __device__ __forceinline__ void window_body(const kv8_kernel_args &a) {
     extern __shared__ __align__(1024) uint8_t rings[];
     __shared__ RowEnd ends[C::WARPS * C::ROWS];
     __shared__ Lengths shared_lengths;
-    launch_dependents();
     const int b = divide(int(blockIdx.x), a.decode.by_head_blocks);
     if (b >= a.batch) return;
     const int warp = threadIdx.x / 32, slice = divide(warp, a.decode.by_heads);
@@ -71,6 +70,8 @@ __device__ __forceinline__ void window_body(const kv8_kernel_args &a) {
         run_granules<C>(attention, loader, first, a.decode.num_slices, count, ring, own_ring, [&] {
             if (slice == 0) copy_row_ends(a, split, head, ends + in_block * C::ROWS);
         });
+        // Not before: a multiprocessor may take two blocks of the next launch where one is free.
+        launch_dependents();
         __syncthreads();
         combine_splits<C>(a, split, rings, ends);
         row += C::ROWS;
