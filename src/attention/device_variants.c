@@ -371,12 +371,14 @@ static bool fits_cluster(const kv8_variant *variant, const kv8_attention_spec *s
                                    kv8_variant_row_tiles(variant, spec);
 }
 
-/* Mask bits of a block's keys, of which a cluster of the fewest blocks has the most. */
+/* There is room for the mask bits of a block's keys, which are most where a cluster has the fewest
+ * blocks. */
 static bool fits_mask(const kv8_variant *wide, const kv8_attention_spec *spec) {
     enum { LEAST_BLOCKS = 8, MORE_KEYS = 128 }; /* steps are whole */
     const int64_t keys = spec->max_kv_len / LEAST_BLOCKS + MORE_KEYS;
     return !spec->has_mask || spec->max_total_q * (keys / 8) <= wide->mask_bytes;
 }
+
 /* So few keys that clusters, of which a GPU holds few at once, are done before prefill's blocks
  * have joined their splits. One tile: where narrow tiles have more clusters than there is room for
  * at once, 14 of 16 blocks on 132 multiprocessors, and more keys than two of a head are done with

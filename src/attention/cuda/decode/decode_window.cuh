@@ -70,7 +70,8 @@ __device__ __forceinline__ void window_body(const kv8_kernel_args &a) {
         run_granules<C>(attention, loader, first, a.decode.num_slices, count, ring, own_ring, [&] {
             if (slice == 0) copy_row_ends(a, split, head, ends + in_block * C::ROWS);
         });
-        // Not before: a multiprocessor may take two blocks of the next launch where one is free.
+        // The next launch's blocks come once the keys are read: sooner, a multiprocessor that is
+        // free may take two of them.
         launch_dependents();
         __syncthreads();
         combine_splits<C>(a, split, rings, ends);
