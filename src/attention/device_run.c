@@ -281,7 +281,9 @@ kv8_status kv8_attention_device_run(const kv8_attention_device_plan *plan, kv8_s
     if (r.choice == NULL) return KV8_OK;
     if (r.beside != NULL) {
         KV8_TRY(launch_beside(plan, stream, &r, workspace));
-        r.launch.overlaps_previous = kv8_variant_is_on_wgmma(r.choice->variant);
+        r.args.is_beside = 1;
     }
+    if (r.choice->variant->way == KV8_WAY_PREFILL)
+        r.launch.overlaps_previous = kv8_variant_is_on_wgmma(r.choice->variant);
     return kv8_kernel_launch(&r.choice->kernel, stream, &r.launch, &r.args);
 }

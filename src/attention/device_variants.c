@@ -330,12 +330,12 @@ static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec 
     return spec->batch_invariant ? 1 : variant->min_batch;
 }
 /* A wide tile of decode is for rows that one of half as many would take two of. One of more than 16
- * is for many keys, fewer where requests have more heads than prefill has blocks of one warpgroup
- * at once, with a mask for those alone, and neither for short windows nor for single rows among
- * chunks. */
+ * is for many keys, of a request and in all, fewer where requests have more heads than prefill has
+ * blocks of one warpgroup at once, with a mask for those alone, and neither for short windows nor
+ * for single rows among chunks. */
 static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
-    enum { LEAST_KEYS = 8192, BLOCKS_PER_SM = 2 };
+    enum { LEAST_KEYS = 8192, FEW_KEYS = 1 << 16, FEW_HEADS = 8, BLOCKS_PER_SM = 2 };
     const int32_t rows = variant->block_rows;
     if (rows == KV8_DECODE_ROWS) return true;
     if (!has_more_rows_than(spec, rows / 2)) return false;
@@ -343,7 +343,10 @@ static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec
     if (has_more_rows_than(spec, rows) || has_short_window(spec)) return false;
     const int64_t heads = (int64_t)spec->max_batch * spec->num_kv_heads;
     const bool has_many = heads > BLOCKS_PER_SM * info->num_sms;
-    return spec->max_kv_len >= LEAST_KEYS / (has_many ? 2 : 1) && (has_many || !spec->has_mask);
+    if (has_many) return spec->max_kv_len >= LEAST_KEYS / 2;
+    const int64_t keys = (int64_t)spec->max_batch * spec->max_kv_len;
+    return spec->max_kv_len >= LEAST_KEYS && !spec->has_mask &&
+           (keys > FEW_KEYS || heads < FEW_HEADS);
 }
 /* Tiles of 16 rows are more than the registers of a block with a producer hold: rows take them, but
  * where batch_invariant wants one arithmetic. */
@@ -380,22 +383,22 @@ static bool fits_mask(const kv8_variant *wide, const kv8_attention_spec *spec) {
 }
 
 /* So few keys that clusters, of which a GPU holds few at once, are done before prefill's blocks
- * have joined their splits. One tile: where narrow tiles have more clusters than there is room for
- * at once, 14 of 16 blocks on 132 multiprocessors, and more keys than two of a head are done with
- * sooner. Two: where a cluster for each KV head has a block for nearly each multiprocessor. */
+ * have joined their splits, a quarter as many for two tiles, or half where prefill has a mask to
+ * look at. One tile: where narrow tiles have more clusters than there is room for at once, 14 of 16
+ * blocks on 132 multiprocessors, and more keys than two of a head are done with sooner. Two: where
+ * a cluster for each KV head has a block for nearly each multiprocessor. */
 static bool fits_wide(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
-    enum { MAX_ROW_KEYS = 16384 * WARPGROUP_ROWS, FEW_KEYS = 512, BLOCKS = 16 };
+    enum { MAX_KEYS = 8192, FEW_KEYS = 512, BLOCKS = 16 };
     const int32_t rows = variant->block_rows, blocks = BLOCKS * spec->num_kv_heads;
     const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
     const int64_t narrow = kv8_ceil_div(packed, MOST_DECODE_ROWS);
     int64_t keys = spec->max_kv_len;
     if (spec->max_batch > 1 || packed > rows) return false;
     if (rows > WARPGROUP_ROWS)
-        return packed > WARPGROUP_ROWS && keys <= MAX_ROW_KEYS / rows / (rows / WARPGROUP_ROWS) &&
+        return packed > WARPGROUP_ROWS && keys <= MAX_KEYS / (spec->has_mask ? 2 : 4) &&
                8 * blocks > 7 * info->num_sms && !has_short_window(spec);
-    if (keys > MAX_ROW_KEYS / rows || narrow < 2 || 4 * narrow * blocks <= 7 * info->num_sms)
-        return false;
+    if (keys > MAX_KEYS || narrow < 2 || 4 * narrow * blocks <= 7 * info->num_sms) return false;
     if (spec->window_left >= 0 && (spec->causal || spec->window_right >= 0))
         keys = kv8_min_i64(keys, (int64_t)spec->window_left + spec->max_total_q +
                                      (spec->causal ? 0 : spec->window_right));
@@ -484,6 +487,28 @@ static int add_ways(const choosing *c, uint32_t needs, kv8_way first, kv8_way la
     return count;
 }
 
+/* Whether a prefill kernel on wgmma, which takes all rows of a request over the keys once and as
+ * long for few keys as for some thousands, is done before clusters: where more of them than run at
+ * once read more than some for each head, or all together read much. */
+static bool is_prefill_sooner(const choosing *c) {
+    enum { AT_ONCE = 24, MUCH = 1 << 24 };
+    enum { NARROW_ROW = 64, OF_NARROW = 1 << 19, OF_WIDE = 1 << 17 };
+    const kv8_attention_spec *const spec = c->spec;
+    const kv8_variant *cluster[KV8_MAX_CHOICES], *prefill[KV8_MAX_CHOICES];
+    if (!has_more_rows_than(spec, MOST_DECODE_ROWS) || has_short_window(spec)) return false;
+    if (add_ways(c, 0, KV8_WAY_CLUSTER, KV8_WAY_CLUSTER, cluster, 0) == 0 ||
+        add_ways(c, 0, KV8_WAY_PREFILL, KV8_WAY_PREFILL, prefill, 0) == 0 ||
+        !kv8_variant_is_on_wgmma(prefill[0]))
+        return false;
+    const int64_t rows = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
+    const int32_t head_bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim);
+    const int64_t bytes =
+        kv8_ceil_div(rows, KV8_DECODE_ROWS) * spec->max_kv_len * head_bytes; /* of a head */
+    if (spec->num_kv_heads * bytes > MUCH) return true;
+    return spec->num_kv_heads * kv8_variant_row_tiles(cluster[0], spec) > AT_ONCE &&
+           bytes > (head_bytes > NARROW_ROW ? OF_WIDE : OF_NARROW);
+}
+
 /* Whether decode takes more than MOST_DECODE_ROWS over the keys at once. */
 static bool has_wide_rows(const choosing *c) {
     const kv8_device_info *const info = kv8_device_get_info(c->device);
@@ -520,7 +545,8 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
         if (count == 0) count = add_prefill(&c, out, count);
         return add_ways(&c, 0, KV8_WAY_GENERIC, KV8_WAY_GENERIC, out, count);
     }
-    count = add_ways(&c, 0, KV8_WAY_WIDE, many ? KV8_WAY_WIDE : KV8_WAY_CLUSTER, out, count);
+    const kv8_way last = many || is_prefill_sooner(&c) ? KV8_WAY_WIDE : KV8_WAY_CLUSTER;
+    count = add_ways(&c, 0, KV8_WAY_WIDE, last, out, count);
     const int before = count;
     if (has_more_rows_than(spec, MOST_DECODE_ROWS) && !has_wide_rows(&c)) {
         count = add_prefill(&c, out, count);

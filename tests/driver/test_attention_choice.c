@@ -37,7 +37,8 @@ static void each_spec_has_its_kernel(void **state) {
         change;                                              \
         assert_string_equal(name_of(&s, &spec, NULL), name); \
     } while (0)
-#define BOTH(dtype) spec.k_dtype = spec.v_dtype = dtype
+#define BOTH(dtype)     spec.k_dtype = spec.v_dtype = dtype
+#define ONE(rows, keys) spec.max_batch = 1, spec.max_total_q = rows, spec.max_kv_len = keys
     const char *const generic = "kv8_attention_any_any_dany_generic__sm80";
     TAKES((void)0, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
@@ -73,8 +74,7 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_total_q = 128; spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows16__sm90");
     TAKES(spec.max_total_q = 128; spec.has_mask = 1;
           BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_rows16__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 2; spec.max_kv_len = 32768;
-          spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows16__sm90");
+    TAKES(ONE(2, 32768); spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_rows16__sm90");
     TAKES(spec.max_total_q = 504;
           spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
     TAKES(spec.max_total_q = 512; spec.has_mask = 1;
@@ -82,10 +82,8 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_batch = 1, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 2, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 3, "kv8_decode_f16_e4m3_d64_wide64__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 16; spec.max_kv_len = 4096;
-          spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_wide128_mask__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 4;
-          spec.max_kv_len = 256, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+    TAKES(ONE(16, 4096); spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_wide128_mask__sm90");
+    TAKES(ONE(4, 256), "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 4;
           spec.window_left = 127, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 4; spec.window_left = 127;
@@ -97,29 +95,36 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.max_batch = 1; spec.max_total_q = 8;
           spec.page_size = 1, "kv8_decode_f16_e4m3_d64_wide64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 9, "kv8_prefill_f16_e4m3_d64__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 9;
-          spec.max_kv_len = 4096, "kv8_decode_f16_e4m3_d64_wide128__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 16;
-          spec.max_kv_len = 4096, "kv8_decode_f16_e4m3_d64_wide128__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 16; spec.max_kv_len = 4096;
-          spec.window_left = 127, "kv8_prefill_f16_e4m3_d64_window__sm90");
+    TAKES(ONE(16, 2048), "kv8_decode_f16_e4m3_d64_wide128__sm90");
+    TAKES(ONE(16, 2049), "kv8_prefill_f16_e4m3_d64__sm90");
+    TAKES(ONE(16, 4097); spec.has_mask = 1, "kv8_prefill_f16_e4m3_d64_options__sm90");
+    TAKES(ONE(16, 4096); spec.window_left = 127, "kv8_prefill_f16_e4m3_d64_window__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1; spec.max_kv_len = 4096; spec.num_kv_heads = 1;
           spec.num_qo_heads = 71, "kv8_prefill_f16_e4m3_d64__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 17;
-          spec.max_kv_len = 4096, "kv8_prefill_f16_e4m3_d64__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 8;
           spec.has_mask = 1, "kv8_decode_f16_e4m3_d64_wide64_mask__sm90");
-    /* More query tokens than a block has room for the mask bits of: 33 of 16384 keys. */
-    TAKES(spec.max_batch = 1; spec.max_total_q = 33; spec.num_qo_heads = 8; spec.has_mask = 1;
-          spec.max_kv_len = 16384, "kv8_decode_f16_e4m3_d64_wide64_mask__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 34; spec.num_qo_heads = 8; spec.has_mask = 1;
-          spec.max_kv_len = 16384, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
     TAKES(spec.max_batch = 1; spec.max_total_q = 64; spec.num_qo_heads = 8; spec.has_mask = 1;
           spec.max_kv_len = 8192, "kv8_decode_f16_e4m3_d64_wide64_mask__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 4;
+    TAKES(ONE(4, 8193), "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(ONE(4, 65536), "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(ONE(4, 65537), "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_batch = 1; spec.max_total_q = 4; spec.num_kv_heads = 7; spec.num_qo_heads = 56;
           spec.max_kv_len = 16385, "kv8_decode_f16_e4m3_d64_rows32__sm90");
-    TAKES(spec.max_batch = 1; spec.max_total_q = 5;
-          spec.max_kv_len = 16385, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_batch = 8; spec.max_total_q = 32, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    TAKES(spec.max_batch = 9; spec.max_total_q = 36, "kv8_decode_f16_e4m3_d64_rows32__sm90");
+    /* Of more clusters than 24 prefill takes what is over 512 KiB, of wider rows 128, for each
+     * head, read for every eight rows; of fewer what is over 16 MiB for all heads. */
+    TAKES(ONE(3, 10922); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
+    TAKES(ONE(3, 10924); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
+    TAKES(ONE(2, 10924); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
+    TAKES(ONE(4, 2048); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
+    TAKES(ONE(4, 2052); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
+    TAKES(ONE(8, 1024); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
+    TAKES(ONE(8, 1026); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
+    TAKES(ONE(8, 4096); BOTH(KV8_INT8); spec.num_kv_heads = 3;
+          spec.num_qo_heads = 24, "kv8_decode_f16_int8_d64_cluster__sm90");
+    TAKES(ONE(4, 256); BOTH(KV8_BF16), "kv8_decode_bf16_bf16_d64_cluster__sm90");
+    TAKES(ONE(4, 258); BOTH(KV8_BF16), "kv8_prefill_bf16_bf16_d64__sm90");
     TAKES(spec.max_total_q = 256; spec.window_left = 127; spec.causal = 1;
           spec.max_kv_len = 16385, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 256; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
@@ -222,6 +227,7 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES((void)0, "kv8_prefill_f16_any_d64__sm80");
     TAKES(spec.q_dtype = KV8_E4M3, generic);
 #undef BOTH
+#undef ONE
 #undef TAKES
     stand_close(&s);
 }
@@ -312,6 +318,8 @@ static void each_run_has_its_kernel(void **state) {
     LAUNCHES(spec.max_total_q = 8;
              spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_wide64__sm90");
     LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
+             in.k.num_pages = 1000, "kv8_prefill_f16_e4m3_d64_rows64_options__sm90");
+    LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1; spec.max_kv_len = 1024;
              in.k.num_pages = 1000, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     LAUNCHES(spec.max_total_q = spec.max_batch = 8;
              in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
@@ -319,6 +327,9 @@ static void each_run_has_its_kernel(void **state) {
     LAUNCHES(spec.num_qo_heads = spec.num_kv_heads = 33; spec.max_total_q = 32;
              spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_wide64__sm90");
     LAUNCHES(spec.num_qo_heads = spec.num_kv_heads = 34; spec.max_total_q = 32;
+             spec.max_batch = in.args.batch = 1, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
+    LAUNCHES(spec.num_qo_heads = spec.num_kv_heads = 34; spec.max_total_q = 32;
+             spec.max_kv_len = 1024;
              spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
     LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
              in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
@@ -426,9 +437,9 @@ static void windows_beside_prefill_are_few(void **state) {
 static void warpgroups_share_heads_of_few_keys(void **state) {
     (void)state;
     static const struct {
-        int32_t batch, keys, heads;
-    } cases[] = {{1, 65536, 1},  {8, 8192, 1},   {1, 65537, 2}, {33, 8192, 2},
-                 {16, 32768, 2}, {17, 32768, 4}, {34, 8192, 4}};
+        int32_t batch, keys, kv_heads, heads;
+    } cases[] = {{1, 65536, 4, 1},  {3, 16384, 2, 1},  {1, 65537, 8, 2}, {33, 8192, 8, 2},
+                 {16, 32768, 8, 2}, {17, 32768, 8, 4}, {34, 8192, 8, 4}};
     kv8_kernel_args a;
     inputs in;
     stand s = open_gpu(90);
@@ -436,6 +447,7 @@ static void warpgroups_share_heads_of_few_keys(void **state) {
         kv8_attention_spec spec = stand_spec();
         spec.max_batch = cases[i].batch, spec.max_total_q = 4 * cases[i].batch;
         spec.max_kv_len = cases[i].keys;
+        spec.num_kv_heads = cases[i].kv_heads, spec.num_qo_heads = 8 * cases[i].kv_heads;
         fill(&in, &spec);
         in.args.batch = cases[i].batch;
         const stand_in_launch launch = launch_of(&s, &spec, &in.args, &a);

@@ -127,7 +127,9 @@ static void wide_rows_of_pages(void **state) {
         if (n % 29 == 4) c.kv_len[0] = 0;
         c.sick_v = n % 5 == 2 ? (int32_t)(n % 40) + 2 : 0;
         if (packed_rows(&c) <= 16 || packed_rows(&c) >= 32) continue;
-        check_whatever_scores(g, &c, n % 2 == 0 ? 0 : 8, has_few ? 8192 : 4096);
+        /* Prefill takes eight heads of 65536 keys in all. */
+        const int32_t few_keys = c.batch * c.num_kv_heads < 8 ? 8192 : 1 << 17;
+        check_whatever_scores(g, &c, n % 2 == 0 ? 0 : 8, has_few ? few_keys : 4096);
         num_checked++;
     }
     assert_true(num_checked > 15);
@@ -161,7 +163,7 @@ static attention_case many_rows_case(uint64_t n, int32_t rows) {
 }
 static void many_rows_of_one_request(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
-    static const int32_t before[] = {0, 1, 63, 700, 1800, 4000, 16000};
+    static const int32_t before[] = {0, 1, 63, 700, 1800, 4000, 8000};
     int num_checked = 0;
     for (uint64_t n = 0; n < 12 * NUM_ROWS; n++) {
         const int32_t rows = num_rows[n % NUM_ROWS];
@@ -171,6 +173,7 @@ static void many_rows_of_one_request(void **state) {
         if (packed <= 32 || packed > 64) c.window_left = -1; /* other kernels take these */
         kernels = packed > 64 ? "kv8_decode_*_wide128*__*" : "kv8_decode_*_wide64*__*";
         c.kv_len[0] = rows + before[n / 3 % (packed > 64 ? 6 : 7)];
+        if (packed > 64 && c.mask == MASK_NONE && c.kv_len[0] > 2048) c.kv_len[0] = 2048;
         if (n % 29 == 4) c.kv_len[0] = 0;
         c.sick_v = n % 5 == 2 ? (c.kv_len[0] < 1000 ? 2 : 1000) + (int32_t)(n % 40) : 0;
         check_whatever_scores(g, &c, n % 2 == 0 ? 0 : 8, 1000);
@@ -206,6 +209,32 @@ static void warpgroups(void **state) {
         c.batch = 1 + (int32_t)(n * 5 % 16);
         set_lengths(&c, n, num_rows[n % NUM_ROWS], 9 + (int32_t)(n * 11 % 60));
         check(g, &c, 0);
+    }
+}
+
+/* So few rows over so many keys that a multiprocessor has one split of them at most, and splits
+ * share what joins them: three to sixteen, and more of a few heads; all warpgroups and one, NaN
+ * that some rows see, masks, ranges, huge scores. */
+static void splits_together(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const kv8_dtype dtypes[] = {KV8_E4M3, KV8_INT8, KV8_BF16, KV8_E5M2};
+    static const int32_t keys[] = {800, 1500, 2500, 4100, 6000, 9000};
+    kernels = "kv8_prefill_*__sm90";
+    for (uint64_t n = 0; n < 48; n++) {
+        const int32_t rows = num_rows[n % NUM_ROWS];
+        attention_case c = rows_case(n, rows);
+        c.k_dtype = c.v_dtype = dtypes[n % 4];
+        if (c.k_dtype == KV8_BF16) c.q_dtype = KV8_BF16;
+        c.num_kv_heads = 1 + (int32_t)(n / 2 % 8);
+        c.head_dim = n % 5 == 1 ? 128 : 64;
+        c.window_left = n % 9 == 2 ? 2000 : -1;
+        c.mask = n % 7 == 3 ? MASK_TREE : n % 11 == 5 ? MASK_RANDOM : MASK_NONE;
+        c.batch = n % 6 == 4 ? 2 : 1;
+        for (int b = 0; b < c.batch; b++)
+            c.qo_len[b] = rows, c.kv_len[b] = rows + keys[n / 3 % 6] + 100 * b;
+        c.sick_v = n % 5 == 2 ? 100 + (int32_t)n : 0;
+        c.sm_scale = n % 13 == 6 ? 1e9f : 0;
+        check_whatever_scores(g, &c, n % 2 == 0 ? 0 : 8, 0);
     }
 }
 
@@ -257,6 +286,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(many_rows_of_one_request),
         cmocka_unit_test(one_warpgroup),
         cmocka_unit_test(warpgroups),
+        cmocka_unit_test(splits_together),
         cmocka_unit_test(decode_beside_prefill),
     };
     return cmocka_run_group_tests_name("attention_rows", tests, gpu_open, gpu_close);

@@ -15,13 +15,14 @@ enum { KV8_PREFILL_TILE_KEYS = 128, KV8_PREFILL_SCHEDULE_THREADS = 1024 };
 /* The work of one block at a time: up to block_rows packed query rows of one request and KV head
  * (packed row r is query r / group_size, head r % group_size of the group) over the key tiles
  * [tile_begin, tile_end). Splits of one block leave partial results in slots side by side, in key
- * order; the one that ends last combines them. */
+ * order; the one that ends last combines them, or all of them those of some rows each. */
 typedef struct kv8_prefill_item {
     int32_t request, kv_head, row_begin;
     int32_t tile_begin, tile_end;
     int32_t slot;             /* of the rows' first split; -1 = the rows are whole */
     int8_t split, num_splits; /* this one, of so many */
-    int16_t has_gaps;         /* keys that no row sees may lie between keys that some do */
+    int8_t has_gaps;          /* keys that no row sees may lie between keys that some do */
+    int8_t is_together;       /* all splits run at one time, each in a block of its own */
     /* Of the request, so that a block need not look: */
     int32_t q_begin, qo_len, kv_len;
     int32_t seen_from, seen_to;     /* keys that some row of the block may see */

@@ -91,6 +91,21 @@ __device__ inline void copy_wait_all() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// A word of global memory, with all that was written before it.
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t *word) {
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
+    return x;
+}
+__device__ __forceinline__ uint32_t add_acq_rel(uint32_t *word, uint32_t x) {
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(word), "r"(x)
+                 : "memory");
+    return before;
+}
+
 // Named barrier of num_threads, a multiple of 32.
 __device__ __forceinline__ void named_barrier_sync(int id, int num_threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");

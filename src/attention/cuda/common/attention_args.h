@@ -99,8 +99,8 @@ typedef struct kv8_kernel_args {
     int64_t o_stride_row, o_stride_head;
     float *lse; /* may be 0 */
     int64_t lse_stride_row, lse_stride_head;
-    float lse_scale; /* ln 2; 1 where lse is to base 2 */
-    int32_t unused;
+    float lse_scale;       /* ln 2; 1 where lse is to base 2 */
+    int32_t is_beside;     /* prefill: decode of the same run is ahead, and may be under way */
     const float *o_scale;  /* O of 8 bits alone; may be 0 */
     int64_t table_entries; /* that memory is there for; 0: unknown */
     const float *q_scale;  /* e4m3 Q alone; may be 0 */

@@ -24,6 +24,7 @@ enum {
     SCHEDULE_THREADS = 1024,
     LENGTH_BINS = 4096,
     MOST_SPLITS = 64,
+    LEAST_TOGETHER = 3,  // splits that share their join
     // Tiles of a split at least, where blocks take several items, or one.
     LEAST_TILES = 8,
     LEAST_EVEN_TILES = 2,
@@ -407,6 +408,8 @@ __device__ static void make_items(const kv8_kernel_args &a, int num_blocks, bool
         give_ranges(a, parts, num_parts);
     else
         rank_by_bins(parts, num_parts, bins, warp_sums);
+    // Each block has one item, if any.
+    const bool is_together = h.is_even && h.has_first && num_parts <= a.prefill.num_blocks;
     const int heads = a.num_kv_heads;
     for (int i = threadIdx.x; i < h.num_whole; i += SCHEDULE_THREADS) {
         kv8_prefill_item item = whole_item(a, a.prefill.blocks[i]);
@@ -422,6 +425,7 @@ __device__ static void make_items(const kv8_kernel_args &a, int num_blocks, bool
         item.slot = part.slot;
         item.split = part.split;
         item.num_splits = part.num_splits;
+        item.is_together = is_together && part.num_splits >= LEAST_TOGETHER;
         a.prefill.items[h.num_whole * heads + part.rank] = item;
     }
     const int num_items = h.num_whole * heads + num_parts;

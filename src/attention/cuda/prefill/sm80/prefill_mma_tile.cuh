@@ -160,7 +160,7 @@ struct TileLoader {
     // Of an item that may have gaps keys [from, to) may be no row's, and their page any number.
     __device__ __forceinline__ bool some_row_sees(int from, int to) const {
         short has_gaps;
-        asm volatile("ld.shared.s16 %0, [%1];"
+        asm volatile("ld.shared.s8 %0, [%1];"
                      : "=h"(has_gaps)
                      : "r"(item_at + (uint32_t)offsetof(kv8_prefill_item, has_gaps)));
         return has_gaps == 0 || keys.some_row_sees(a, view, from, to);

@@ -290,6 +290,7 @@ struct Consumer : RowState<SHAPE> {
                busy_warpgroups(view_item(a, *item)) == busy;
     }
     // What finish() wants: maxima in log2 units, O as large as it is.
+    template <bool TOGETHER>
     __device__ __forceinline__ uint32_t finish_item(const kv8_prefill_item &item) {
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) max_[slot] = load_top(slot) * factor[slot];
@@ -297,7 +298,9 @@ struct Consumer : RowState<SHAPE> {
 #pragma unroll
             for (int i = 0; i < NUM_O; i++) o[i] *= 0x1p7f;
         }
-        return this->finish(item, view_item(a, item), item_cleared<SHAPE>(shared, items.stage()));
+        const bool cleared = item_cleared<SHAPE>(shared, items.stage());
+        if (TOGETHER) return this->finish_together(item, view_item(a, item), cleared);
+        return this->finish(item, view_item(a, item), cleared);
     }
     enum { FIRST = 1, LAST = 2, NEXT = 4 };  // tile of its item; another item's S follows it
     // What few tiles want before their softmax, behind one branch: caps, masks, maxima, and the
@@ -385,15 +388,24 @@ struct Consumer : RowState<SHAPE> {
             registers_pin(p);
             release_v(v_tiles.stage());
             tile++;
+            bool together = false;
             if (kind & LAST) {
-                note_broken<SHAPE>(a, shared, items.stage(), finish_item(item_at(0)));
-                leave_item<SHAPE>(shared, items);
                 end = !(kind & NEXT);
+                together = item_at(0).is_together;
+                if (!together) {
+                    note_broken<SHAPE>(a, shared, items.stage(), finish_item<false>(item_at(0)));
+                    leave_item<SHAPE>(shared, items);
+                }
                 if (!end) start_rows(item_at(0));
             }
             wgmma_wait<0>();
             registers_pin(s);
-            if (end) break;
+            if (!end) continue;
+            if (together) {  // a block's only item: nothing is under way
+                note_broken<SHAPE>(a, shared, items.stage(), finish_item<true>(item_at(0)));
+                leave_item<SHAPE>(shared, items);
+            }
+            break;
         }
     }
     // Tiles of an item of which the warpgroup has no rows go by.

@@ -318,7 +318,10 @@ struct Fp8Consumer : RowState<SHAPE> {
         for (int i = 0; i < 2; i++)
             if (max_[i] == NO_MAXIMUM) max_[i] = -INFINITY;
         const bool cleared = item_cleared<SHAPE>(shared, slot);
-        note_broken<SHAPE>(a, shared, slot, this->finish(item, view_item(a, item), cleared));
+        const ItemView v = view_item(a, item);
+        note_broken<SHAPE>(a, shared, slot,
+                           item.is_together ? this->finish_together(item, v, cleared)
+                                            : this->finish(item, v, cleared));
     }
     __device__ __forceinline__ void run() {
         for (;;) {

@@ -67,12 +67,13 @@ __device__ __forceinline__ void prefill_fp8_block(const kv8_kernel_args &a) {
         init_items<SHAPE>(shared);
         barrier_init_fence();
     }
+    if (!a.is_beside) take_turn();
     __syncthreads();
     if (threadIdx.x / 128 == SHAPE::NUM_CONSUMERS)
         produce_fp8_items<SHAPE>(a, shared);
     else
         compute_items<SHAPE, Fp8Consumer<SHAPE>>(a, shared);
-    wait_for_previous();  // decode beside it, which it overlaps: both are done when this is
+    if (a.is_beside) wait_for_previous();  // both are done when this is
 }
 
 }  // namespace kv8

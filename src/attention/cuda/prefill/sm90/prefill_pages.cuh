@@ -68,7 +68,7 @@ struct KeyLoader {
     // Whether some row sees one of the keys [from, to), of an item that may have gaps.
     __device__ __forceinline__ bool some_row_sees(int from, int to) const {
         short has_gaps;
-        asm volatile("ld.shared.s16 %0, [%1];"
+        asm volatile("ld.shared.s8 %0, [%1];"
                      : "=h"(has_gaps)
                      : "r"(item_at + (uint32_t)offsetof(kv8_prefill_item, has_gaps)));
         if (has_gaps == 0) return true;

@@ -38,6 +38,7 @@ struct Producer : KeyLoader<SHAPE::OPTIONS, SHAPE::TILE_STEP> {
 
     // Into the L2 the item's Q as well: the consumers read it between two tiles. A thread a row.
     __device__ __forceinline__ void open_item(const kv8_prefill_item &item, uint32_t at) {
+        loader::open_item(item, at);
         const ItemView v = view_item(a, item);
         for (int row = 32 * warp + lane; row < min(64 * SHAPE::NUM_CONSUMERS, v.num_rows);
              row += 128) {
@@ -46,7 +47,6 @@ struct Producer : KeyLoader<SHAPE::OPTIONS, SHAPE::TILE_STEP> {
             const int64_t at = (v.q_begin + query) * a.q_stride_row + head * a.q_stride_head;
             if (a.prefill.q_aligned) prefetch_bulk((const uint16_t *)a.q + at, 2 * SHAPE::HEAD_DIM);
         }
-        loader::open_item(item, at);
     }
     // SHAPE::barrier(), written out: the compiler makes other addresses for 16-bit copies of a
     // call.

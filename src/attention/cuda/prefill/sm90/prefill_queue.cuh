@@ -6,6 +6,7 @@
 #pragma once
 
 #include "prefill_shape.cuh"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -19,11 +20,6 @@ template <class SHAPE>
 __device__ __forceinline__ uint32_t item_address(uint32_t shared, int slot) {
     return shared + SHAPE::ITEMS_AT + KV8_PREFILL_ITEM_SLOT_BYTES * slot;
 }
-__device__ __forceinline__ uint32_t load_word(uint32_t address) {
-    uint32_t word;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-    return word;
-}
 template <class SHAPE>
 __device__ __forceinline__ bool item_cleared(uint32_t shared, int slot) {
     return load_word(item_address<SHAPE>(shared, slot) + offsetof(ItemSlot, cleared)) != 0;
@@ -31,6 +27,15 @@ __device__ __forceinline__ bool item_cleared(uint32_t shared, int slot) {
 template <class SHAPE>
 __device__ __forceinline__ bool item_missing(uint32_t shared, int slot) {
     return load_word(item_address<SHAPE>(shared, slot) + offsetof(ItemSlot, missing)) != 0;
+}
+// By a warp: the first item's place in the queue. What fetch_item() reads of the queue is in the L1
+// then, by one trip.
+__device__ __forceinline__ int first_place(const kv8_kernel_args &a) {
+    const kv8_prefill_queue *const queue = a.prefill.queue;
+    const int lane = threadIdx.x % 32;
+    const int word = *(lane < 2 ? queue->own + blockIdx.x + lane : &queue->num_items);
+    const int own = __shfl_sync(~0u, word, 0), own_end = __shfl_sync(~0u, word, 1);
+    return own < own_end ? own : lane == 0 ? take_from_queue(a) : 0;
 }
 // The next item's place in the queue, by the first lane of a warp: asked for before it is fetched,
 // so that nobody waits for it.
@@ -86,7 +91,7 @@ struct ItemWalk {
     int asked;          // the next one's place in the queue, or LATER
 
     __device__ __forceinline__ void start(const kv8_kernel_args &a, uint32_t shared) {
-        asked = threadIdx.x % 32 == 0 ? first_item(a) : 0;
+        asked = first_place(a);
         fetch_item<SHAPE, false>(a, shared, items, asked);
     }
     template <bool ASKS_AHEAD, class LOADER>

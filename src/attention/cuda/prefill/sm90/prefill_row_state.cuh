@@ -153,14 +153,16 @@ struct RowState {
     __device__ __forceinline__ int64_t partial_of(int slot) const {
         return SHAPE::NUM_CONSUMERS * (int64_t)slot + index;
     }
-    __device__ __forceinline__ void store_partial(int64_t at) const {
+    __device__ __forceinline__ void store_partial(int64_t at, bool cleared = false) const {
         const int thread = this->thread();
         float *const to = a.prefill.partials + at * (64 * D) + thread;
         float2 *const sums = (float2 *)a.prefill.partial_sums + at * 256 + thread;
 #pragma unroll
         for (int i = 0; i < NUM_O; i++) to[128 * i] = o[i];
 #pragma unroll
-        for (int slot = 0; slot < 2; slot++) sums[128 * slot] = make_float2(max_[slot], sum[slot]);
+        for (int slot = 0; slot < 2; slot++)
+            sums[128 * slot] =
+                make_float2(max_[slot], copysignf(sum[slot], cleared ? -1.0f : 1.0f));
     }
     // Counts the warpgroup, whose results are stored, at a slot's counter; true for the last of
     // `expected`, who learns whether any has `cleared`.
@@ -236,17 +238,29 @@ struct RowState {
     __device__ __forceinline__ bool sees_none(const ItemView &v, int query) const {
         return row_begin<OPTIONS>(a, v, query) >= row_end<OPTIONS>(a, v, query);
     }
-    // Whether the row's results are 0 by definition, whatever V holds.
-    __device__ __forceinline__ bool is_empty(const ItemView &v, const RowPlace &place, int slot,
-                                             float sink) const {
-        if ((max_[slot] == -INFINITY && sum[slot] == 0) || sink == INFINITY) return true;
-        return sees_none(v, place.query);
+    // How a row ends, of its maximum and sum: what O is divided by, and whether its results are 0
+    // by definition, whatever V holds.
+    struct RowEnd {
+        float total;
+        bool is_empty;
+        __device__ __forceinline__ float weight(float v_scale) const {
+            return is_empty ? 0.0f : v_scale / total;
+        }
+    };
+    __device__ __forceinline__ RowEnd end_of(const ItemView &v, const RowPlace &place, float top,
+                                             float total, float sink) const {
+        const bool is_empty =
+            (top == -INFINITY && total == 0) || sink == INFINITY || sees_none(v, place.query);
+        if (a.sink_logit != nullptr) total += exp2_fast(sink * LOG2E - top);
+        return {total, is_empty};
     }
-    // Of the row's head; -INFINITY: none, or no such row.
-    __device__ __forceinline__ float sink_of(const ItemView &v, int slot) const {
-        const int row = 64 * index + row_of(slot);
+    // Of the head of a row of the item; -INFINITY: none, or no such row.
+    __device__ __forceinline__ float sink_of_row(const ItemView &v, int row) const {
         if (a.sink_logit == nullptr || row >= v.num_rows) return -INFINITY;
         return a.sink_logit[place_of(a, v, row).head];
+    }
+    __device__ __forceinline__ float sink_of(const ItemView &v, int slot) const {
+        return sink_of_row(v, 64 * index + row_of(slot));
     }
     // `cleared`: V was without values that are not finite, of keys that only some rows see. Returns
     // bits of the warp's rows for note_broken().
@@ -265,21 +279,166 @@ struct RowState {
             bool here = row < v.num_rows;
             if (here) {
                 const RowPlace place = place_of(a, v, row);
-                const bool empty = is_empty(v, place, slot, sinks[slot]);
-                float total = sum[slot];
-                if (a.sink_logit != nullptr) total += exp2_fast(sinks[slot] * LOG2E - max_[slot]);
-                if (empty) clear_row(slot);
-                store_row(slot, place.o, empty ? 0.0f : v_scale / total);
-                if (a.lse != nullptr && lane() % 4 == 0) store_lse(v, place, slot);
-                here = !empty && !isnan(total);
+                const RowEnd end = end_of(v, place, max_[slot], sum[slot], sinks[slot]);
+                if (end.is_empty) clear_row(slot);
+                store_row(slot, place.o, end.weight(v_scale));
+                if (a.lse != nullptr && lane() % 4 == 0) store_lse(v, place, max_[slot], sum[slot]);
+                here = !end.is_empty && !isnan(end.total);
             }
             if (has_infinities(SHAPE::FV) || SHAPE::FV == INT8)
                 broken = broken || (here && holds_nan(slot));
-            const uint32_t lanes = __ballot_sync(~0u, here);
-#pragma unroll
-            for (int i = 0; i < 8; i++) finite |= (lanes >> (4 * i) & 1) << (8 * slot + i);
+            finite |= row_bits(here, slot);
         }
         return __any_sync(~0u, broken) ? finite : 0;
+    }
+    // Bits of the warp's rows of a slot, of which each has four lanes.
+    static __device__ __forceinline__ uint32_t row_bits(bool here, int slot) {
+        const uint32_t lanes = __ballot_sync(~0u, here);
+        uint32_t bits = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) bits |= (lanes >> (4 * i) & 1) << (8 * slot + i);
+        return bits;
+    }
+    // Splits that run at one time share the join: once all have arrived each ends some of the
+    // warpgroup's rows, units of eight, or of four where splits are many. Nobody waits for long: a
+    // split whose time is up leaves its units to the last that arrives. Of a word of arrivals the
+    // lower half are units that were left; to the rest all splits together add ROUND.
+    enum : uint32_t { ARRIVAL = 1 << 16, ROUND = ARRIVAL * 128, MOST_LOOKS = 128 };
+    // Splits of a row that one lane takes, of more two; and whose loads are under way at once.
+    enum { LANE_SPLITS = 8, SPLITS_AT_ONCE = SHAPE::FP8 && D == 128 ? 4 : 8 };
+    // Lanes to which a row's splits fall in turn.
+    static __device__ __forceinline__ uint32_t lanes_of_row(const kv8_prefill_item &item) {
+        return item.num_splits > LANE_SPLITS ? 2 : 1;
+    }
+    // By one thread, behind a barrier of its warpgroup, which has stored its partial results: bits
+    // of the units that are the split's to end, when all results are there.
+    __device__ __forceinline__ uint32_t share_rows(const kv8_prefill_item &item) const {
+        uint32_t *const arrivals = a.prefill.arrivals + partial_of(item.slot);
+        const uint32_t num = item.num_splits, split = item.split;
+        const uint32_t add = split == 0 ? ROUND - (num - 1) * ARRIVAL : (uint32_t)ARRIVAL;
+        const uint32_t before = add_acq_rel(arrivals, add);
+        uint32_t mine = 0;
+        for (uint32_t unit = split; unit < 8 * lanes_of_row(item); unit += num) mine |= 1u << unit;
+        if (((before + add) ^ before) & ROUND) {  // the last
+            const uint32_t left = before % ARRIVAL;
+            if (left != 0) atomicAnd(arrivals, ~left);
+            return mine | left;
+        }
+        if (mine == 0) return 0;
+#pragma unroll 1
+        for (int look = 0; look < MOST_LOOKS; look++)
+            if ((load_acquire(arrivals) ^ before) & ROUND) return mine;
+        if (!((atomicOr(arrivals, mine) ^ before) & ROUND)) return 0;
+        atomicAnd(arrivals, ~mine);
+        __threadfence();
+        return mine;
+    }
+    // A row's state of several splits: of a lane's four columns of a warp's sixteen, and of every
+    // fourth sixteen behind it.
+    struct JoinedRow {
+        float top, total, x[D / 16];
+        bool cleared;
+        // Makes sums relative to a maximum that is not below theirs; returns its finite stand-in.
+        __device__ __forceinline__ float raise(float new_top) {
+            const float base = new_top == -INFINITY ? 0.0f : new_top, keep = exp2_fast(top - base);
+            total *= keep;
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) x[i] *= keep;
+            top = new_top;
+            return base;
+        }
+    };
+    // Row `row` of the warpgroup, of all splits.
+    __device__ __forceinline__ void join_row(const kv8_prefill_item &item, int row,
+                                             JoinedRow &r) const {
+        const int lanes = lanes_of_row(item), num = item.num_splits, slot = row / 8 % 2;
+        const int of_row = row / 16 * 32 + row % 8 * 4 + lane() % 4;
+        const int part_at = 128 * (thread() / 32 * 8 + 2 * slot) + of_row;
+        r.top = -INFINITY, r.total = 0;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) r.x[i] = 0;
+#pragma unroll 1
+        for (int from = lane() * lanes / 32; from < num; from += lanes * SPLITS_AT_ONCE) {
+            float2 sums[SPLITS_AT_ONCE];
+            float parts[SPLITS_AT_ONCE][D / 16];
+#pragma unroll
+            for (int n = 0; n < SPLITS_AT_ONCE; n++) {
+                const int split = from + lanes * n;
+                const int64_t at = partial_of(item.slot + split);
+                const float *const part = a.prefill.partials + at * (64 * D) + part_at;
+                sums[n] = make_float2(-INFINITY, 0);
+                if (split < num)
+                    sums[n] = __ldcg((const float2 *)a.prefill.partial_sums + at * 256 +
+                                     128 * slot + of_row);
+#pragma unroll
+                for (int i = 0; i < D / 16; i++) {
+                    const int column = 32 * (i / 4) + i % 4 / 2 * 4 + i % 2;
+                    parts[n][i] = split < num ? __ldcg(part + 128 * column) : 0.0f;
+                }
+            }
+            float top = r.top;
+#pragma unroll
+            for (int n = 0; n < SPLITS_AT_ONCE; n++) top = max_nan(top, sums[n].x);
+            const float base = r.raise(top);
+#pragma unroll
+            for (int n = 0; n < SPLITS_AT_ONCE; n++) {
+                const float weight = exp2_fast(sums[n].x - base);
+                r.total += fabsf(sums[n].y) * weight;
+                r.cleared = r.cleared || signbit(sums[n].y);
+#pragma unroll
+                for (int i = 0; i < D / 16; i++) r.x[i] += parts[n][i] * weight;
+            }
+        }
+        if (lanes == 1) return;
+        r.raise(max_nan(r.top, __shfl_xor_sync(~0u, r.top, 16)));
+        r.total += __shfl_xor_sync(~0u, r.total, 16);
+        r.cleared = __any_sync(~0u, r.cleared);
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) r.x[i] += __shfl_xor_sync(~0u, r.x[i], 16);
+    }
+    // finish() of an item whose splits run together, by all of them.
+    __device__ __forceinline__ uint32_t finish_together(const kv8_prefill_item &item,
+                                                        const ItemView &v, bool cleared) {
+        const float v_scale = v_scale_of<OPTIONS>(a, v);
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) sum[slot] = quad_sum(sum[slot]);
+        store_partial(partial_of(item.slot + item.split), cleared);
+        const uint32_t word = row_address(0, offsetof(RowRecord, top));
+        named_barrier_sync(WARPGROUP_BARRIER + index, 128);
+        if (thread() == 0) store_shared(word, share_rows(item));
+        named_barrier_sync(WARPGROUP_BARRIER + index, 128);
+        const int warp = thread() / 32, rows = 8 / lanes_of_row(item);
+        uint32_t finite = 0;
+#pragma unroll 1
+        for (uint32_t units = load_word(word); units != 0; units &= units - 1) {
+            const int first = (__ffs(units) - 1) * rows, own = first + lane() / 4 % rows;
+            JoinedRow r;
+            r.cleared = cleared;
+            join_row(item, own, r);
+            const int row = 64 * index + own;
+            bool here = row < v.num_rows, broken = r.cleared;
+            if (here) {
+                const RowPlace place = place_of(a, v, row);
+                const RowEnd end = end_of(v, place, r.top, r.total, sink_of_row(v, row));
+#pragma unroll
+                for (int i = 0; i < D / 64; i++) {
+                    float(&x)[4] = *(float(*)[4])(r.x + 4 * i);
+                    if (end.is_empty) x[0] = x[1] = x[2] = x[3] = 0;
+                    if (lane() < 4 * rows)
+                        store_part(place.o + 16 * (4 * i + warp), end.weight(v_scale), x);
+                }
+                if (a.lse != nullptr && warp == 0 && lane() % 4 == 0 && lane() < 4 * rows)
+                    store_lse(v, place, r.top, r.total);
+                here = !end.is_empty && !isnan(end.total);
+            }
+            if (has_infinities(SHAPE::FV) || SHAPE::FV == INT8)
+#pragma unroll
+                for (int i = 0; i < D / 16; i++) broken = broken || (here && isnan(r.x[i]));
+            broken = named_barrier_any(WARPGROUP_BARRIER + index, 128, broken);
+            const uint32_t bits = row_bits(here, 0) & ((1u << rows) - 1);
+            if (broken && first / 16 == warp) finite |= bits << (first % 16);
+        }
+        return finite;
     }
     // Of an item whose rows see no key.
     __device__ __forceinline__ void write_empty(const ItemView &v) const {
@@ -302,10 +461,10 @@ struct RowState {
         return nan;
     }
     // The sink has no part in it.
-    __device__ __forceinline__ void store_lse(const ItemView &v, const RowPlace &place,
-                                              int slot) const {
-        const bool none = (max_[slot] == -INFINITY && sum[slot] == 0) || sees_none(v, place.query);
-        a.lse[place.lse] = none ? -INFINITY : (max_[slot] + __log2f(sum[slot])) * a.lse_scale;
+    __device__ __forceinline__ void store_lse(const ItemView &v, const RowPlace &place, float top,
+                                              float total) const {
+        const bool none = (top == -INFINITY && total == 0) || sees_none(v, place.query);
+        a.lse[place.lse] = none ? -INFINITY : (top + __log2f(total)) * a.lse_scale;
     }
     __device__ __forceinline__ void store_row(int slot, int64_t at, float weight) {
         if (SHAPE::FP8)
@@ -349,6 +508,16 @@ struct RowState {
             const float x[4] = {even[0] * weight, odd[0] * weight, even[1] * weight,
                                 odd[1] * weight};
             store_four(at + 16 * m, x);
+        }
+    }
+    // What a lane has of sixteen columns of a row.
+    __device__ __forceinline__ void store_part(int64_t at, float weight, float (&x)[4]) const {
+        if (SHAPE::FP8) {
+            const float run[4] = {x[0] * weight, x[2] * weight, x[1] * weight, x[3] * weight};
+            store_four(at + lane() % 4 * 4, run);
+        } else {
+            store_pairs<OPTIONS, 2>(a, at + lane() % 4 * 2, weight, 2,
+                                    [&](int i, int j) -> float & { return x[2 * i + j]; });
         }
     }
     __device__ __forceinline__ void store_four(int64_t at, const float (&x)[4]) const {

@@ -77,6 +77,11 @@ __device__ __forceinline__ bool elected() {
     return is != 0;
 }
 
+__device__ __forceinline__ uint32_t load_word(uint32_t address) {
+    uint32_t word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+    return word;
+}
 // A ring's place after n steps: stage and the parity of its round.
 template <int N>
 struct Ring {

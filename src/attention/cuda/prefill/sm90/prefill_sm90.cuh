@@ -23,7 +23,7 @@ __device__ __forceinline__ void produce_items(const kv8_kernel_args &a, uint32_t
     registers_give<SHAPE::PRODUCER_REGISTERS>();
     PRODUCER p(a, shared);
     ItemRing items, fetched;
-    int asked = threadIdx.x % 128 == 0 ? first_item(a) : 0;
+    int asked = p.warp == 0 ? first_place(a) : 0;
     if (p.warp == 0) fetch_item<SHAPE, true>(a, shared, fetched, asked);
     for (;;) {
         const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
@@ -57,12 +57,13 @@ __device__ __forceinline__ void prefill_block(const kv8_kernel_args &a) {
         init_items<SHAPE>(shared);
         barrier_init_fence();
     }
+    if (!a.is_beside) take_turn();
     __syncthreads();
     if (threadIdx.x / 128 == SHAPE::NUM_CONSUMERS)
         produce_items<SHAPE, Producer<SHAPE>>(a, shared);
     else
         compute_items<SHAPE, Consumer<SHAPE>>(a, shared);
-    wait_for_previous();  // decode beside it, which it overlaps: both are done when this is
+    if (a.is_beside) wait_for_previous();  // both are done when this is
 }
 
 }  // namespace kv8

@@ -196,11 +196,7 @@ struct WindowConsumer : Consumer<SHAPE> {
         if (!__any_sync(~0u, broken)) return 0;
         uint32_t bits = 0;
 #pragma unroll
-        for (int slot = 0; slot < 2; slot++) {
-            const uint32_t lanes = __ballot_sync(~0u, finite[slot]);
-#pragma unroll
-            for (int i = 0; i < 8; i++) bits |= (lanes >> (4 * i) & 1) << (8 * slot + i);
-        }
+        for (int slot = 0; slot < 2; slot++) bits |= this->row_bits(finite[slot], slot);
         return bits;
     }
     // Items of which the warpgroup has rows, one behind the other; Q of the next is fetched in the

@@ -82,7 +82,7 @@ struct WindowProducer : Producer<SHAPE> {
     }
     __device__ __forceinline__ void run() {
         ItemRing items, left, asked_for;
-        int asked = threadIdx.x % 128 == 0 ? first_item(a) : 0;
+        int asked = own == 0 ? first_place(a) : 0;
         if (own == 0) fetch_item<SHAPE, true>(a, shared, asked_for, asked);
         Part last = {};
         bool behind = false;

@@ -27,6 +27,7 @@ __device__ __forceinline__ void prefill_window(const kv8_kernel_args &a) {
         init_items<SHAPE>(shared);
         barrier_init_fence();
     }
+    if (!a.is_beside) take_turn();
     __syncthreads();
     if (threadIdx.x / 128 == SHAPE::NUM_CONSUMERS) {
         registers_give<SHAPE::PRODUCER_REGISTERS>();
@@ -35,7 +36,7 @@ __device__ __forceinline__ void prefill_window(const kv8_kernel_args &a) {
         registers_take<SHAPE::CONSUMER_REGISTERS>();
         WindowConsumer<SHAPE>(a, shared).run();
     }
-    wait_for_previous();  // decode beside it, which it overlaps: both are done when this is
+    if (a.is_beside) wait_for_previous();  // both are done when this is
 }
 
 }  // namespace kv8
