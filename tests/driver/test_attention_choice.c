@@ -358,6 +358,8 @@ static void decode_goes_beside_prefill(void **state) {
         const kv8_prefill_schedule_args *const schedule = cut->args;
         assert_int_equal(cut->args_bytes, sizeof *schedule);
         assert_int_equal(schedule->decode_lens != NULL, mixed);
+        assert_int_equal(a.is_beside, mixed);
+        assert_true(stand_in_get_launch(before + 1 + mixed)->overlaps_previous);
         if (!mixed) continue;
         const stand_in_launch *const decode = stand_in_get_launch(before + 1);
         const kv8_kernel_args *const of_decode = decode->args;
@@ -366,7 +368,6 @@ static void decode_goes_beside_prefill(void **state) {
         assert_int_equal(schedule->decode_rows, 2);
         /* Both run at once. */
         assert_false(decode->overlaps_previous);
-        assert_true(stand_in_get_launch(before + 2)->overlaps_previous);
         assert_ptr_not_equal(of_decode->decode.partials, a.prefill.partials);
         assert_ptr_not_equal(of_decode->decode.arrivals, a.prefill.arrivals);
         assert_null(a.qo_lens);
