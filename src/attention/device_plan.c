@@ -207,6 +207,8 @@ static kv8_status lay_out(kv8_attention_device_plan *plan) {
         KV8_TRY(count_prefill(&plan->spec, c, &most[is_apart], &items, &blocks));
         take_larger(&owners, (size_t)c->prefill.num_blocks);
     }
+    /* A block reads the item of its number, if there is one or not. */
+    if (items > 0 && items < (int64_t)owners) items = (int64_t)owners;
     *l = (kv8_device_layout){0};
     if (items > 0)
         l->queue_at =

@@ -258,7 +258,11 @@ kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, k
     if (r.choice == NULL || r.choice->variant->way != KV8_WAY_PREFILL) return KV8_OK;
     const kv8_launch launch = {.grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}};
     kv8_prefill_schedule_args schedule = {
-        .args = r.args, .decode_lens = r.decode_lens, .decode_rows = plan->decode_rows};
+        .args = r.args,
+        .decode_lens = r.decode_lens,
+        .decode_rows = plan->decode_rows,
+        .shares_joins = kv8_variant_is_on_wgmma(r.choice->variant),
+    };
     return kv8_kernel_launch(&plan->schedule, stream, &launch, &schedule);
 }
 

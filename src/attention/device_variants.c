@@ -488,11 +488,12 @@ static int add_ways(const choosing *c, uint32_t needs, kv8_way first, kv8_way la
 }
 
 /* Whether a prefill kernel on wgmma, which takes all rows of a request over the keys once and as
- * long for few keys as for some thousands, is done before clusters: where more of them than run at
- * once read more than some for each head, or all together read much. */
+ * long for few keys as for some thousands, is done before clusters: where these are more than two
+ * rounds, or more than one and read wide rows or more than some for each head, or all together read
+ * much. */
 static bool is_prefill_sooner(const choosing *c) {
     enum { AT_ONCE = 24, MUCH = 1 << 24 };
-    enum { NARROW_ROW = 64, OF_NARROW = 1 << 19, OF_WIDE = 1 << 17 };
+    enum { NARROW_ROW = 64, OF_NARROW = 1 << 19 };
     const kv8_attention_spec *const spec = c->spec;
     const kv8_variant *cluster[KV8_MAX_CHOICES], *prefill[KV8_MAX_CHOICES];
     if (!has_more_rows_than(spec, MOST_DECODE_ROWS) || has_short_window(spec)) return false;
@@ -505,8 +506,9 @@ static bool is_prefill_sooner(const choosing *c) {
     const int64_t bytes =
         kv8_ceil_div(rows, KV8_DECODE_ROWS) * spec->max_kv_len * head_bytes; /* of a head */
     if (spec->num_kv_heads * bytes > MUCH) return true;
-    return spec->num_kv_heads * kv8_variant_row_tiles(cluster[0], spec) > AT_ONCE &&
-           bytes > (head_bytes > NARROW_ROW ? OF_WIDE : OF_NARROW);
+    const int64_t clusters = (int64_t)spec->num_kv_heads * kv8_variant_row_tiles(cluster[0], spec);
+    return clusters > 2 * AT_ONCE ||
+           (clusters > AT_ONCE && (head_bytes > NARROW_ROW || bytes > OF_NARROW));
 }
 
 /* Whether decode takes more than MOST_DECODE_ROWS over the keys at once. */

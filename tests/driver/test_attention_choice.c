@@ -112,19 +112,19 @@ static void each_spec_has_its_kernel(void **state) {
           spec.max_kv_len = 16385, "kv8_decode_f16_e4m3_d64_rows32__sm90");
     TAKES(spec.max_batch = 8; spec.max_total_q = 32, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_batch = 9; spec.max_total_q = 36, "kv8_decode_f16_e4m3_d64_rows32__sm90");
-    /* Of more clusters than 24 prefill takes what is over 512 KiB, of wider rows 128, for each
-     * head, read for every eight rows; of fewer what is over 16 MiB for all heads. */
+    /* Of more clusters than 48 prefill takes all, of more than 24 wide rows and what is over 512
+     * KiB for each head, read for every eight rows; of fewer what is over 16 MiB for all heads. */
     TAKES(ONE(3, 10922); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
     TAKES(ONE(3, 10924); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
     TAKES(ONE(2, 10924); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
     TAKES(ONE(4, 2048); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
     TAKES(ONE(4, 2052); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
-    TAKES(ONE(8, 1024); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
-    TAKES(ONE(8, 1026); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
+    TAKES(ONE(6, 1024); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
+    TAKES(ONE(7, 64); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
     TAKES(ONE(8, 4096); BOTH(KV8_INT8); spec.num_kv_heads = 3;
           spec.num_qo_heads = 24, "kv8_decode_f16_int8_d64_cluster__sm90");
-    TAKES(ONE(4, 256); BOTH(KV8_BF16), "kv8_decode_bf16_bf16_d64_cluster__sm90");
-    TAKES(ONE(4, 258); BOTH(KV8_BF16), "kv8_prefill_bf16_bf16_d64__sm90");
+    TAKES(ONE(3, 64); BOTH(KV8_BF16), "kv8_decode_bf16_bf16_d64_cluster__sm90");
+    TAKES(ONE(4, 64); BOTH(KV8_BF16), "kv8_prefill_bf16_bf16_d64__sm90");
     TAKES(spec.max_total_q = 256; spec.window_left = 127; spec.causal = 1;
           spec.max_kv_len = 16385, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     TAKES(spec.max_total_q = 256; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
@@ -330,7 +330,7 @@ static void each_run_has_its_kernel(void **state) {
              spec.max_batch = in.args.batch = 1, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     LAUNCHES(spec.num_qo_heads = spec.num_kv_heads = 34; spec.max_total_q = 32;
              spec.max_kv_len = 1024;
-             spec.max_batch = in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster_rows16__sm90");
+             spec.max_batch = in.args.batch = 1, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
     LAUNCHES(spec.max_total_q = 8; spec.max_batch = in.args.batch = 1;
              in.args.logits_soft_cap = 30, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
 #undef LAUNCHES

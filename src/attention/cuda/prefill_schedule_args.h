@@ -13,7 +13,8 @@
 typedef struct kv8_prefill_schedule_args {
     kv8_kernel_args args; /* of the prefill kernel */
     int32_t *decode_lens; /* out: [batch] rows of each request that are decode's; may be 0 */
-    int32_t decode_rows, unused;
+    int32_t decode_rows;
+    int32_t shares_joins; /* splits of the prefill kernel that run at one time share their join */
 } kv8_prefill_schedule_args;
 
 #endif

@@ -93,12 +93,13 @@ struct KeyPlace {
 
 // The warps that search an item's V together, and where they leave what they find: in shared
 // memory, a word with a bit a key.
+template <int NUM_WARPS_, int BARRIER>
 struct NonfiniteSearch {
-    enum { WORDS = 512, BYTES = 4 * WORDS };
+    enum { NUM_WARPS = NUM_WARPS_, WORDS = 512, BYTES = 4 * WORDS };
     uint32_t words_at;
-    int warp, num_warps, barrier;
+    int warp;
 
-    __device__ __forceinline__ void sync() const { named_barrier_sync(barrier, 32 * num_warps); }
+    static __device__ __forceinline__ void sync() { named_barrier_sync(BARRIER, 32 * NUM_WARPS); }
     __device__ __forceinline__ uint32_t word(int i) const {
         uint32_t x;
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(words_at + 4 * i) : "memory");
@@ -278,11 +279,11 @@ struct NonfiniteWalk {
         }
     }
     // Keys [base, last), as many as there are words: loads of a few times 32 are under way at once.
-    __device__ __forceinline__ void find_sick(const NonfiniteSearch &with, int base,
-                                              int last) const {
+    template <class SEARCH>
+    __device__ __forceinline__ void find_sick(const SEARCH &with, int base, int last) const {
         enum { AT_ONCE = 2 };
         for (int i = AT_ONCE * with.warp; i < with.WORDS && base + 32 * i < last;
-             i += AT_ONCE * with.num_warps) {
+             i += AT_ONCE * with.NUM_WARPS) {
             uint32_t sick[AT_ONCE];
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++) sick[j] = sick_keys(base + 32 * (i + j), last);
@@ -291,7 +292,8 @@ struct NonfiniteWalk {
                 if (lane == 0) with.set_word(i + j, sick[j]);
         }
     }
-    __device__ __forceinline__ void add_sick(const NonfiniteSearch &with, int base, int last) {
+    template <class SEARCH>
+    __device__ __forceinline__ void add_sick(const SEARCH &with, int base, int last) {
         for (int i = 0; i < with.WORDS && base + 32 * i < last; i += 32) {
             const uint32_t sick = base + 32 * (i + lane) < last ? with.word(i + lane) : 0;
             for (uint32_t some = __ballot_sync(~0u, sick != 0); some != 0; some &= some - 1) {
@@ -302,7 +304,8 @@ struct NonfiniteWalk {
         }
     }
     // Keys [first, last), by all warps of the search.
-    __device__ __forceinline__ void walk(const NonfiniteSearch &with, int first, int last) {
+    template <class SEARCH>
+    __device__ __forceinline__ void walk(const SEARCH &with, int first, int last) {
         for (int base = first; base < last; base += 32 * with.WORDS) {
             with.sync();  // all have read the words before
             find_sick(with, base, last);
@@ -334,10 +337,9 @@ struct NonfiniteWalk {
 // K_FORMAT and V_FORMAT: of a kernel that takes one, where V has 32 * WORDS dimensions; ANY: as in
 // args.
 constexpr int ANY = 0;
-template <int WORDS, int K_FORMAT, int V_FORMAT>
+template <int WORDS, int K_FORMAT, int V_FORMAT, class SEARCH>
 __device__ __noinline__ void write_nonfinite(const kv8_kernel_args &a, const kv8_prefill_item &item,
-                                             const NonfiniteSearch &with, int first_row,
-                                             uint32_t rows) {
+                                             const SEARCH &with, int first_row, uint32_t rows) {
     const int k_format = K_FORMAT == ANY ? a.k_dtype : K_FORMAT;
     const int v_format = V_FORMAT == ANY ? a.v_dtype : V_FORMAT;
     const int v_head_dim = V_FORMAT == ANY ? a.v_head_dim : 32 * WORDS;

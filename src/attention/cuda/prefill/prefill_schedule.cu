@@ -25,7 +25,8 @@ enum {
     LENGTH_BINS = 4096,
     MOST_SPLITS = 64,
     LEAST_TOGETHER = 3,  // splits that share their join
-    // Tiles of a split at least, where blocks take several items, or one.
+    // Tiles of a split at least, where blocks take several items, or one; equal splits that share
+    // their join may have one.
     LEAST_TILES = 8,
     LEAST_EVEN_TILES = 2,
     EVEN_TILES = 8,  // what an equal split may have more than a range that is a block's own
@@ -250,28 +251,30 @@ struct Handout {
     bool is_owned;            // no item is whole: each range is a block's own
     bool has_first;           // else: the first item of each block is
     bool has_heads_together;  // all heads of a block of rows are cut at the same places
+    int least_even;           // tiles of an equal split
 };
 __device__ static int tiles_of(const kv8_prefill_block &block) {
     return length_of(block) + ITEM_TILES;
 }
 __device__ static int even_splits(const Handout &h, int length) {
-    const int splits = min((int)(h.of_tile * (length + ITEM_TILES)), length / LEAST_EVEN_TILES);
+    const int splits = min((int)(h.of_tile * (length + ITEM_TILES)), length / h.least_even);
     return max(min(splits, (int)MOST_SPLITS), 1);
 }
 // start_together: no blocks of decode are ahead of some of them.
-__device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, bool start_together,
-                                   int *warp_sums) {
+__device__ static Handout hand_out(const kv8_prefill_schedule_args &s, int num_blocks,
+                                   bool start_together, int *warp_sums) {
     __shared__ int first_cut;
+    const kv8_kernel_args &a = s.args;
     const int heads = a.num_kv_heads, machine = a.prefill.num_blocks;
     int work = 0, total;
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
         work += tiles_of(a.prefill.blocks[i]);
     scan(work, warp_sums, &total);
-    if (a.prefill.max_slots == 0 || total == 0)
-        return {num_blocks, 0, false, 0, false, false, false};
+    if (a.prefill.max_slots == 0 || total == 0) return {num_blocks};
     const float per_block = (float)heads / machine, share = total * per_block;
     const int longest = length_of(a.prefill.blocks[0]);
-    Handout h = {0, share, false, machine / ((float)total * heads), false, false, false};
+    Handout h = {0, share, false, machine / ((float)total * heads)};
+    h.least_even = s.shares_joins ? 1 : LEAST_EVEN_TILES;
     const bool is_one_round = num_blocks * heads <= machine;
     const bool is_wide = a.prefill.block_rows > 64;
     const float even = (float)longest / even_splits(h, longest) + ITEM_TILES;
@@ -287,7 +290,7 @@ __device__ static Handout hand_out(const kv8_kernel_args &a, int num_blocks, boo
     const bool is_thin = a.qo_indptr[a.batch] * a.group_size <= thin * num_blocks;
     if (is_thin && is_level && !is_one_round && !h.is_owned && idle < IDLE_OF_ITEM &&
         idle < IDLE_OF_ALL * items)
-        return {num_blocks, 0, false, 0, false, false, false};
+        return {num_blocks};
     if (!h.is_even && !h.is_owned) {
         if (threadIdx.x == 0) first_cut = num_blocks;
         int before_all = 0;
@@ -399,17 +402,19 @@ __device__ static kv8_prefill_item whole_item(const kv8_kernel_args &a,
     return item;
 }
 // Every block for every KV head.
-__device__ static void make_items(const kv8_kernel_args &a, int num_blocks, bool start_together,
-                                  int *bins, int *warp_sums) {
+__device__ static void make_items(const kv8_prefill_schedule_args &s, int num_blocks,
+                                  bool start_together, int *bins, int *warp_sums) {
+    const kv8_kernel_args &a = s.args;
     Part *const parts = (Part *)a.prefill.broken;
-    const Handout h = hand_out(a, num_blocks, start_together, warp_sums);
+    const Handout h = hand_out(s, num_blocks, start_together, warp_sums);
     const int num_parts = cut_line(a, h, num_blocks, parts, warp_sums);
     if (h.is_owned)
         give_ranges(a, parts, num_parts);
     else
         rank_by_bins(parts, num_parts, bins, warp_sums);
     // Each block has one item, if any.
-    const bool is_together = h.is_even && h.has_first && num_parts <= a.prefill.num_blocks;
+    const bool is_together =
+        s.shares_joins && h.is_even && h.has_first && num_parts <= a.prefill.num_blocks;
     const int heads = a.num_kv_heads;
     for (int i = threadIdx.x; i < h.num_whole; i += SCHEDULE_THREADS) {
         kv8_prefill_item item = whole_item(a, a.prefill.blocks[i]);
@@ -465,7 +470,7 @@ extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
         a.prefill.arrivals[i] = 0;
     has_decode = __syncthreads_or(has_decode);
     sort_blocks(a, num_blocks, bins, warp_sums);
-    make_items(a, num_blocks, !has_decode, bins, warp_sums);
+    make_items(s, num_blocks, !has_decode, bins, warp_sums);
 }
 
 }  // namespace kv8

@@ -268,7 +268,7 @@ struct MmaRowState {
         }
         broken = broken && finite != 0;
         if ((may_break || cleared) && __syncthreads_or(broken)) {  // nobody needs the tiles
-            const NonfiniteSearch search = {shared + SHAPE::K_AT, warp, SHAPE::WARPS, 0};
+            const NonfiniteSearch<SHAPE::WARPS, 0> search = {shared + SHAPE::K_AT, warp};
             write_nonfinite<WORDS, ANY, ANY>(a, item, search, warp * SHAPE::WARP_ROWS, finite);
         }
     }

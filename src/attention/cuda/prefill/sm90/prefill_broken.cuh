@@ -38,8 +38,8 @@ __device__ __forceinline__ void note_broken(const kv8_kernel_args &a, uint32_t s
 template <class SHAPE>
 __device__ __noinline__ void resolve_broken(const kv8_kernel_args &a, uint32_t shared) {
     const int warp = threadIdx.x / 32;
-    const NonfiniteSearch search = {shared + SHAPE::K_AT, warp, 4 * SHAPE::NUM_CONSUMERS,
-                                    CONSUMERS_BARRIER};
+    const NonfiniteSearch<4 * SHAPE::NUM_CONSUMERS, CONSUMERS_BARRIER> search = {
+        shared + SHAPE::K_AT, warp};
     search.sync();
     for (uint32_t n = load_word(shared + SHAPE::BROKEN_AT); n != 0;) {
         const kv8_prefill_broken *const entry = a.prefill.broken + (n - 1);

@@ -165,6 +165,12 @@ struct Consumer : RowState<SHAPE> {
         return matrix_descriptor(shared + SHAPE::V_AT + stage * (SHAPE::COLUMNS * TILE_BYTES),
                                  TILE_BYTES);
     }
+    // For a tile that was not there before. Its barrier's address is made anew: no register is kept
+    // for it over the softmax.
+    __device__ __forceinline__ void wait_for(StageBarrier kind, Ring<SHAPE::NUM_STAGES> of) const {
+        asm volatile("" : "+r"(of.steps));
+        barrier_wait(SHAPE::barrier(shared, kind, of.stage()), of.parity());
+    }
     __device__ __forceinline__ void release_k(uint32_t stage) {
         if (SHAPE::K_ARRIVALS == 32 || elected())
             barrier_arrive(SHAPE::barrier(shared, K_EMPTY, stage));
@@ -202,6 +208,7 @@ struct Consumer : RowState<SHAPE> {
     // row is NaN, becomes it.
     __device__ __forceinline__ void raise_maxima(const float (&s)[64]) {
         float found[2] = {s[0], s[2]}, alpha[2];
+        __syncwarp();  // maxima that other lanes stored
 #pragma unroll
         for (int i = 0; i < 64; i++) found[i / 2 % 2] = max_nan(found[i / 2 % 2], s[i]);
 #pragma unroll
@@ -260,6 +267,7 @@ struct Consumer : RowState<SHAPE> {
                      : "=r"(small_keys)
                      : "r"(shared + SHAPE::SMALL_AT + 4 * stage)
                      : "memory");
+        __syncwarp();  // one lane releases the stage
         if (small_keys == 0 && !small) return;
         if (!small) {
             small = true;
@@ -292,6 +300,7 @@ struct Consumer : RowState<SHAPE> {
     // What finish() wants: maxima in log2 units, O as large as it is.
     template <bool TOGETHER>
     __device__ __forceinline__ uint32_t finish_item(const kv8_prefill_item &item) {
+        __syncwarp();  // maxima that other lanes stored
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) max_[slot] = load_top(slot) * factor[slot];
         if (SHAPE::FV == INT8 && small) {
@@ -370,10 +379,8 @@ struct Consumer : RowState<SHAPE> {
             const int mine = turn();
             const uint32_t v = v_descriptor(v_tiles.stage());
             const uint32_t k = k_descriptor(tiles.stage());
-            if (!v_here)
-                barrier_wait(SHAPE::barrier(shared, V_FULL, v_tiles.stage()), v_tiles.parity());
-            if (!k_here && (kind & (LAST | NEXT)) != LAST)
-                barrier_wait(SHAPE::barrier(shared, K_FULL, tiles.stage()), tiles.parity());
+            if (!v_here) wait_for(V_FULL, v_tiles);
+            if (!k_here && (kind & (LAST | NEXT)) != LAST) wait_for(K_FULL, tiles);
             if (SHAPE::FV == INT8) shrink_weights(p, v_tiles.stage());
             wait_turn(mine);
             registers_pin(s);

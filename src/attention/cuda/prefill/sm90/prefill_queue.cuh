@@ -28,22 +28,18 @@ template <class SHAPE>
 __device__ __forceinline__ bool item_missing(uint32_t shared, int slot) {
     return load_word(item_address<SHAPE>(shared, slot) + offsetof(ItemSlot, missing)) != 0;
 }
-// By a warp: the first item's place in the queue. What fetch_item() reads of the queue is in the L1
-// then, by one trip.
-__device__ __forceinline__ int first_place(const kv8_kernel_args &a) {
-    const kv8_prefill_queue *const queue = a.prefill.queue;
-    const int lane = threadIdx.x % 32;
-    const int word = *(lane < 2 ? queue->own + blockIdx.x + lane : &queue->num_items);
-    const int own = __shfl_sync(~0u, word, 0), own_end = __shfl_sync(~0u, word, 1);
-    return own < own_end ? own : lane == 0 ? take_from_queue(a) : 0;
-}
 // The next item's place in the queue, by the first lane of a warp: asked for before it is fetched,
 // so that nobody waits for it.
 __device__ __forceinline__ int ask_queue(const kv8_kernel_args &a) {
     return threadIdx.x % 32 == 0 ? take_from_queue(a) : 0;
 }
-// Item n into its slot, by one warp; n becomes the next one's, or LATER.
+// The place behind n, or LATER.
 constexpr int LATER = -1;
+template <bool ASKS_AHEAD>
+__device__ __forceinline__ int place_behind(const kv8_kernel_args &a, int n, int own_end) {
+    return n + 1 < own_end ? n + 1 : ASKS_AHEAD ? ask_queue(a) : LATER;
+}
+// Item n into its slot, by one warp; n becomes the place behind it.
 template <class SHAPE, bool ASKS_AHEAD>
 __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t shared,
                                            const ItemRing &r, int &n) {
@@ -59,13 +55,43 @@ __device__ __forceinline__ void fetch_item(const kv8_kernel_args &a, uint32_t sh
         if (left < 0) {
             expect_bytes(full, KV8_PREFILL_ITEM_BYTES);
             copy_bulk(at, a.prefill.items + n, KV8_PREFILL_ITEM_BYTES, full, leave_first_policy());
-            n = n + 1 < own_end ? n + 1 : ASKS_AHEAD ? ask_queue(a) : LATER;
+            n = place_behind<ASKS_AHEAD>(a, n, own_end);
         } else {
             store_shared(at, ~0u, 0, 0, 0);  // request -1: no more
             barrier_arrive(full);
         }
     }
     __syncwarp();
+}
+// The block's first item into its slot, by a warp; returns the place behind it. One trip brings the
+// block's places and the item of its own number, which is its first one as a rule.
+template <class SHAPE, bool ASKS_AHEAD>
+__device__ __forceinline__ int fetch_first(const kv8_kernel_args &a, uint32_t shared,
+                                           const ItemRing &r) {
+    enum { CHUNKS = KV8_PREFILL_ITEM_BYTES / 16 };
+    const kv8_prefill_queue *const queue = a.prefill.queue;
+    const int lane = threadIdx.x % 32;
+    const int place = *(lane < 2 ? queue->own + blockIdx.x + lane : &queue->num_items);
+    uint4 item[CHUNKS];
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++)
+        if (lane == 0) item[i] = __ldcg((const uint4 *)(a.prefill.items + blockIdx.x) + i);
+    const int own = __shfl_sync(~0u, place, 0), own_end = __shfl_sync(~0u, place, 1);
+    int n = own < own_end ? own : lane == 0 ? take_from_queue(a) : 0;
+    if (own >= own_end || own != (int)blockIdx.x) {
+        fetch_item<SHAPE, ASKS_AHEAD>(a, shared, r, n);
+        return n;
+    }
+    if (lane == 0) {
+        const uint32_t at = item_address<SHAPE>(shared, r.stage());
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++)
+            store_shared(at + 16 * i, item[i].x, item[i].y, item[i].z, item[i].w);
+        store_shared(at + offsetof(ItemSlot, cleared), 0, (uint32_t)n, 0, 0);
+        barrier_arrive(item_barrier<SHAPE>(shared, ITEM_FULL, r.stage()));
+    }
+    __syncwarp();
+    return place_behind<ASKS_AHEAD>(a, n, own_end);
 }
 // The item of the slot, 0 when there is no more.
 template <class SHAPE>
@@ -91,8 +117,7 @@ struct ItemWalk {
     int asked;          // the next one's place in the queue, or LATER
 
     __device__ __forceinline__ void start(const kv8_kernel_args &a, uint32_t shared) {
-        asked = first_place(a);
-        fetch_item<SHAPE, false>(a, shared, items, asked);
+        asked = fetch_first<SHAPE, false>(a, shared, items);
     }
     template <bool ASKS_AHEAD, class LOADER>
     __device__ __forceinline__ void fetch_next(const LOADER &l) {

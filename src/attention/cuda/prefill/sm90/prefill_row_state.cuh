@@ -405,10 +405,12 @@ struct RowState {
         store_partial(partial_of(item.slot + item.split), cleared);
         const uint32_t word = row_address(0, offsetof(RowRecord, top));
         named_barrier_sync(WARPGROUP_BARRIER + index, 128);
-        if (thread() == 0) store_shared(word, share_rows(item));
+        if (thread() == 0) {
+            store_shared(finite_word(0), 0), store_shared(finite_word(1), 0);
+            store_shared(word, share_rows(item));
+        }
         named_barrier_sync(WARPGROUP_BARRIER + index, 128);
         const int warp = thread() / 32, rows = 8 / lanes_of_row(item);
-        uint32_t finite = 0;
 #pragma unroll 1
         for (uint32_t units = load_word(word); units != 0; units &= units - 1) {
             const int first = (__ffs(units) - 1) * rows, own = first + lane() / 4 % rows;
@@ -434,11 +436,16 @@ struct RowState {
             if (has_infinities(SHAPE::FV) || SHAPE::FV == INT8)
 #pragma unroll
                 for (int i = 0; i < D / 16; i++) broken = broken || (here && isnan(r.x[i]));
-            broken = named_barrier_any(WARPGROUP_BARRIER + index, 128, broken);
             const uint32_t bits = row_bits(here, 0) & ((1u << rows) - 1);
-            if (broken && first / 16 == warp) finite |= bits << (first % 16);
+            if (__any_sync(~0u, broken) && elected())
+                or_shared(finite_word(first / 32), bits << (first % 32));
         }
-        return finite;
+        named_barrier_sync(WARPGROUP_BARRIER + index, 128);
+        return load_word(finite_word(warp / 2)) >> (warp % 2 * 16) & 0xffff;
+    }
+    // Bits of rows by whichever warp ends them, of half the warpgroup's.
+    __device__ __forceinline__ uint32_t finite_word(int half) const {
+        return row_address(1 + half, offsetof(RowRecord, top));
     }
     // Of an item whose rows see no key.
     __device__ __forceinline__ void write_empty(const ItemView &v) const {

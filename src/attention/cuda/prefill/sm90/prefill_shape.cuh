@@ -82,6 +82,9 @@ __device__ __forceinline__ uint32_t load_word(uint32_t address) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
     return word;
 }
+__device__ __forceinline__ void or_shared(uint32_t address, uint32_t bits) {
+    asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
+}
 // A ring's place after n steps: stage and the parity of its round.
 template <int N>
 struct Ring {

@@ -23,8 +23,7 @@ __device__ __forceinline__ void produce_items(const kv8_kernel_args &a, uint32_t
     registers_give<SHAPE::PRODUCER_REGISTERS>();
     PRODUCER p(a, shared);
     ItemRing items, fetched;
-    int asked = p.warp == 0 ? first_place(a) : 0;
-    if (p.warp == 0) fetch_item<SHAPE, true>(a, shared, fetched, asked);
+    int asked = p.warp == 0 ? fetch_first<SHAPE, true>(a, shared, fetched) : 0;
     for (;;) {
         const kv8_prefill_item *const item = take_item<SHAPE>(shared, items);
         if (item == nullptr) break;

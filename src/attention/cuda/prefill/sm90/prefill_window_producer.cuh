@@ -82,8 +82,7 @@ struct WindowProducer : Producer<SHAPE> {
     }
     __device__ __forceinline__ void run() {
         ItemRing items, left, asked_for;
-        int asked = own == 0 ? first_place(a) : 0;
-        if (own == 0) fetch_item<SHAPE, true>(a, shared, asked_for, asked);
+        int asked = own == 0 ? fetch_first<SHAPE, true>(a, shared, asked_for) : 0;
         Part last = {};
         bool behind = false;
         for (;; items.next()) {
