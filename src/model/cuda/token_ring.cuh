@@ -123,10 +123,8 @@ struct Meeting {
     }
     // Of one thread.
     __device__ void poll() const {
-        uint32_t seen;
-        do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory");
-        } while (static_cast<int32_t>(seen - expected) < 0);
+        while (static_cast<int32_t>(load_acquire(word) - expected) < 0) {
+        }
     }
     __device__ void wait() const {
         if (threadIdx.x == 0) poll();
