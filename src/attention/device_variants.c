@@ -22,7 +22,7 @@
 /* Packed rows of a request on average. Many share each widened tile of keys in a prefill kernel, a
  * warpgroup's at least on mma.sync; of fewer, kernels of decode take so many over the keys that
  * they read once, or of one request with few keys as many as a warpgroup. */
-enum { MOST_DECODE_ROWS = 16, WARPGROUP_ROWS = 64 };
+enum { MOST_DECODE_ROWS = KV8_DECODE_MOST_ROWS, WARPGROUP_ROWS = 64 };
 enum {
     BULK_LEAST_BATCH = 16, /* of fewer requests, combining their many splits takes longer */
     PAGES_OF_ANY_SIZE = 1,
@@ -225,83 +225,7 @@ uint32_t kv8_needs_of_args(const kv8_attention_args *args) {
                 KV8_NEEDS_LSE_LAYOUT);
 }
 
-/* --- what a decode kernel is built and launched for --- */
-
-/* Of warpgroups: with few requests one or two heads, so that more of them share a head's keys and a
- * stream has fewer splits to combine. MANY_HEADS: two for each of an H200's multiprocessors. */
-static int32_t warpgroup_heads_per_block(const kv8_attention_spec *spec) {
-    enum { FEW_KEYS = 1 << 16, MANY_KEYS = 1 << 19, MANY_HEADS = 264 };
-    const int64_t keys = (int64_t)spec->max_batch * spec->max_kv_len;
-    if (keys <= FEW_KEYS) return 1;
-    return keys > MANY_KEYS || spec->max_batch * spec->num_kv_heads > MANY_HEADS ? 4 : 2;
-}
-/* heads_per_block: four, so that rows of a token are 256 bytes or more in NHD, which DRAM serves at
- * once; fewer where a small batch would leave too few streams to combine their splits in parallel,
- * if a warp copies whole lines by itself. */
-static int32_t most_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    enum { LINE = 128, LARGE_BATCH = 32, LONG = 32768 };
-    int32_t most = 4;
-    if (spec->batch_invariant) return most;
-    if (variant->way == KV8_WAY_ROWS && variant->block_rows > MOST_DECODE_ROWS)
-        return warpgroup_heads_per_block(spec);
-    const int32_t k_bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim) * variant->warp_heads;
-    const int32_t v_bytes = kv8_head_bytes(spec->v_dtype, spec->head_dim) * variant->warp_heads;
-    if (spec->max_batch <= LARGE_BATCH && k_bytes % LINE == 0 && v_bytes % LINE == 0) most = 2;
-    if (spec->max_batch <= 4 && spec->max_kv_len <= LONG) most = 2;
-    if (spec->max_batch == 1 && spec->max_kv_len <= LONG / 2) most = 1;
-    return most;
-}
-/* Of few keys: the fewer heads, the more warps share the granules of each. One while there is
- * room for blocks of the next launch beside them, then as few as there is room for. */
-static int32_t window_heads_per_block(const kv8_attention_spec *spec) {
-    enum { BLOCKS = 128, ROOM = 256 };
-    const int64_t heads = (int64_t)spec->max_batch * spec->num_kv_heads;
-    return heads <= BLOCKS ? 1 : heads <= 2 * ROOM ? 2 : heads <= 4 * ROOM ? 4 : 8;
-}
-int32_t kv8_variant_heads_per_block(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    if (variant->num_kv_heads > 0) return variant->num_kv_heads;
-    const int32_t most = variant->way == KV8_WAY_WINDOW ? window_heads_per_block(spec)
-                                                        : most_heads_per_block(variant, spec);
-    int32_t heads = 1;
-    while (heads * 2 <= most && spec->num_kv_heads % (heads * 2) == 0 &&
-           variant->num_warps * variant->warp_heads % (heads * 2) == 0)
-        heads *= 2;
-    return heads;
-}
-
-int32_t kv8_variant_slices(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    return variant->num_warps * variant->warp_heads / kv8_variant_heads_per_block(variant, spec);
-}
-
-/* Of 1 MiB, as many for each slice: by formats and heads, not by the batch. */
-int32_t kv8_variant_piece_units(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    enum { PIECE_BYTES = 1 << 20, MAX_UNITS = 128 };
-    const int64_t token_bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim) +
-                                kv8_head_bytes(spec->v_dtype, spec->v_head_dim);
-    const int64_t units = PIECE_BYTES / (KV8_DECODE_TOKENS * token_bytes *
-                                         kv8_variant_heads_per_block(variant, spec));
-    const int32_t slices = kv8_variant_slices(variant, spec);
-    return (int32_t)kv8_max_i64(kv8_min_i64(units, MAX_UNITS) / slices, 1) * slices;
-}
-
-size_t kv8_variant_shared_bytes(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    if (variant->way == KV8_WAY_ROWS || variant->way == KV8_WAY_BULK)
-        return variant->shared_bytes + ((size_t)spec->max_batch + 1) * KV8_DECODE_START_BYTES;
-    if (variant->tile_keys == 0) return variant->shared_bytes;
-    const bool k_wide = WIDE >> spec->k_dtype & 1, v_wide = WIDE >> spec->v_dtype & 1;
-    return (size_t)KV8_PREFILL_MMA_SHARED(variant->head_dim, variant->block_rows,
-                                          variant->tile_keys, k_wide, v_wide);
-}
-
-int64_t kv8_decode_max_row_tiles(const kv8_attention_spec *spec) {
-    const int64_t group = spec->num_qo_heads / spec->num_kv_heads;
-    return spec->max_total_q * group / KV8_DECODE_ROWS + spec->max_batch + 1;
-}
-int32_t kv8_variant_row_tiles(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    const int64_t group = spec->num_qo_heads / spec->num_kv_heads;
-    return (int32_t)kv8_ceil_div(spec->max_total_q * group,
-                                 (int64_t)spec->max_batch * variant->block_rows);
-}
+/* --- what fits a kernel --- */
 
 /* The bounds fit what a decode kernel counts in 32 bits, and its shared memory. */
 static bool fits_decode(const kv8_variant *variant, const kv8_attention_spec *spec,
@@ -329,24 +253,38 @@ static bool has_short_window(const kv8_attention_spec *spec) {
 static int32_t least_batch(const kv8_variant *variant, const kv8_attention_spec *spec) {
     return spec->batch_invariant ? 1 : variant->min_batch;
 }
-/* A wide tile of decode is for rows that one of half as many would take two of. One of more than 16
- * is for many keys, of a request and in all, fewer where requests have more heads than prefill has
- * blocks of one warpgroup at once, with a mask for those alone, and neither for short windows nor
- * for single rows among chunks. */
+/* Whether streams of one length, no more than blocks, leave few blocks without a part of one. */
+static bool are_even(int64_t streams, int32_t blocks) {
+    return blocks / streams * streams * 8 >= blocks * 7;
+}
+/* A tile of 17 to 32 rows is for many keys: in all where streams are even, and else of each; of a
+ * request where heads are few or streams more than blocks. With a mask it is for so many heads that
+ * a block has more than a line of a token. */
+static bool has_keys_for_warpgroups(const kv8_variant *variant, const kv8_attention_spec *spec,
+                                    const kv8_device_info *info) {
+    enum { FEW_HEADS = 8, KEYS_OF_FEW = 8192, WIDE_KEYS_OF_FEW = 65536 };
+    enum { LINE = 128, ALL_BYTES = 64 << 20, STREAM_BYTES = 2 << 20, STREAM_KEYS = 4096 };
+    const int32_t of_block = kv8_variant_heads_per_block(variant, spec);
+    const int32_t head_bytes = kv8_head_bytes(spec->k_dtype, spec->head_dim);
+    const int64_t heads = (int64_t)spec->max_batch * spec->num_kv_heads, keys = spec->max_kv_len;
+    const int64_t streams = heads / of_block;
+    if (spec->has_mask && heads * head_bytes <= (int64_t)LINE * info->num_sms) return false;
+    if (heads < FEW_HEADS) return keys >= (head_bytes < LINE ? KEYS_OF_FEW : WIDE_KEYS_OF_FEW);
+    if (streams > info->num_sms) return keys >= STREAM_KEYS;
+    return 2 * head_bytes * heads * keys >= ALL_BYTES &&
+           (are_even(streams, info->num_sms) ||
+            (keys >= STREAM_KEYS && 2 * head_bytes * of_block * keys >= STREAM_BYTES));
+}
+/* A wide tile of decode is for rows that one of half as many would take two of; one of more than 16
+ * neither for short windows nor for single rows among chunks. */
 static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
-    enum { LEAST_KEYS = 8192, FEW_KEYS = 1 << 16, FEW_HEADS = 8, BLOCKS_PER_SM = 2 };
     const int32_t rows = variant->block_rows;
     if (rows == KV8_DECODE_ROWS) return true;
     if (!has_more_rows_than(spec, rows / 2)) return false;
-    if (rows <= MOST_DECODE_ROWS) return true;
-    if (has_more_rows_than(spec, rows) || has_short_window(spec)) return false;
-    const int64_t heads = (int64_t)spec->max_batch * spec->num_kv_heads;
-    const bool has_many = heads > BLOCKS_PER_SM * info->num_sms;
-    if (has_many) return spec->max_kv_len >= LEAST_KEYS / 2;
-    const int64_t keys = (int64_t)spec->max_batch * spec->max_kv_len;
-    return spec->max_kv_len >= LEAST_KEYS && !spec->has_mask &&
-           (keys > FEW_KEYS || heads < FEW_HEADS);
+    return rows <= MOST_DECODE_ROWS ||
+           (!has_more_rows_than(spec, rows) && !has_short_window(spec) &&
+            has_keys_for_warpgroups(variant, spec, info));
 }
 /* Tiles of 16 rows are more than the registers of a block with a producer hold: rows take them, but
  * where batch_invariant wants one arithmetic. */

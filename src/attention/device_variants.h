@@ -102,6 +102,7 @@ static inline int32_t kv8_head_bytes(kv8_dtype dtype, int32_t head_dim) {
 }
 
 enum {
+    KV8_DECODE_MOST_ROWS = 16, /* packed rows of a tile that one warp computes */
     KV8_DECODE_MAX_SPLIT_UNITS = 24,
     KV8_DECODE_MAX_BLOCKS = 1024,
 };

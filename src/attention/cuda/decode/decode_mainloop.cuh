@@ -33,7 +33,8 @@ constexpr float LAZY_TARGET = 6.0f;    // a new maximum gets 2^6: small ones kee
 // row is looked at.
 constexpr float NO_SCORE = -0x1.fffffep127f;
 
-// Eight elements a lane of a row of Q that eight lanes have, as WarpAttention::narrow_row().
+// Eight elements a lane of a row of Q that LANES lanes have, as WarpAttention::narrow_row().
+template <int LANES = 8>
 __device__ inline float narrow_eight(uint32_t (&row)[2][2]) {
     uint32_t top = 0;
 #pragma unroll
@@ -44,7 +45,7 @@ __device__ inline float narrow_eight(uint32_t (&row)[2][2]) {
         if (high < 0x7f80u) top = max(top, high);
     }
 #pragma unroll
-    for (int lanes = 1; lanes < 8; lanes *= 2) top = max(top, __shfl_xor_sync(~0u, top, lanes));
+    for (int lanes = 1; lanes < LANES; lanes *= 2) top = max(top, __shfl_xor_sync(~0u, top, lanes));
     const int shift = min(max(14 - (int(top >> 7) - 127), -126), 126);
     const float up = __int_as_float((shift + 127) << 23);
 #pragma unroll

@@ -20,22 +20,19 @@ class WarpgroupLoader {
         to = ring + C::RK::at(row(), chunk());
         look_up(0);
     }
-    // Starts the copies of granule i into the stage at byte `stage`, if there is one. One group of
+    // Starts the copies of granule i into the stage at byte `stage`, but with KEYS_AHEAD of V of
+    // the granule before into the stage at byte `stage_before`, if there are such. One group of
     // copies, always.
-    __device__ __forceinline__ void issue(int i, uint32_t stage) {
+    __device__ __forceinline__ void issue(int i, uint32_t stage, uint32_t stage_before) {
+        const Place before = now;
         if (i < count) {
             if (i > 0 && i % 32 == 0) look_up(i);
-            const int page = __shfl_sync(~0u, pages, i % 32),
-                      slot = __shfl_sync(~0u, slots, i % 32);
-            if (page_exists(a, page) && slot >= 0) {
-                copy(a.k, k + place(a.k, page, slot), stage);
-                copy(a.v, v + place(a.v, page, slot), stage + C::RK::TILE_BYTES);
-            } else {
-                const bool is_there = page_exists(a, page);
-                copy_visible(a.k, k, is_there, page, ~slot, i, stage);
-                copy_visible(a.v, v, is_there, page, ~slot, i, stage + C::RK::TILE_BYTES);
-            }
+            now = {__shfl_sync(~0u, pages, i % 32), __shfl_sync(~0u, slots, i % 32)};
+            copy_granule(a.k, k, now, i, stage);
+            if (!C::KEYS_AHEAD) copy_granule(a.v, v, now, i, stage + C::RK::TILE_BYTES);
         }
+        if (C::KEYS_AHEAD && i > 0 && i <= count)
+            copy_granule(a.v, v, before, i - 1, stage_before + C::RK::TILE_BYTES);
         copy_commit();
     }
     __device__ void find_gaps() const { kv8::find_gaps<C>(a, split, first, step, count); }
@@ -50,6 +47,10 @@ class WarpgroupLoader {
     const uint8_t *k, *v;
     uint32_t to;
     int pages, slots;  // of 32 granules, one a lane; ~slot where a granule is seen in part
+    struct Place {
+        int page, slot;
+    };
+    Place now = {UNSEEN, 0};  // of the last granule
 
     __device__ static int lane() { return threadIdx.x % 32; }
     __device__ static int row() { return lane() / CHUNKS; }
@@ -75,12 +76,24 @@ class WarpgroupLoader {
         if (token < split.any.begin || token + TOKENS > split.any.end) slots = ~slots;
         pages = __ldg(split.pages + index);
     }
-    // Rows PASS apart under one swizzle lie as far apart as whole rows do.
+    __device__ __forceinline__ void copy_granule(const kv8_kernel_pages &p, const uint8_t *lane_at,
+                                                 const Place &at, int i, uint32_t stage) const {
+        const bool is_there = page_exists(a, at.page);
+        if (is_there && at.slot >= 0)
+            copy(p, lane_at + place(p, at.page, at.slot), stage);
+        else
+            copy_visible(p, lane_at, is_there, at.page, ~at.slot, i, stage);
+    }
+    // Rows PASS apart lie as far apart as whole rows do, those of 128 bytes under two swizzles in
+    // turn.
+    __device__ static uint32_t turned(uint32_t at, int n) {
+        return CHUNKS == 8 ? at ^ n % 2 * 64 : at;
+    }
     __device__ __forceinline__ void copy(const kv8_kernel_pages &p, const uint8_t *at,
                                          uint32_t stage) const {
 #pragma unroll
         for (int n = 0; n < TOKENS / PASS; n++)
-            copy16_once<C::RK::HALF_LINE>(to + stage + n * PASS * C::RK::PITCH,
+            copy16_once<C::RK::HALF_LINE>(turned(to, n) + stage + n * PASS * C::RK::PITCH,
                                           at + n * PASS * uint32_t(p.stride_slot));
     }
     __device__ __forceinline__ void copy_visible(const kv8_kernel_pages &p, const uint8_t *lane,
@@ -91,7 +104,7 @@ class WarpgroupLoader {
             const int key = token_of(i) + n * PASS + row();
             const bool inside = is_there && key >= split.any.begin && key < split.any.end;
             copy16_once_or_zero<C::RK::HALF_LINE>(
-                to + stage + n * PASS * C::RK::PITCH,
+                turned(to, n) + stage + n * PASS * C::RK::PITCH,
                 inside ? lane + place(p, page, slot) + n * PASS * p.stride_slot : p.data, inside);
         }
     }

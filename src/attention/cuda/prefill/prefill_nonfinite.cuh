@@ -99,7 +99,12 @@ struct NonfiniteSearch {
     uint32_t words_at;
     int warp;
 
-    static __device__ __forceinline__ void sync() { named_barrier_sync(BARRIER, 32 * NUM_WARPS); }
+    // Twice: by one such barrier racecheck sees hazards among the words on either side of it.
+    static __device__ __forceinline__ void sync() {
+        named_barrier_sync(BARRIER, 32 * NUM_WARPS);
+        __threadfence_block();
+        named_barrier_sync(BARRIER, 32 * NUM_WARPS);
+    }
     __device__ __forceinline__ uint32_t word(int i) const {
         uint32_t x;
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(words_at + 4 * i) : "memory");
