@@ -84,9 +84,9 @@ enum {
 
 /* Of several that take a spec and work one way, the first is taken: the faster stand first. */
 static const kv8_variant variants[] = {
-#define KV8_DECODE_WARPGROUP(format, name, dim, rows, stages, has_mask, bytes)                 \
-    DECODE(KV8_##format, KV8_##format, KV8_WAY_ROWS, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
-           INT32_MAX, WARPGROUP_TAKES | ((has_mask) ? KV8_NEEDS_MASK : 0), 16, 1, bytes)
+#define KV8_DECODE_WARPGROUP(k, v, name, dim, rows, stages, has_mask, bytes)                    \
+    DECODE(KV8_##k, KV8_##v, KV8_WAY_ROWS, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, INT32_MAX, \
+           WARPGROUP_TAKES | ((has_mask) ? KV8_NEEDS_MASK : 0), 16, 1, bytes)
 #include "cuda/decode/decode_warpgroup_kernels.inc"
 #define KV8_DECODE_WIDE(format, kernel, dim, rows, keys, mask, bytes)   \
     {.name = #kernel,                                                   \

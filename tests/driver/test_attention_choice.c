@@ -40,6 +40,15 @@ static void each_spec_has_its_kernel(void **state) {
           spec.head_dim = 128, "kv8_decode_f16_e4m3_d128_rows32__sm90");
     TAKES(spec.max_total_q = 256; spec.max_kv_len = 511;
           spec.head_dim = 128, "kv8_prefill_f16_e4m3_d128__sm90");
+    TAKES(spec.max_total_q = 256; BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_rows32__sm90");
+    TAKES(spec.max_total_q = 256; spec.has_mask = 1;
+          BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_rows32_mask__sm90");
+    TAKES(spec.max_total_q = 256; spec.head_dim = 128;
+          BOTH(KV8_INT8), "kv8_decode_f16_int8_d128_rows32__sm90");
+    TAKES(spec.max_total_q = 256;
+          spec.k_dtype = KV8_INT8, "kv8_decode_f16_int8_e4m3_d64_rows32__sm90");
+    TAKES(spec.max_total_q = 256; spec.v_dtype = KV8_INT8;
+          spec.head_dim = 128, "kv8_decode_f16_e4m3_int8_d128_rows32__sm90");
     /* 2 MiB of a stream where they are not: of 72 on 132 blocks, and of 320. */
     TAKES(spec.max_total_q = 72; spec.max_batch = 18;
           spec.max_kv_len = 8191, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
@@ -130,7 +139,7 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(ONE(4, 64); BOTH(KV8_BF16), "kv8_prefill_bf16_bf16_d64__sm90");
     TAKES(spec.max_total_q = 256; spec.window_left = 127; spec.causal = 1;
           spec.max_kv_len = 16385, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
-    TAKES(spec.max_total_q = 256; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
+    TAKES(spec.max_total_q = 257; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1;
           spec.max_kv_len = 131072, "kv8_decode_f16_e4m3_d64_rows__sm90");

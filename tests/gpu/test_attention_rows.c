@@ -79,6 +79,7 @@ static void rows_of_pages(void **state) {
         c.mask = n % 8 == 3 ? MASK_TREE : n % 8 == 7 ? MASK_RANDOM : MASK_NONE;
         c.soft_cap = n % 11 == 10 ? 20.0f : 0.0f;
         c.batch_invariant = n % 5 == 1 && (c.k_dtype != KV8_INT8 || c.head_dim == 128);
+        c.sick_v = n % 5 == 2 ? (int32_t)(n % 40) + 2 : 0;
         set_lengths(&c, n, num_rows[n % NUM_ROWS], 1);
         if (packed_rows(&c) > 8) check(g, &c, 0);
     }
@@ -113,6 +114,8 @@ static void wide_rows_of_pages(void **state) {
         attention_case c = rows_case(n, num_rows[n % NUM_ROWS]);
         const bool has_few = n % 4 == 1;
         c.head_dim = n / 2 % 3 ? 128 : 64;
+        if (n / 3 % 4 % 3 != 0) c.k_dtype = KV8_INT8;
+        if (n / 3 % 4 / 2 != 0) c.v_dtype = KV8_INT8;
         c.num_kv_heads = has_few ? 1 + (int32_t)(n / 4 % 8) : 8 + (int32_t)(n / 3 % 5);
         c.batch = has_few ? 1 + (int32_t)(n / 4 % 5) : 34 + (int32_t)(n % 3);
         if (c.window_left >= 0) c.window_left = 600; /* short ones are others' */
@@ -127,6 +130,7 @@ static void wide_rows_of_pages(void **state) {
         c.kv_len[has_few ? 0 : 1] = n % 2 == 0 ? 8192 : 1500 + (int32_t)(n / 4 * 700);
         if (n % 29 == 4) c.kv_len[0] = 0;
         c.sick_v = n % 5 == 2 ? (int32_t)(n % 40) + 2 : 0;
+        c.zero_v = n % 7 == 4 ? 1 + (int32_t)n * 17 : 0;
         if (packed_rows(&c) <= 16 || packed_rows(&c) >= 32) continue;
         /* Prefill takes fewer keys. */
         check_whatever_scores(g, &c, n % 2 == 0 ? 0 : 8, has_few ? 1 << 19 : 4096);

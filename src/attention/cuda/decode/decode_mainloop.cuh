@@ -29,6 +29,7 @@ struct State {
 
 constexpr float LAZY_LIMIT = 0x1p14f;  // weights stay below it, or twice it, in f16
 constexpr float LAZY_TARGET = 6.0f;    // a new maximum gets 2^6: small ones keep their bits longer
+constexpr float MOST_SCALE = 65504;    // no maximum keeps what an infinite scale makes finite
 // In place of a reference where no key was seen yet: any score makes the weight infinite, and the
 // row is looked at.
 constexpr float NO_SCORE = -0x1.fffffep127f;
@@ -393,7 +394,8 @@ class WarpAttention {
         float more[2] = {0, 0};
         if constexpr (C::FV == INT8)
 #pragma unroll
-            for (int half = 0; half < 2; half++) more[half] = __log2f(factor_of(v_rows, half));
+            for (int half = 0; half < 2; half++)
+                more[half] = __log2f(fminf(factor_of(v_rows, half), MOST_SCALE));
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll

@@ -4,6 +4,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "decode/decode_warpgroup.cuh"
 
-#define KV8_DECODE_WARPGROUP(format, name, head_dim, rows, stages, has_mask, fixed_bytes) \
-    KV8_DECODE_WARPGROUP_DEFINE(name, format, head_dim, rows, stages, has_mask, fixed_bytes)
+#define KV8_DECODE_WARPGROUP(k, v, name, head_dim, rows, stages, has_mask, fixed_bytes) \
+    KV8_DECODE_WARPGROUP_DEFINE(name, k, v, head_dim, rows, stages, has_mask, fixed_bytes)
 #include "decode/decode_warpgroup_kernels.inc"

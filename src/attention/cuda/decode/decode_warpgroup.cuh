@@ -113,10 +113,10 @@ __device__ __forceinline__ void warpgroup_body(const kv8_kernel_args &a) {
 
 }  // namespace kv8
 
-#define KV8_DECODE_WARPGROUP_DEFINE(name, format, head_dim, rows, stages, has_mask, fixed_bytes) \
-    extern "C" __global__ void __launch_bounds__(512, 1)                                         \
-        name(const __grid_constant__ kv8_kernel_args a) {                                        \
-        using config = kv8::WarpgroupConfig<kv8::format, head_dim, rows, stages, has_mask>;      \
-        static_assert(config::FIXED_BYTES == fixed_bytes);                                       \
-        kv8::warpgroup_body<config>(a);                                                          \
+#define KV8_DECODE_WARPGROUP_DEFINE(name, k, v, head_dim, rows, stages, has_mask, fixed_bytes) \
+    extern "C" __global__ void __launch_bounds__(512, 1)                                       \
+        name(const __grid_constant__ kv8_kernel_args a) {                                      \
+        using config = kv8::WarpgroupConfig<kv8::k, kv8::v, head_dim, rows, stages, has_mask>; \
+        static_assert(config::FIXED_BYTES == fixed_bytes);                                     \
+        kv8::warpgroup_body<config>(a);                                                        \
     }

@@ -8,9 +8,9 @@
 
 namespace kv8 {
 
-template <Format F_, int DIM_, int ROWS_, int STAGES_, bool HAS_MASK_>
-struct WarpgroupConfig : DecodeConfig<F_, F_, DIM_, ROWS_ / 8, 16, STAGES_, true> {
-    using Base = DecodeConfig<F_, F_, DIM_, ROWS_ / 8, 16, STAGES_, true>;
+template <Format FK_, Format FV_, int DIM_, int ROWS_, int STAGES_, bool HAS_MASK_>
+struct WarpgroupConfig : DecodeConfig<FK_, FV_, DIM_, ROWS_ / 8, 16, STAGES_, true> {
+    using Base = DecodeConfig<FK_, FV_, DIM_, ROWS_ / 8, 16, STAGES_, true>;
     static constexpr bool HAS_MASK = HAS_MASK_;
     static constexpr int WARPGROUPS = 4, RING_WARPS = 4;
     static constexpr int STEP_KEYS = 4 * TOKENS;
@@ -30,8 +30,9 @@ struct WarpgroupConfig : DecodeConfig<F_, F_, DIM_, ROWS_ / 8, 16, STAGES_, true
     static constexpr int P_AT = Q_AT + Q_BYTES, P_BYTES = ROWS_ * 2 * STEP_KEYS;
     static constexpr int RING_BYTES = (P_AT + 2 * P_BYTES) / 4;  // a warp's part of all
     static constexpr int FIXED_BYTES = Base::WARPS * RING_BYTES;
-    static_assert(F_ == E4M3 && (DIM_ == 64 || DIM_ == 128) && ROWS_ <= 32);
-    static_assert(Q_AT % 1024 == 0 && Q_BYTES % 1024 == 0);
+    static_assert((FK_ == E4M3 || FK_ == INT8) && (FV_ == E4M3 || FV_ == INT8));
+    static_assert((DIM_ == 64 || DIM_ == 128) && ROWS_ <= 32);
+    static_assert(Base::STAGE_BYTES % 128 == 0 && Q_AT % 1024 == 0 && Q_BYTES % 1024 == 0);
     static_assert(Base::RESULT_BYTES <= Q_AT);
 };
 
@@ -76,6 +77,8 @@ class WarpgroupAttention {
         p_lane =
             base + C::P_AT + (matrix / 2 * 8 + row) * 128 + ((2 * warp + matrix % 2) ^ row) * 16;
         p_at = matrix_descriptor(base + C::P_AT, 16);
+        if (C::FK == INT8) k_scale_at = scale_at(a.k, 0);
+        if (C::FV == INT8) v_scale_at = scale_at(a.v, TOKENS);
         q_at = matrix_descriptor(base + C::Q_AT, 16);
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++) sum[nt][0] = sum[nt][1] = 0;
@@ -155,22 +158,24 @@ class WarpgroupAttention {
         copy_wait<C::AHEAD - 1>();
         __syncwarp();
         multiply_keys(stage, s, columns);
+        const RowScales v_rows = row_scales<C::FV>(v_scale_at + stage);
+        if (C::FK == INT8) scale_rows(s, row_scales<C::FK>(k_scale_at + stage));
         const bool is_apart = masked || scales_apart;
         if (is_apart) {
             scale(s);
             if (a.soft_cap > 0) cap_scores(s);
             if (masked) mask(first_key + warp * TOKENS, s);
-            over = weigh<true>(s, columns, add, to);
+            over = weigh<true>(s, columns, v_rows, add, to);
         } else {
-            over = weigh<false>(s, columns, add, to);
+            over = weigh<false>(s, columns, v_rows, add, to);
         }
         fence_stores_before_wgmma();
         if (C::KEYS_AHEAD) copy_wait<C::AHEAD - 2>();  // V, which all read
         if (named_barrier_any(barrier, 128, over)) {
             if (!is_apart) scale(s);
-            raise(s);
+            raise(s, v_rows);
             load_columns(columns);
-            weigh<true>(s, columns, add, to);
+            weigh<true>(s, columns, v_rows, add, to);
             fence_stores_before_wgmma();
             sync();
         }
@@ -227,6 +232,7 @@ class WarpgroupAttention {
     using Codes = uint32_t[C::SEGMENTS][4][2];
     const uint32_t base;
     uint32_t k_lane, v_lane, p_lane, q_at, p_at;
+    uint32_t k_scale_at, v_scale_at;  // int8: of the scale of token g in the first stage
     uint32_t q[QUERIES][2][2];
     float o[C::SEGMENTS][C::ROWS / 2], sum[C::NT][2];
     // Of four granules, that the second product reads until it is waited for.
@@ -251,6 +257,35 @@ class WarpgroupAttention {
     __device__ float reference(int n) const {
         return reinterpret_cast<const float *>(memory.columns + n / 2)[2 + n % 2];
     }
+    // int8: scales of tokens g and g + 8 of the warp's granule. Pages hold whole granules and an
+    // even number of scales: a token's place in the granule says which half of a word it is.
+    struct RowScales {
+        float of[2];
+    };
+    __device__ uint32_t scale_at(const kv8_kernel_pages &p, int first) const {
+        const auto scale = reinterpret_cast<uintptr_t>(p.row_scale + head * p.scale_stride_head +
+                                                       g * p.scale_stride_slot);
+        return base + warp * C::STAGES_BYTES + C::SCALES + (first + g) * C::SCALE_PITCH +
+               uint32_t(scale & 2);
+    }
+    template <Format F>
+    __device__ static RowScales row_scales(uint32_t at) {
+        RowScales r = {{1, 1}};
+        if constexpr (F == INT8)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                r.of[half] = __half2float(__ushort_as_half(static_cast<unsigned short>(
+                    load_shared<2>(at + half * 8 * C::SCALE_PITCH).w[0])));
+        return r;
+    }
+    __device__ static void scale_rows(float (&s)[C::ROWS / 2], const RowScales &rows) {
+#pragma unroll
+        for (int i = 0; i < C::ROWS / 2; i++) s[i] *= rows.of[i / 2 % 2];
+    }
+    // What joins a weight on its way to V, as WarpAttention::factor_of().
+    __device__ static float factor_of(const RowScales &v_rows, int half) {
+        return C::FV == INT8 ? fmaxf(v_rows.of[half], 0x1p-24f) : 1.0f;
+    }
     // Sums of products of the warp's granule, once the second product of the step before is done.
     __device__ __forceinline__ void multiply_keys(uint32_t stage, float (&s)[C::ROWS / 2],
                                                   float4 (&columns)[C::NT]) {
@@ -267,8 +302,8 @@ class WarpgroupAttention {
             uint32_t k[4][4];
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                widen4_key<C::FK>(upper[segment].w[n], k[n][0], k[n][2]);
-                widen4_key<C::FK>(lower[segment].w[n], k[n][1], k[n][3]);
+                widen4<C::FK>(upper[segment].w[n], k[n][0], k[n][2]);
+                widen4<C::FK>(lower[segment].w[n], k[n][1], k[n][3]);
             }
 #pragma unroll
             for (int n = 0; n < 4; n++) registers_pin(k[n]);
@@ -359,12 +394,17 @@ class WarpgroupAttention {
     // IS_SCALED: s are scores, else sums of products.
     template <bool IS_SCALED>
     __device__ __forceinline__ bool weigh(const float (&s)[C::ROWS / 2],
-                                          const float4 (&columns)[C::NT], float (&add)[C::NT][2],
-                                          uint32_t to) const {
+                                          const float4 (&columns)[C::NT], const RowScales &v_rows,
+                                          float (&add)[C::NT][2], uint32_t to) const {
         const auto weight = [](float x, float factor, float reference) {
             return exp2_fast(IS_SCALED ? x - reference : __fmaf_rn(x, factor, -reference));
         };
-        float most = 0;
+        // What V is multiplied by: of a key that a row may not see 0, whatever its scale.
+        const auto times_scale = [&](float w, float x, int half) {
+            if (C::FV != INT8) return w;
+            return IS_SCALED && x == -INFINITY ? 0.0f : w * v_rows.of[half];
+        };
+        float most[2] = {0, 0};
 #pragma unroll
         for (int first = 0; first < C::NT; first += 2) {
             uint32_t p[4];
@@ -375,13 +415,20 @@ class WarpgroupAttention {
                 const float *const x = s + 4 * nt;
                 const float w[4] = {weight(x[0], of.x, of.z), weight(x[1], of.y, of.w),
                                     weight(x[2], of.x, of.z), weight(x[3], of.y, of.w)};
-                p[2 * i] = pack_f16(w[0], w[1]), p[2 * i + 1] = pack_f16(w[2], w[3]);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float left = w[2 * half], right = w[2 * half + 1];
+                    p[2 * i + half] = pack_f16(times_scale(left, x[2 * half], half),
+                                               times_scale(right, x[2 * half + 1], half));
+                    if (C::FV == INT8) most[half] = fmaxf(most[half], fmaxf(left, right));
+                }
                 add[nt][0] = w[0] + w[2], add[nt][1] = w[1] + w[3];
-                most = fmaxf(most, fmaxf(add[nt][0], add[nt][1]));
+                if (C::FV != INT8) most[0] = fmaxf(most[0], fmaxf(add[nt][0], add[nt][1]));
             }
             store_matrices_transposed(to + first * 1024, p);
         }
-        return most >= LIMIT;
+        if (C::FV != INT8) return most[0] >= LIMIT;
+        return fmaxf(most[0] * factor_of(v_rows, 0), most[1] * factor_of(v_rows, 1)) > LAZY_LIMIT;
     }
     // The reference of a row whose largest score is `all`: the largest weight above LAZY_LIMIT
     // becomes 2^LAZY_TARGET.
@@ -392,13 +439,18 @@ class WarpgroupAttention {
         return __int_as_float(in_order(memory.most[n]));
     }
     // New references where they are asked for, of all rows of the warpgroup.
-    __device__ void raise(const float (&s)[C::ROWS / 2]) {
+    __device__ void raise(const float (&s)[C::ROWS / 2], const RowScales &v_rows) {
         bool is_large = false;
+        float more[2] = {0, 0};
+        if constexpr (C::FV == INT8)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                more[half] = __log2f(fminf(factor_of(v_rows, half), MOST_SCALE));
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
             for (int col = 0; col < 2; col++) {
-                float most = fmaxf(s[4 * nt + col], s[4 * nt + 2 + col]);
+                float most = fmaxf(s[4 * nt + col] + more[0], s[4 * nt + 2 + col] + more[1]);
 #pragma unroll
                 for (int lanes = 4; lanes < 32; lanes *= 2)
                     most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
@@ -442,7 +494,8 @@ class WarpgroupAttention {
                     codes[segment][n][0], codes[segment][n][1], codes[segment][n + 1][0],
                     codes[segment][n + 1][1],
                     v_lane + stage + n * C::STAGES_BYTES ^ segment * SEGMENT_BIT);
-        if (masked && named_barrier_any(barrier, 128, has_nan(codes))) take_nan(first_key, codes);
+        if (C::FV == E4M3 && masked && named_barrier_any(barrier, 128, has_nan(codes)))
+            take_nan(first_key, codes);
 #pragma unroll
         for (int segment = 0; segment < C::SEGMENTS; segment++) {
             if (segment > 0) finish_values();  // of v, which there is once

@@ -17,18 +17,25 @@ class WarpgroupLoader {
                                int of_first, int of_step, int of_count)
         : a(args), split(of), first(of_first), step(of_step), count(of_count) {
         k = lane_of(a.k, head), v = lane_of(a.v, head);
+        if constexpr (C::SCALE_BYTES > 0) {
+            const kv8_kernel_pages &from = lane() < TOKENS ? a.k : a.v;
+            scale_lane = from.row_scale + head * from.scale_stride_head +
+                         lane() % TOKENS * from.scale_stride_slot;
+            scale_to = ring + C::SCALES + lane() * C::SCALE_PITCH;
+        }
         to = ring + C::RK::at(row(), chunk());
         look_up(0);
     }
     // Starts the copies of granule i into the stage at byte `stage`, but with KEYS_AHEAD of V of
-    // the granule before into the stage at byte `stage_before`, if there are such. One group of
-    // copies, always.
+    // the granule before into the stage at byte `stage_before`, if there are such; scales come with
+    // K. One group of copies, always.
     __device__ __forceinline__ void issue(int i, uint32_t stage, uint32_t stage_before) {
         const Place before = now;
         if (i < count) {
             if (i > 0 && i % 32 == 0) look_up(i);
             now = {__shfl_sync(~0u, pages, i % 32), __shfl_sync(~0u, slots, i % 32)};
             copy_granule(a.k, k, now, i, stage);
+            if constexpr (C::SCALE_BYTES > 0) copy_scales(now, i, stage);
             if (!C::KEYS_AHEAD) copy_granule(a.v, v, now, i, stage + C::RK::TILE_BYTES);
         }
         if (C::KEYS_AHEAD && i > 0 && i <= count)
@@ -45,7 +52,8 @@ class WarpgroupLoader {
     Split &split;
     const int first, step, count;
     const uint8_t *k, *v;
-    uint32_t to;
+    const uint16_t *scale_lane;  // int8: lane t has K's token t, lane 16 + t V's
+    uint32_t to, scale_to;
     int pages, slots;  // of 32 granules, one a lane; ~slot where a granule is seen in part
     struct Place {
         int page, slot;
@@ -83,6 +91,20 @@ class WarpgroupLoader {
             copy(p, lane_at + place(p, at.page, at.slot), stage);
         else
             copy_visible(p, lane_at, is_there, at.page, ~at.slot, i, stage);
+    }
+    // int8: each lane the word that holds its scale.
+    __device__ __forceinline__ void copy_scales(const Place &at, int i, uint32_t stage) const {
+        if (C::FK != C::FV && (lane() < TOKENS ? C::FK : C::FV) != INT8) return;
+        const kv8_kernel_pages &p = lane() < TOKENS ? a.k : a.v;
+        const int key = token_of(i) + lane() % TOKENS;
+        const bool inside = page_exists(a, at.page) &&
+                            (at.slot >= 0 || (key >= split.any.begin && key < split.any.end));
+        const int slot = at.slot >= 0 ? at.slot : ~at.slot;
+        const uint16_t *const scale = scale_lane +
+                                      uint64_t(uint32_t(at.page)) * uint32_t(p.scale_stride_page) +
+                                      uint32_t(slot) * uint32_t(p.scale_stride_slot);
+        const auto word = reinterpret_cast<uintptr_t>(inside ? scale : p.row_scale) & ~uintptr_t(3);
+        copy4_or_zero(scale_to + stage, reinterpret_cast<const void *>(word), inside);
     }
     // Rows PASS apart lie as far apart as whole rows do, those of 128 bytes under two swizzles in
     // turn.
