@@ -358,6 +358,19 @@ static bool fits_window(const kv8_variant *variant, const kv8_attention_spec *sp
            keys_in_window(spec, WARPGROUP_ROWS) <= KV8_PREFILL_WINDOW_SEEN - 7;
 }
 
+/* Blocks of one warpgroup, two a multiprocessor, are for rows that are one's. But for e4m3 several
+ * warpgroups are sooner done with few heads of few keys, and 16 bits an element with a head for
+ * each multiprocessor of few. */
+static bool fits_one_warpgroup(const kv8_attention_spec *spec, const kv8_device_info *info) {
+    enum { FEW_HEADS = 32, KEYS = 1 << 16, WIDE_KEYS = 1 << 17, WIDE_LEAST_KEYS = 4096 };
+    if (has_more_rows_than(spec, WARPGROUP_ROWS)) return false;
+    if (spec->k_dtype == KV8_E4M3 && spec->v_dtype == KV8_E4M3) return true;
+    const bool is_wide = (WIDE >> spec->k_dtype & 1) != 0;
+    const int64_t heads = (int64_t)spec->max_batch * spec->num_kv_heads;
+    if (heads < FEW_HEADS) return heads * spec->max_kv_len > (is_wide ? WIDE_KEYS : KEYS);
+    return !is_wide || heads > info->num_sms || spec->max_kv_len >= WIDE_LEAST_KEYS;
+}
+
 /* --- the choice --- */
 
 static bool takes_dims(const kv8_variant *v, const kv8_attention_spec *spec) {
@@ -392,7 +405,7 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
         case KV8_WAY_PREFILL:
             return fits_window(v, spec) &&
                    (!kv8_variant_is_on_wgmma(v) || v->block_rows > WARPGROUP_ROWS ||
-                    !has_more_rows_than(spec, WARPGROUP_ROWS));
+                    fits_one_warpgroup(spec, info));
         default: return true;
     }
 }

@@ -127,7 +127,7 @@ static void each_spec_has_its_kernel(void **state) {
     /* Of more clusters than 48 prefill takes all, of more than 24 wide rows and what is over 512
      * KiB for each head, read for every eight rows; of fewer what is over 16 MiB for all heads. */
     TAKES(ONE(3, 10922); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
-    TAKES(ONE(3, 10924); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
+    TAKES(ONE(3, 10924); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64_rows64__sm90");
     TAKES(ONE(2, 10924); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
     TAKES(ONE(4, 2048); BOTH(KV8_INT8), "kv8_decode_f16_int8_d64_cluster__sm90");
     TAKES(ONE(4, 2052); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
@@ -139,7 +139,26 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(ONE(4, 64); BOTH(KV8_BF16), "kv8_prefill_bf16_bf16_d64__sm90");
     TAKES(spec.max_total_q = 256; spec.window_left = 127; spec.causal = 1;
           spec.max_kv_len = 16385, "kv8_prefill_f16_e4m3_d64_rows64__sm90");
-    TAKES(spec.max_total_q = 257; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
+    /* Of one warpgroup, but for few heads of few keys, and 16 bits with a head for each
+     * multiprocessor. */
+    TAKES(spec.max_total_q = 257; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64_rows64__sm90");
+    TAKES(spec.max_total_q = 513; BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
+    TAKES(spec.max_total_q = 512; spec.k_dtype = KV8_INT8;
+          spec.has_mask = 1, "kv8_prefill_f16_int8_e4m3_d64_rows64_options__sm90");
+    TAKES(ONE(8, 8192); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64__sm90");
+    TAKES(ONE(8, 8193); BOTH(KV8_INT8), "kv8_prefill_f16_int8_d64_rows64__sm90");
+    TAKES(spec.max_batch = 3; spec.max_total_q = 24; BOTH(KV8_E5M2);
+          spec.max_kv_len = 1024, "kv8_prefill_f16_e5m2_d64__sm90");
+    TAKES(spec.max_batch = 4; spec.max_total_q = 32; BOTH(KV8_E5M2);
+          spec.max_kv_len = 1024, "kv8_prefill_f16_e5m2_d64_rows64__sm90");
+    TAKES(ONE(8, 16384); BOTH(KV8_BF16), "kv8_prefill_bf16_bf16_d64__sm90");
+    TAKES(ONE(8, 16385); BOTH(KV8_BF16), "kv8_prefill_bf16_bf16_d64_rows64__sm90");
+    TAKES(spec.max_batch = 16; spec.max_total_q = 128; BOTH(KV8_F16); spec.q_dtype = KV8_F16;
+          spec.max_kv_len = 4095, "kv8_prefill_f16_f16_d64__sm90");
+    TAKES(spec.max_batch = 16; spec.max_total_q = 128; BOTH(KV8_F16); spec.q_dtype = KV8_F16;
+          spec.max_kv_len = 4096, "kv8_prefill_f16_f16_d64_rows64__sm90");
+    TAKES(spec.max_batch = 17; spec.max_total_q = 136; BOTH(KV8_BF16);
+          spec.max_kv_len = 64, "kv8_prefill_bf16_bf16_d64_rows64__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
     TAKES(spec.max_batch = spec.max_total_q = 1;
           spec.max_kv_len = 131072, "kv8_decode_f16_e4m3_d64_rows__sm90");
@@ -200,7 +219,8 @@ static void each_spec_has_its_kernel(void **state) {
           spec.q_dtype = KV8_F16, "kv8_decode_f16_e4m3_bf16_d64_rows__sm90");
     TAKES(spec.k_dtype = KV8_BF16, "kv8_decode_bf16_bf16_e4m3_d64_rows__sm90");
     TAKES(spec.v_dtype = KV8_E5M2, "kv8_prefill_f16_any_d64__sm80");
-    TAKES(spec.v_dtype = KV8_INT8; spec.page_size = 7, "kv8_prefill_f16_e4m3_int8_d64__sm90");
+    TAKES(spec.v_dtype = KV8_INT8;
+          spec.page_size = 7, "kv8_prefill_f16_e4m3_int8_d64_rows64__sm90");
     TAKES(spec.v_head_dim = 128, "kv8_prefill_f16_any_d128__sm80");
     TAKES(spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     TAKES(spec.batch_invariant = spec.max_batch = spec.max_total_q = 1,
