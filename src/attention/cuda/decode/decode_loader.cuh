@@ -115,6 +115,11 @@ __device__ __forceinline__ void find_gaps(const kv8_kernel_args &a, Split &split
     }
 }
 
+// The word that holds a scale.
+__device__ inline const void *word_of(const uint16_t *at) {
+    return reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(3));
+}
+
 // Loader copies a warp's granules of a split one after another, each into the next stage of its
 // ring.
 template <class C>
@@ -291,9 +296,6 @@ class Loader {
         static_assert(C::HEADS == 1);
         copy4_or_zero(to_words + lane() * 8, word_of(at), inside);
         store_shared(to_words + lane() * 8 + 4, uint32_t(reinterpret_cast<uintptr_t>(at) & 2) * 8);
-    }
-    __device__ static const void *word_of(const uint16_t *at) {
-        return reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(3));
     }
 };
 

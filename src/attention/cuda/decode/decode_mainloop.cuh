@@ -57,6 +57,25 @@ __device__ inline float narrow_eight(uint32_t (&row)[2][2]) {
     return __int_as_float((127 - shift) << 23);
 }
 
+// int8: scales of tokens g and g + 8 of a granule, of K or of V.
+struct RowScales {
+    float of[2];
+};
+__device__ inline float scale_of_bits(uint32_t bits) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+// What joins a weight on its way to V of format F. A row of zeros, whose scale is 0, has a weight
+// of 0 however far its score lies above the reference, and joins the sum all the same.
+template <Format F>
+__device__ inline float factor_of(const RowScales &v_rows, int half) {
+    return F == INT8 ? fmaxf(v_rows.of[half], 0x1p-24f) : 1.0f;
+}
+// What joins a score where a reference is looked for.
+template <Format F>
+__device__ inline float factor_in_score(const RowScales &v_rows, int half) {
+    return F == INT8 ? __log2f(fminf(factor_of<F>(v_rows, half), MOST_SCALE)) : 0.0f;
+}
+
 // Of four codes of e4m3 those that are NaN: the upper bit of their bytes.
 __device__ inline uint32_t nan_signs(uint32_t codes) {
     return ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
@@ -153,10 +172,6 @@ class WarpAttention {
     // int8: 2 where the scales of tokens g lie in the upper half of a word.
     uint32_t scale_half[C::HEADS][2];
 
-    // Scales of tokens g and g + 8 of a stage: of K, or of V.
-    struct RowScales {
-        float of[2];
-    };
     // Pages hold whole granules and an even number of scales: a token's place in the granule says
     // it.
     __device__ uint32_t which_half(const kv8_kernel_pages &p, int h) const {
@@ -179,7 +194,7 @@ class WarpAttention {
                     const auto word = load_shared<8>(at);
                     bits = word.w[0] >> word.w[1];
                 }
-                r.of[half] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+                r.of[half] = scale_of_bits(bits);
             }
         return r;
     }
@@ -337,8 +352,8 @@ class WarpAttention {
         float top = 0;
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
-            top = fmaxf(top, fmaxf(fmaxf(x[nt][0], x[nt][1]) * factor_of(v_rows, 0),
-                                   fmaxf(x[nt][2], x[nt][3]) * factor_of(v_rows, 1)));
+            top = fmaxf(top, fmaxf(fmaxf(x[nt][0], x[nt][1]) * factor_of<C::FV>(v_rows, 0),
+                                   fmaxf(x[nt][2], x[nt][3]) * factor_of<C::FV>(v_rows, 1)));
         if (__any_sync(~0u, top > LAZY_LIMIT)) {
             raise_max(v_rows, s, x, state);
             weights(v_rows, s, state, x, w);
@@ -381,21 +396,13 @@ class WarpAttention {
                 w[nt][i] = C::FV == INT8 ? x[nt][i] * v_rows.of[i / 2] : x[nt][i];
             }
     }
-    // What joins p on its way to V; int8 alone. A row of zeros, whose scale is 0, has a weight of 0
-    // however far its score lies above the reference, and joins the sum all the same.
-    __device__ static float factor_of(const RowScales &v_rows, int half) {
-        return C::FV == INT8 ? fmaxf(v_rows.of[half], 0x1p-24f) : 1.0f;
-    }
     // A new reference for each row whose own weights ask for it, whatever the others' do: the
     // largest becomes 2^LAZY_TARGET.
     __device__ static void raise_max(const RowScales &v_rows, const float (&s)[C::NT][4],
                                      const float (&x)[C::NT][4], State<C> &state) {
         keep_here();
-        float more[2] = {0, 0};
-        if constexpr (C::FV == INT8)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                more[half] = __log2f(fminf(factor_of(v_rows, half), MOST_SCALE));
+        const float more[2] = {factor_in_score<C::FV>(v_rows, 0),
+                               factor_in_score<C::FV>(v_rows, 1)};
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll
@@ -404,8 +411,8 @@ class WarpAttention {
 #pragma unroll
                 for (int lanes = 4; lanes < 32; lanes *= 2)
                     m = fmaxf(m, __shfl_xor_sync(~0u, m, lanes));
-                const float own =
-                    fmaxf(x[nt][col] * factor_of(v_rows, 0), x[nt][2 + col] * factor_of(v_rows, 1));
+                const float own = fmaxf(x[nt][col] * factor_of<C::FV>(v_rows, 0),
+                                        x[nt][2 + col] * factor_of<C::FV>(v_rows, 1));
                 const uint32_t over = __ballot_sync(~0u, own > LAZY_LIMIT);
                 const bool raises = (over & 0x11111111u << threadIdx.x % 4) != 0;
                 m = raises ? fmaxf(state.max[nt][col], m - LAZY_TARGET) : state.max[nt][col];

@@ -259,9 +259,6 @@ class WarpgroupAttention {
     }
     // int8: scales of tokens g and g + 8 of the warp's granule. Pages hold whole granules and an
     // even number of scales: a token's place in the granule says which half of a word it is.
-    struct RowScales {
-        float of[2];
-    };
     __device__ uint32_t scale_at(const kv8_kernel_pages &p, int first) const {
         const auto scale = reinterpret_cast<uintptr_t>(p.row_scale + head * p.scale_stride_head +
                                                        g * p.scale_stride_slot);
@@ -274,17 +271,12 @@ class WarpgroupAttention {
         if constexpr (F == INT8)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                r.of[half] = __half2float(__ushort_as_half(static_cast<unsigned short>(
-                    load_shared<2>(at + half * 8 * C::SCALE_PITCH).w[0])));
+                r.of[half] = scale_of_bits(load_shared<2>(at + half * 8 * C::SCALE_PITCH).w[0]);
         return r;
     }
     __device__ static void scale_rows(float (&s)[C::ROWS / 2], const RowScales &rows) {
 #pragma unroll
         for (int i = 0; i < C::ROWS / 2; i++) s[i] *= rows.of[i / 2 % 2];
-    }
-    // What joins a weight on its way to V, as WarpAttention::factor_of().
-    __device__ static float factor_of(const RowScales &v_rows, int half) {
-        return C::FV == INT8 ? fmaxf(v_rows.of[half], 0x1p-24f) : 1.0f;
     }
     // Sums of products of the warp's granule, once the second product of the step before is done.
     __device__ __forceinline__ void multiply_keys(uint32_t stage, float (&s)[C::ROWS / 2],
@@ -428,7 +420,8 @@ class WarpgroupAttention {
             store_matrices_transposed(to + first * 1024, p);
         }
         if (C::FV != INT8) return most[0] >= LIMIT;
-        return fmaxf(most[0] * factor_of(v_rows, 0), most[1] * factor_of(v_rows, 1)) > LAZY_LIMIT;
+        return fmaxf(most[0] * factor_of<C::FV>(v_rows, 0), most[1] * factor_of<C::FV>(v_rows, 1)) >
+               LAZY_LIMIT;
     }
     // The reference of a row whose largest score is `all`: the largest weight above LAZY_LIMIT
     // becomes 2^LAZY_TARGET.
@@ -441,11 +434,8 @@ class WarpgroupAttention {
     // New references where they are asked for, of all rows of the warpgroup.
     __device__ void raise(const float (&s)[C::ROWS / 2], const RowScales &v_rows) {
         bool is_large = false;
-        float more[2] = {0, 0};
-        if constexpr (C::FV == INT8)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                more[half] = __log2f(fminf(factor_of(v_rows, half), MOST_SCALE));
+        const float more[2] = {factor_in_score<C::FV>(v_rows, 0),
+                               factor_in_score<C::FV>(v_rows, 1)};
 #pragma unroll
         for (int nt = 0; nt < C::NT; nt++)
 #pragma unroll

@@ -103,8 +103,7 @@ class WarpgroupLoader {
         const uint16_t *const scale = scale_lane +
                                       uint64_t(uint32_t(at.page)) * uint32_t(p.scale_stride_page) +
                                       uint32_t(slot) * uint32_t(p.scale_stride_slot);
-        const auto word = reinterpret_cast<uintptr_t>(inside ? scale : p.row_scale) & ~uintptr_t(3);
-        copy4_or_zero(scale_to + stage, reinterpret_cast<const void *>(word), inside);
+        copy4_or_zero(scale_to + stage, word_of(inside ? scale : p.row_scale), inside);
     }
     // Rows PASS apart lie as far apart as whole rows do, those of 128 bytes under two swizzles in
     // turn.
