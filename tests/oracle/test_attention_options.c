@@ -173,6 +173,36 @@ static void int8_codes_in_every_shape(void **state) {
     kv8_threads_destroy(threads);
 }
 
+/* Infinities in Q over int8 keys so few that some rows' scores are all -inf, and over more, where
+ * nearly all rows are NaN: eight heads of an item beside one another, masks, windows, caps. */
+static void infinities_in_q_over_int8(void **state) {
+    (void)state;
+    static const int32_t groups[] = {8, 4, 2};
+    for (int i = 0; i < (int)test_cases(40); i++) {
+        const attention_case c = {.seed = 7900 + (uint64_t)i,
+                                  .group_size = groups[i % 3],
+                                  .num_kv_heads = i % 5 == 4 ? 3 : 8,
+                                  .head_dim = i % 4 == 3 ? 128 : 64,
+                                  .q_dtype = KV8_BF16,
+                                  .k_dtype = KV8_INT8,
+                                  .v_dtype = KV8_INT8,
+                                  .page_size = i % 6 == 5 ? 7 : 16,
+                                  .window_left = i % 4 == 1 ? 1 : -1,
+                                  .causal = 1,
+                                  .soft_cap = i % 9 == 7 ? 3 : 0,
+                                  .sink = (sink_kind)(i % SINK_KINDS),
+                                  .scale = (scale_kind)(i % SCALE_KINDS),
+                                  .mask = i % 7 == 6 ? MASK_RANDOM : MASK_NONE,
+                                  .nonfinite_q = true,
+                                  .extremes = i % 2 == 1,
+                                  .nan_newest = i % 8 == 5,
+                                  .batch = 4,
+                                  .qo_len = {1, i % 3 == 0 ? 1 : 2, 1, 1},
+                                  .kv_len = {1, 2 + i % 3, 130 + i, 65}};
+        case_check(&c, NULL);
+    }
+}
+
 /* V is 0 of the first keys, of all but one, and of all. */
 static void zeros_in_v_have_a_weight(void **state) {
     (void)state;
@@ -410,6 +440,7 @@ int main(void) {
         cmocka_unit_test(every_combination_is_right_or_refused),
         cmocka_unit_test(batch_invariant_bits_know_no_batch_and_no_threads),
         cmocka_unit_test(int8_codes_in_every_shape),
+        cmocka_unit_test(infinities_in_q_over_int8),
         cmocka_unit_test(zeros_in_v_have_a_weight),
         cmocka_unit_test(sick_values_of_v_stay_in_their_columns),
         cmocka_unit_test(equal_scores_over_ones_give_one),

@@ -14,7 +14,8 @@
  * int32 for each limb, are joined and enter softmax, and O, as f32.
  *
  * Items whose rows need more than half a vector a head, where softmax is the bound and not the
- * loaders, and heads with infinities in Q, or their item, are left to the kernel in bf16 math.
+ * loaders, and heads with infinities in Q, or their item, are left to the kernel in bf16 math,
+ * but for rows that such an infinity makes NaN.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
@@ -136,7 +137,8 @@ static inline void t_store_limb(int32_t *to, int32_t step, __m512i limb) {
 }
 
 /* Column limb * columns + row of the 16 fours of every 64 elements: in two tiles where they are
- * more than 16. Returns what a row's sums are to be multiplied with: NaN where Q holds one. */
+ * more than 16. Returns what a row's sums are to be multiplied with: NaN where Q holds one, or an
+ * infinity. */
 static float t_lay_out_row(const kv8_attention_job *job, int64_t row, int32_t column,
                            int32_t columns, int32_t *to) {
     const uint8_t *const q = (const uint8_t *)(job->q + row * job->q_row);
@@ -162,7 +164,7 @@ static float t_lay_out_row(const kv8_attention_job *job, int64_t row, int32_t co
             rest = _mm512_srai_epi32(_mm512_add_epi32(rest, half), 8);
         }
     }
-    return isfinite(size) ? _mm512_cvtss_f32(v_scale2(v_set1(job->scale[row]), unit)) : size;
+    return isfinite(size) ? _mm512_cvtss_f32(v_scale2(v_set1(job->scale[row]), unit)) : NAN;
 }
 
 static void t_lay_out_q(const kv8_attention_job *job) {
@@ -254,12 +256,64 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
 
 #include "walk_tmpl.h"
 
-/* The heads with infinities in Q, of which limbs know nothing, a bit each. */
+/* --- infinities in Q, of which limbs know nothing --- */
+
+/* Whether a key's score by a row of Q with infinities is NaN or +inf, which makes the row NaN. */
+static bool t_score_spoils(const kv8_attention_job *job, int64_t row, const int8_t *k,
+                           uint16_t row_scale) {
+    const uint8_t *const q = (const uint8_t *)(job->q + row * job->q_row);
+    const __m512i infinity = _mm512_set1_epi16(0x7f80), bits = _mm512_set1_epi16(0x7fff);
+    const float scale = job->scale[row];
+    if ((row_scale & 0x7fff) == 0 || (row_scale & 0x7fff) > 0x7c00 || scale == 0 || isnan(scale))
+        return true;
+    bool any[2] = {false, false}; /* a term of +inf, of -inf */
+    for (int32_t d = 0; d < job->spec->head_dim; d += 32) {
+        const __m512i x = _mm512_loadu_si512(q + (int64_t)d * 2);
+        const uint32_t negative = _mm512_movepi16_mask(x);
+        uint32_t at = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, bits), infinity);
+        for (; at != 0; at &= at - 1) {
+            const int i = __builtin_ctz(at);
+            if (k[d + i] == 0) return true;
+            any[(negative >> i & 1) ^ (k[d + i] < 0)] = true;
+            if (any[0] && any[1]) return true;
+        }
+    }
+    return any[(scale < 0) ^ row_scale >> 15];
+}
+
+/* The rows with infinities in Q, as t_heads_left() has them, whose scores are all -inf, or that are
+ * not known to be NaN: those that see no such key of the item. */
+static V_NOINLINE void t_drop_spoiled(const kv8_attention_job *job, bool *infinite, int32_t count) {
+    const int32_t rows = job->item->num_rows;
+    const int64_t scale_head = job->args->k->row_scale_stride_head;
+    kv8_tile tile;
+    for (int32_t begin = job->item->key_begin; count > 0 && kv8_tile_next(job, &begin, &tile);) {
+        for (int64_t row = 0; row < (int64_t)job->item->num_heads * rows; row++) {
+            const int64_t head = row / rows;
+            for (int32_t i = 0; infinite[row] && i < tile.end - tile.begin; i++) {
+                if (tile.k[i] == NULL || !kv8_job_sees(job, (int32_t)(row % rows), tile.begin + i))
+                    continue;
+                infinite[row] =
+                    !t_score_spoils(job, row, (const int8_t *)tile.k[i] + head * job->k_head,
+                                    tile.k_scale[i][head * scale_head].bits);
+                count -= !infinite[row];
+            }
+        }
+    }
+}
+
+/* The heads with rows that the kernel in bf16 math is for, a bit each. */
 static uint32_t t_heads_left(const kv8_attention_job *job) {
     const int32_t rows = job->item->num_rows;
+    bool infinite[KV8_ITEM_HEADS * T_SIDE / 2];
+    int32_t count = 0;
+    for (int64_t row = 0; row < (int64_t)job->item->num_heads * rows; row++)
+        count += infinite[row] = isinf(t_size_of(job, row));
+    if (count == 0) return 0;
+    if (job->args->logits_soft_cap == 0) t_drop_spoiled(job, infinite, count);
     uint32_t left = 0;
     for (int64_t row = 0; row < (int64_t)job->item->num_heads * rows; row++)
-        if (isinf(t_size_of(job, row))) left |= 1u << row / rows;
+        if (infinite[row]) left |= 1u << row / rows;
     return left;
 }
 
