@@ -22,7 +22,7 @@
 /* Packed rows of a request on average. Many share each widened tile of keys in a prefill kernel, a
  * warpgroup's at least on mma.sync; of fewer, kernels of decode take so many over the keys that
  * they read once, or of one request with few keys as many as a warpgroup. */
-enum { MOST_DECODE_ROWS = KV8_DECODE_MOST_ROWS, WARPGROUP_ROWS = 64 };
+enum { WARPGROUP_ROWS = 64 };
 enum {
     BULK_LEAST_BATCH = 16, /* of fewer requests, combining their many splits takes longer */
     PAGES_OF_ANY_SIZE = 1,
@@ -231,7 +231,8 @@ uint32_t kv8_needs_of_args(const kv8_attention_args *args) {
 static bool fits_decode(const kv8_variant *variant, const kv8_attention_spec *spec,
                         const kv8_device_info *info) {
     enum { STATIC_BYTES = 4096, OF_WARPGROUPS = 12288 }; /* at least what kernels declare beside */
-    const size_t declared = variant->block_rows > MOST_DECODE_ROWS ? OF_WARPGROUPS : STATIC_BYTES;
+    const size_t declared =
+        variant->block_rows > KV8_DECODE_MOST_ROWS ? OF_WARPGROUPS : STATIC_BYTES;
     const int64_t of_unit = spec->batch_invariant ? kv8_variant_piece_units(variant, spec) : 1;
     const int64_t granules = spec->max_kv_len / KV8_DECODE_TOKENS + 2 + KV8_DECODE_MAX_SPLIT_UNITS;
     const int64_t streams = kv8_decode_max_row_tiles(spec) * spec->num_kv_heads;
@@ -282,7 +283,7 @@ static bool fits_rows(const kv8_variant *variant, const kv8_attention_spec *spec
     const int32_t rows = variant->block_rows;
     if (rows == KV8_DECODE_ROWS) return true;
     if (!has_more_rows_than(spec, rows / 2)) return false;
-    return rows <= MOST_DECODE_ROWS ||
+    return rows <= KV8_DECODE_MOST_ROWS ||
            (!has_more_rows_than(spec, rows) && !has_short_window(spec) &&
             has_keys_for_warpgroups(variant, spec, info));
 }
@@ -330,7 +331,7 @@ static bool fits_wide(const kv8_variant *variant, const kv8_attention_spec *spec
     enum { MAX_KEYS = 8192, FEW_KEYS = 512, BLOCKS = 16 };
     const int32_t rows = variant->block_rows, blocks = BLOCKS * spec->num_kv_heads;
     const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
-    const int64_t narrow = kv8_ceil_div(packed, MOST_DECODE_ROWS);
+    const int64_t narrow = kv8_ceil_div(packed, KV8_DECODE_MOST_ROWS);
     int64_t keys = spec->max_kv_len;
     if (spec->max_batch > 1 || packed > rows) return false;
     if (rows > WARPGROUP_ROWS)
@@ -447,7 +448,7 @@ static bool is_prefill_sooner(const choosing *c) {
     enum { NARROW_ROW = 64, OF_NARROW = 1 << 19 };
     const kv8_attention_spec *const spec = c->spec;
     const kv8_variant *cluster[KV8_MAX_CHOICES], *prefill[KV8_MAX_CHOICES];
-    if (!has_more_rows_than(spec, MOST_DECODE_ROWS) || has_short_window(spec)) return false;
+    if (!has_more_rows_than(spec, KV8_DECODE_MOST_ROWS) || has_short_window(spec)) return false;
     if (add_ways(c, 0, KV8_WAY_CLUSTER, KV8_WAY_CLUSTER, cluster, 0) == 0 ||
         add_ways(c, 0, KV8_WAY_PREFILL, KV8_WAY_PREFILL, prefill, 0) == 0 ||
         !kv8_variant_is_on_wgmma(prefill[0]))
@@ -462,13 +463,13 @@ static bool is_prefill_sooner(const choosing *c) {
            (clusters > AT_ONCE && (head_bytes > NARROW_ROW || bytes > OF_NARROW));
 }
 
-/* Whether decode takes more than MOST_DECODE_ROWS over the keys at once. */
+/* Whether decode takes more than KV8_DECODE_MOST_ROWS over the keys at once. */
 static bool has_wide_rows(const choosing *c) {
     const kv8_device_info *const info = kv8_device_get_info(c->device);
     const uint32_t needs = kv8_needs_of_spec(c->spec);
     for (int i = 0; i < NUM_VARIANTS; i++) {
         const kv8_variant *const v = &variants[i];
-        if (v->way == KV8_WAY_ROWS && v->block_rows > MOST_DECODE_ROWS &&
+        if (v->way == KV8_WAY_ROWS && v->block_rows > KV8_DECODE_MOST_ROWS &&
             takes_spec(v, c->spec, needs, info) && kv8_kernel_exists(c->device, v->name))
             return true;
     }
@@ -477,7 +478,8 @@ static bool has_wide_rows(const choosing *c) {
 
 bool kv8_may_mix(const kv8_attention_spec *spec) {
     return has_more_rows_than(spec, WARPGROUP_ROWS) && spec->max_batch >= BULK_LEAST_BATCH &&
-           spec->num_qo_heads <= MOST_DECODE_ROWS * spec->num_kv_heads && !spec->batch_invariant;
+           spec->num_qo_heads <= KV8_DECODE_MOST_ROWS * spec->num_kv_heads &&
+           !spec->batch_invariant;
 }
 
 /* A prefill kernel, and another for runs that give num_pages, where that one takes none. */
@@ -501,7 +503,7 @@ int kv8_choose_variants(const kv8_attention_spec *spec, const kv8_device *device
     const kv8_way last = many || is_prefill_sooner(&c) ? KV8_WAY_WIDE : KV8_WAY_CLUSTER;
     count = add_ways(&c, 0, KV8_WAY_WIDE, last, out, count);
     const int before = count;
-    if (has_more_rows_than(spec, MOST_DECODE_ROWS) && !has_wide_rows(&c)) {
+    if (has_more_rows_than(spec, KV8_DECODE_MOST_ROWS) && !has_wide_rows(&c)) {
         count = add_prefill(&c, out, count);
         if (count > before && !kv8_variant_is_on_wgmma(out[before]) &&
             !has_more_rows_than(spec, WARPGROUP_ROWS - 1))

@@ -29,7 +29,6 @@ struct State {
 
 constexpr float LAZY_LIMIT = 0x1p14f;  // weights stay below it, or twice it, in f16
 constexpr float LAZY_TARGET = 6.0f;    // a new maximum gets 2^6: small ones keep their bits longer
-constexpr float MOST_SCALE = 65504;    // no maximum keeps what an infinite scale makes finite
 // In place of a reference where no key was seen yet: any score makes the weight infinite, and the
 // row is looked at.
 constexpr float NO_SCORE = -0x1.fffffep127f;
@@ -64,16 +63,18 @@ struct RowScales {
 __device__ inline float scale_of_bits(uint32_t bits) {
     return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
-// What joins a weight on its way to V of format F. A row of zeros, whose scale is 0, has a weight
-// of 0 however far its score lies above the reference, and joins the sum all the same.
+// factor_of() is what joins a weight on its way to V of format F. A row of zeros, whose scale is 0,
+// has a weight of 0 however far its score lies above the reference, and joins the sum all the same.
+// No reference makes an infinite scale's product finite: it counts as the largest.
 template <Format F>
 __device__ inline float factor_of(const RowScales &v_rows, int half) {
-    return F == INT8 ? fmaxf(v_rows.of[half], 0x1p-24f) : 1.0f;
+    constexpr float LEAST = 0x1p-24f, MOST = 65504;
+    return F == INT8 ? fminf(fmaxf(v_rows.of[half], LEAST), MOST) : 1.0f;
 }
-// What joins a score where a reference is looked for.
+// factor_in_score() is what joins a score where a reference is looked for.
 template <Format F>
 __device__ inline float factor_in_score(const RowScales &v_rows, int half) {
-    return F == INT8 ? __log2f(fminf(factor_of<F>(v_rows, half), MOST_SCALE)) : 0.0f;
+    return F == INT8 ? __log2f(factor_of<F>(v_rows, half)) : 0.0f;
 }
 
 // Of four codes of e4m3 those that are NaN: the upper bit of their bytes.

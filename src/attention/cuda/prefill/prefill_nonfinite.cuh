@@ -99,7 +99,7 @@ struct NonfiniteSearch {
     uint32_t words_at;
     int warp;
 
-    // Twice: by one such barrier racecheck sees hazards among the words on either side of it.
+    // sync() waits twice: across one such barrier racecheck reports hazards among the words.
     static __device__ __forceinline__ void sync() {
         named_barrier_sync(BARRIER, 32 * NUM_WARPS);
         __threadfence_block();
