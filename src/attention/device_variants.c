@@ -322,21 +322,24 @@ static bool fits_mask(const kv8_variant *wide, const kv8_attention_spec *spec) {
 }
 
 /* So few keys that clusters, of which a GPU holds few at once, are done before prefill's blocks
- * have joined their splits, a quarter as many for two tiles, or half where prefill has a mask to
- * look at. One tile: where narrow tiles have more clusters than there is room for at once, 14 of 16
- * blocks on 132 multiprocessors, and more keys than two of a head are done with sooner. Two: where
- * a cluster for each KV head has a block for nearly each multiprocessor. */
+ * have joined their splits, a quarter as many for two tiles. One tile: where narrow tiles have more
+ * clusters than there is room for at once, 14 of 16 blocks on 132 multiprocessors, and more keys
+ * than two of a head are done with sooner. Two, and one with a mask, which narrow tiles' clusters
+ * do not take: where a cluster for each KV head has a block for nearly each multiprocessor. */
 static bool fits_wide(const kv8_variant *variant, const kv8_attention_spec *spec,
                       const kv8_device_info *info) {
     enum { MAX_KEYS = 8192, FEW_KEYS = 512, BLOCKS = 16 };
     const int32_t rows = variant->block_rows, blocks = BLOCKS * spec->num_kv_heads;
     const int64_t packed = (int64_t)spec->max_total_q * (spec->num_qo_heads / spec->num_kv_heads);
     const int64_t narrow = kv8_ceil_div(packed, KV8_DECODE_MOST_ROWS);
+    const bool fills_machine = 8 * blocks > 7 * info->num_sms;
     int64_t keys = spec->max_kv_len;
     if (spec->max_batch > 1 || packed > rows) return false;
     if (rows > WARPGROUP_ROWS)
-        return packed > WARPGROUP_ROWS && keys <= MAX_KEYS / (spec->has_mask ? 2 : 4) &&
-               8 * blocks > 7 * info->num_sms && !has_short_window(spec);
+        return packed > WARPGROUP_ROWS && keys < MAX_KEYS / 4 && fills_machine &&
+               !has_short_window(spec);
+    if (spec->has_mask && fills_machine)
+        return keys <= (packed > KV8_DECODE_ROWS ? MAX_KEYS : MAX_KEYS / 2);
     if (keys > MAX_KEYS || narrow < 2 || 4 * narrow * blocks <= 7 * info->num_sms) return false;
     if (spec->window_left >= 0 && (spec->causal || spec->window_right >= 0))
         keys = kv8_min_i64(keys, (int64_t)spec->window_left + spec->max_total_q +

@@ -149,8 +149,9 @@ static void a_cluster(void **state) {
     }
 }
 
-/* From 17 packed rows on: one tile of 64 and two, over keys that fill no step, one, all blocks' and
- * several of each warpgroup; pages of any size, and none; masks; scores of either sign and huge. */
+/* From 17 packed rows on, with a mask from one on: one tile of 64 and two, over keys that fill no
+ * step, one, all blocks' and several of each warpgroup; pages of any size, and none; masks; scores
+ * of either sign and huge. */
 static attention_case many_rows_case(uint64_t n, int32_t rows) {
     attention_case c = rows_case(n, rows);
     if (rows == 1) c.group_size = n % 20 == 0 ? 71 : 40;
@@ -173,11 +174,13 @@ static void many_rows_of_one_request(void **state) {
         const int32_t rows = num_rows[n % NUM_ROWS];
         attention_case c = many_rows_case(n, rows);
         const int32_t packed = packed_rows(&c);
-        if (packed <= 16 || packed > 128) continue;
-        if (packed <= 32 || packed > 64) c.window_left = -1; /* other kernels take these */
+        if (packed > 128 || (packed <= 16 && c.mask == MASK_NONE)) continue;
+        if (packed > 64 || (packed <= 32 && c.mask == MASK_NONE))
+            c.window_left = -1; /* other kernels take these */
         kernels = packed > 64 ? "kv8_decode_*_wide128*__*" : "kv8_decode_*_wide64*__*";
         c.kv_len[0] = rows + before[n / 3 % (packed > 64 ? 6 : 7)];
-        if (packed > 64 && c.mask == MASK_NONE && c.kv_len[0] > 2048) c.kv_len[0] = 2048;
+        if (packed <= 8 && c.kv_len[0] > 4096) c.kv_len[0] = 4096;
+        if (packed > 64 && c.kv_len[0] > 2047) c.kv_len[0] = 2047;
         if (n % 29 == 4) c.kv_len[0] = 0;
         c.sick_v = n % 5 == 2 ? (c.kv_len[0] < 1000 ? 2 : 1000) + (int32_t)(n % 40) : 0;
         check_whatever_scores(g, &c, n % 2 == 0 ? 0 : 8, 1000);

@@ -104,4 +104,61 @@ __device__ inline bool mask_bit(const kv8_kernel_args &a, const Request &r, int 
     return a.mask_bits[a.mask_indptr[r.index] + bit / 8] >> (bit % 8) & 1;
 }
 
+// Bits of the 32 keys from `first` on that lie in [begin, end).
+__device__ __forceinline__ uint32_t keys_within(int first, int begin, int end) {
+    const int from = min(max(begin - first, 0), 32), to = min(max(end - first, 0), 32);
+    const uint64_t below_to = (UINT64_C(1) << to) - 1, below_from = (UINT64_C(1) << from) - 1;
+    return uint32_t(below_to & ~below_from);
+}
+// Bits of 32 keys from `key` on of a row of a mask; whatever those are behind the row's last.
+__device__ __forceinline__ uint32_t mask_word(const uint8_t *bits, int kv_len, int q_token,
+                                              int key) {
+    const int64_t row = int64_t(q_token) * kv_len, bit = row + key, last = (row + kv_len - 1) / 8;
+    uint64_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 5; i++) word |= uint64_t(bits[min(bit / 8 + i, last)]) << (8 * i);
+    return uint32_t(word >> (bit % 8));
+}
+// first_hidden returns the first of the keys [begin, end) that a row of a mask hides, whose bits
+// begin at bit `row`, or `end`: by a warp, 16 bytes a lane but at either end, where a lane has one.
+// AHEAD: so many are on their way at once.
+template <int AHEAD>
+__device__ inline int first_hidden(const uint8_t *bits, int64_t row, int begin, int end) {
+    constexpr int LANE = 16, WARP = 32 * LANE;
+    if (begin >= end) return end;
+    const uint8_t *const from = bits + (row + begin) / 8, *const to = bits + (row + end + 7) / 8;
+    const int size = int(to - from), lane = threadIdx.x % 32;
+    // Of the bytes those of a head and a tail of 1 to 16 are not taken 16 at a time.
+    const int head = min(LANE - int(reinterpret_cast<uintptr_t>(from) % LANE), size);
+    const int tail = max(size - 1 - int((reinterpret_cast<uintptr_t>(to) - 1) % LANE), head);
+    const int edge = lane < LANE ? lane : tail + lane - LANE;
+    const uint32_t edge_bits = edge < (lane < LANE ? head : size) ? from[edge] : 0xff;
+    const int first_key = begin - int((row + begin) % 8);  // of the first byte
+    int hidden = end;
+    for (int at = head + lane * LANE; at < tail; at += AHEAD * WARP) {
+        uint4 x[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            x[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
+            if (at + i * WARP < tail) x[i] = *reinterpret_cast<const uint4 *>(from + at + i * WARP);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if ((x[i].x & x[i].y & x[i].z & x[i].w) == ~0u) continue;
+            const uint32_t gone[4] = {~x[i].x, ~x[i].y, ~x[i].z, ~x[i].w};
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (gone[j] != 0)
+                    hidden =
+                        min(hidden, first_key + 8 * (at + i * WARP + 4 * j) + __ffs(gone[j]) - 1);
+        }
+    }
+    // Bits of the first and the last byte may be other rows'.
+    const int key = first_key + 8 * edge;
+    const int before = min(max(begin - key, 0), 8), until = min(max(end - key, 0), 8);
+    const uint32_t gone = ~edge_bits & ((1u << until) - 1) & ~((1u << before) - 1);
+    if (gone != 0) hidden = min(hidden, key + __ffs(gone) - 1);
+    return __reduce_min_sync(~0u, hidden);
+}
+
 }  // namespace kv8

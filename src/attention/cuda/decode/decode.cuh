@@ -142,21 +142,6 @@ __device__ inline bool mask_shows(const kv8_kernel_args &a, const Split &p, int 
 __device__ inline bool may_hide(const kv8_kernel_args &a, const Split &p, int key, int num_keys) {
     return a.mask_bits != nullptr && (key < p.all.begin || key + num_keys > p.all.end);
 }
-// The first key of [begin, end) that a mask hides from a row, or `none`: by a warp. Bytes may be
-// others' at either end.
-__device__ inline int first_hidden(const kv8_kernel_args &a, const Request &r, int q_token,
-                                   int begin, int end, int none) {
-    const uint8_t *const bits = a.mask_bits + a.mask_indptr[r.index];
-    const int64_t row = int64_t(q_token) * r.kv_len;
-    int hidden = none;
-#pragma unroll 8
-    for (int64_t byte = (row + begin) / 8 + threadIdx.x % 32; byte * 8 < row + end; byte += 32) {
-        const int before = max(int(min(row + begin - byte * 8, int64_t(8))), 0);
-        const uint32_t gone = ~(bits[byte] | ((1u << before) - 1)) & 0xff;
-        if (gone != 0) hidden = min(hidden, int(byte * 8 - row) + __ffs(gone) - 1);
-    }
-    return __reduce_min_sync(~0u, hidden);
-}
 // The keys of a split with a mask that all rows see, up to the first that it hides from one: by a
 // warp, once the mask's bits may be read.
 __device__ inline void find_unmasked(const kv8_kernel_args &a, Split &p) {
@@ -166,10 +151,13 @@ __device__ inline void find_unmasked(const kv8_kernel_args &a, Split &p) {
     const KeyRange top = visible_keys(a, p.request, first_row);
     const KeyRange low = visible_keys(a, p.request, last_row);
     const int begin = p.granule_begin * TOKENS, end = min(p.granule_end * TOKENS, top.end);
-    int hidden = top.end;
+    const uint8_t *const bits = a.mask_bits + a.mask_indptr[p.request.index];
+    int hidden = end;
 #pragma unroll 1
     for (int q_token = first_row; q_token <= last_row; q_token++)
-        hidden = min(hidden, first_hidden(a, p.request, q_token, begin, end, top.end));
+        hidden =
+            min(hidden, first_hidden<1>(bits, int64_t(q_token) * p.request.kv_len, begin, end));
+    if (hidden >= end) hidden = top.end;
     __syncwarp();
     if (lane == 0) p.all = {low.begin, hidden};
     __syncwarp();

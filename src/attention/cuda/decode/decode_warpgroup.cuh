@@ -29,11 +29,13 @@ __device__ inline void find_unmasked_by_block(const kv8_kernel_args &a, Split &p
     const KeyRange low = visible_keys(a, p.request, last_row);
     const int begin = p.granule_begin * TOKENS, end = min(p.granule_end * TOKENS, top.end);
     const int each = (max(end - begin, 0) / parts + 8) / 8 * 8;
+    const uint8_t *const bits = a.mask_bits + a.mask_indptr[p.request.index];
     int first = top.end;
     for (int i = warp; i < rows * parts; i += WARPS) {
-        const int part = begin + i / rows * each;
-        first = min(first, first_hidden(a, p.request, first_row + i % rows, part,
-                                        min(part + each, end), top.end));
+        const int part = begin + i / rows * each, part_end = min(part + each, end);
+        const int64_t row = int64_t(first_row + i % rows) * p.request.kv_len;
+        const int key = first_hidden<1>(bits, row, part, part_end);
+        if (key < part_end) first = min(first, key);
     }
     if (threadIdx.x % 32 == 0) hidden[warp] = first;
     __syncthreads();

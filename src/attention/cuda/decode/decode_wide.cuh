@@ -197,27 +197,23 @@ class WideAttention {
     const int thread, lane_row;
 
    private:
-    // Of the thread's keys of a step those that row lane_row, above bit 15 that lane_row + 8 sees.
-    __device__ __forceinline__ uint32_t seen_keys(int t, int first_key) const {
-        uint32_t seen = 0;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = 64 * t + lane_row + 8 * i, q_token = divide(row, a.by_group);
-            if (row >= r.qo_len * a.group_size) continue;
-#pragma unroll
-            for (int j = 0; j < C::KEYS / 8; j++)
-                seen |=
-                    (mask_bits.seen_eight(q_token, first_key + 8 * j) >> threadIdx.x % 4 * 2 & 3)
-                    << (16 * i + 2 * j);
-        }
-        return seen;
-    }
     __device__ __forceinline__ void mask(int t, int first_key, float (&s)[C::KEYS / 2]) const {
         if constexpr (C::HAS_MASK) {
-            const uint32_t seen = seen_keys(t, first_key);
 #pragma unroll
-            for (int i = 0; i < C::KEYS / 2; i++)
-                if ((seen >> (i / 2 % 2 * 16 + i / 4 * 2 + i % 2) & 1) == 0) s[i] = -INFINITY;
+            for (int i = 0; i < 2; i++) {
+                const int row = 64 * t + lane_row + 8 * i, token = divide(row, a.by_group);
+#pragma unroll
+                for (int word = 0; word < C::KEYS / 32; word++) {
+                    uint32_t seen = 0;
+                    if (token < r.qo_len)
+                        seen = mask_bits.seen_keys(keys, token, first_key + 32 * word);
+                    seen >>= threadIdx.x % 4 * 2;
+#pragma unroll
+                    for (int j = 0; j < 8; j++)
+                        if ((seen >> (j / 2 * 8 + j % 2) & 1) == 0)
+                            s[word * 16 + j / 2 * 4 + 2 * i + j % 2] = -INFINITY;
+                }
+            }
         } else {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -456,7 +452,7 @@ __device__ __forceinline__ void wide_cluster_body(const kv8_kernel_args &a) {
         prefetch_pages(a, hint);
     }
     wait_for_previous();
-    mask.find_start(a);
+    mask.start(a);
     const Lengths lengths = load_lengths_once(a, 0, exchange.lengths);
     const Request r = make_request(a, 0, lengths);
     WideKeys keys = wide_keys<C>(a, r, own);

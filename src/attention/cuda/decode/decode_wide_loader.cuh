@@ -14,77 +14,72 @@ struct WideKeys {
     int step_begin, step_end;
 };
 
-// Mask bits of a block's keys, as far as the windows leave them: of each query token, and of those
-// that some token and that all see.
+// Mask bits of a block's keys, as far as the windows leave them, 32 keys a word: of each query
+// token, and of those that some token and that all see.
 template <class C, bool HAS_MASK = C::HAS_MASK>
 struct WideMask {
-    __device__ __forceinline__ void find_start(const kv8_kernel_args &) {}
+    __device__ __forceinline__ void start(const kv8_kernel_args &) {}
     __device__ __forceinline__ void find(const kv8_kernel_args &, const Request &, WideKeys &) {}
-    __device__ __forceinline__ bool shows(int) const { return true; }
+    __device__ __forceinline__ bool shows(const WideKeys &, int) const { return true; }
 };
 template <class C>
 struct WideMask<C, true> {
-    static constexpr int BYTES = C::MAX_BLOCK_KEYS / 8;
-    uint8_t any[BYTES], all[BYTES];  // eight keys each
-    uint8_t seen[C::MASK_BYTES];     // [tokens][columns], eight keys each
-    int begin, columns;              // the first key, bytes of a token
-    int64_t start;                   // of the request's bits
+    static constexpr int MOST_WORDS = C::MAX_BLOCK_KEYS / 32, SEEN_WORDS = C::MASK_BYTES / 4;
+    uint32_t any[MOST_WORDS], all[MOST_WORDS];
+    uint32_t seen[SEEN_WORDS];  // [tokens][words]
+    int64_t request_at;         // where the request's bits begin
 
-    // Where the bits begin, by one thread for all: on its way beside the lengths.
-    __device__ __forceinline__ void find_start(const kv8_kernel_args &a) {
-        if (threadIdx.x == C::THREADS - 1) start = a.mask_indptr[0];
+    __device__ static int first_key(const WideKeys &keys) {
+        return keys.base + keys.step_begin * C::KEYS;
+    }
+    __device__ static int num_words(const WideKeys &keys) {
+        return min((keys.step_end - keys.step_begin) * (C::KEYS / 32), MOST_WORDS);
+    }
+    // Before lengths are known, and a barrier: where the bits begin is on its way beside them.
+    __device__ __forceinline__ void start(const kv8_kernel_args &a) {
+        if (threadIdx.x == C::THREADS - 1) request_at = a.mask_indptr[0];
+        if (threadIdx.x < MOST_WORDS) any[threadIdx.x] = 0, all[threadIdx.x] = ~0u;
     }
     // By the block: ends keys.all at the first that is hidden from a row. Lengths within the plan's
     // give a block no more than there is room for.
     __device__ __forceinline__ void find(const kv8_kernel_args &a, const Request &r,
                                          WideKeys &keys) {
-        const int first = keys.base + keys.step_begin * C::KEYS;
-        const int end = min(keys.base + keys.step_end * C::KEYS, keys.any.end);
-        const int width = min((max(end - first, 0) + 7) / 8, BYTES);
-        const int bytes = min(r.qo_len * width, int(sizeof seen));
-#pragma unroll 4
-        for (int i = threadIdx.x; i < bytes; i += C::THREADS) {
-            const int token = i / width;
-            seen[i] = load(a, r, token, first + 8 * (i - token * width));
-        }
-        if (threadIdx.x == 0) begin = first, columns = width;
-        __syncthreads();
-        for (int i = threadIdx.x; i < width; i += C::THREADS) {
-            uint32_t some = 0, every = 0xff;
-#pragma unroll 4
-            for (int at = i; at < bytes; at += width) some |= seen[at], every &= seen[at];
-            any[i] = uint8_t(some), all[i] = uint8_t(every);
+        static_assert(MOST_WORDS <= C::THREADS);
+        constexpr int AT_ONCE = 16;  // words of a token
+        const int words = num_words(keys), lane = threadIdx.x % 32;
+        const uint8_t *const bits = a.mask_bits + request_at;
+#pragma unroll 1
+        for (int token = threadIdx.x / AT_ONCE; token < r.qo_len; token += C::THREADS / AT_ONCE) {
+            const KeyRange range = visible_keys(a, r, token);
+#pragma unroll 1
+            for (int i = threadIdx.x % AT_ONCE; i < words; i += AT_ONCE) {
+                const int key = first_key(keys) + 32 * i, at = token * words + i;
+                const uint32_t own = mask_word(bits, r.kv_len, token, key) &
+                                     keys_within(key, range.begin, range.end);
+                if (at < SEEN_WORDS) seen[at] = own;
+                atomicOr(any + i, own);
+                atomicAnd(all + i, own);
+            }
         }
         __syncthreads();
         int hidden = keys.all.end;
-        for (int i = threadIdx.x % 32; i < width; i += 32) {
-            const int before = min(max(keys.all.begin - first - 8 * i, 0), 8);
-            const uint32_t gone = ~all[i] & 0xff & ~((1u << before) - 1);
-            if (gone != 0) hidden = min(hidden, first + 8 * i + __ffs(gone) - 1);
+#pragma unroll 1
+        for (int i = lane; i < words; i += 32) {
+            const int key = first_key(keys) + 32 * i;
+            const uint32_t gone = ~all[i] & keys_within(key, keys.all.begin, hidden);
+            if (gone != 0) hidden = min(hidden, key + __ffs(gone) - 1);
         }
         keys.all.end = __reduce_min_sync(~0u, hidden);
     }
-    // A page that no row sees is never read.
-    __device__ __forceinline__ bool shows(int key) const {
-        const int i = (key - begin) / 8;
-        return i < columns && (any[i] >> (key - begin) % 8 & 1) != 0;
+    // Whether a token sees a key: a page that none sees is never read. Behind the block's keys
+    // none.
+    __device__ __forceinline__ bool shows(const WideKeys &keys, int key) const {
+        const int at = key - first_key(keys);
+        return at < 32 * num_words(keys) && (any[at / 32] >> at % 32 & 1) != 0;
     }
-    // Of eight keys from `key`, a multiple of 8, on those that a token sees: a bit each.
-    __device__ __forceinline__ uint32_t seen_eight(int q_token, int key) const {
-        const int i = (key - begin) / 8;
-        return i < columns ? seen[q_token * columns + i] : 0;
-    }
-
-   private:
-    __device__ __forceinline__ uint8_t load(const kv8_kernel_args &a, const Request &r, int q_token,
-                                            int key) const {
-        const uint8_t *const bits = a.mask_bits + start;
-        const KeyRange range = visible_keys(a, r, q_token);
-        const int64_t at = int64_t(q_token) * r.kv_len + key;
-        const int64_t last = (int64_t(r.qo_len) * r.kv_len + 7) / 8 - 1;
-        const uint32_t both = bits[min(at / 8, last)] | uint32_t(bits[min(at / 8 + 1, last)]) << 8;
-        const int from = min(max(range.begin - key, 0), 8), to = min(max(range.end - key, 0), 8);
-        return uint8_t(both >> at % 8 & ((1u << to) - 1) & ~((1u << from) - 1));
+    // Of 32 keys of the block, from `key`, a multiple of 32, on, those that a token sees.
+    __device__ __forceinline__ uint32_t seen_keys(const WideKeys &keys, int token, int key) const {
+        return seen[token * num_words(keys) + (key - first_key(keys)) / 32];
     }
 };
 
@@ -130,7 +125,7 @@ class WideLoader {
     __device__ __forceinline__ void fetch() {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            const bool is_there = page_exists(a, page[i]) && mask.shows(next_key + 32 * i);
+            const bool is_there = page_exists(a, page[i]) && mask.shows(keys, next_key + 32 * i);
             k_codes[i] = load_codes(k + place(a.k, i), is_there);
             v_codes[i] = load_codes(v + place(a.v, i), is_there);
         }

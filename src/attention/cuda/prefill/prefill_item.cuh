@@ -111,37 +111,45 @@ struct RequestKeys {
         const int64_t bit = (int64_t)query * kv_len + key;
         return mask == nullptr || (mask[bit / 8] >> (bit % 8) & 1);
     }
-    // Bits of 32 keys from `key` on of a row of the mask, no byte behind the row's last read.
-    __device__ __forceinline__ uint32_t mask_word(int query, int key) const {
-        const int64_t row = (int64_t)query * kv_len, bit = row + key;
-        const int64_t last = (row + kv_len - 1) / 8;
-        uint64_t bits = 0;
-#pragma unroll
-        for (int i = 0; i < 5; i++)
-            if (bit / 8 + i <= last) bits |= (uint64_t)mask[bit / 8 + i] << (8 * i);
-        return (uint32_t)(bits >> (bit % 8));
-    }
-    // Whether a row of the item sees one of the keys [from, to).
-    __device__ __forceinline__ bool some_row_sees(const kv8_kernel_args &a, const ItemView &v,
-                                                  int from, int to) const {
-        int query = first_query(a, v);
+    // Of the 32 keys from `first` on bits of those that a row of the item sees; by a warp.
+    __device__ __forceinline__ uint32_t seen_keys(const kv8_kernel_args &a, const ItemView &v,
+                                                  int first) const {
+        const int last = last_query(a, v);
+        uint32_t seen = 0;
 #pragma unroll 1
-        for (int left = last_query(a, v) - query; left >= 0; left--, query++) {
-            const int end = min(to, row_end(a, v, query));
-#pragma unroll 1
-            for (int key = max(from, row_begin(a, v, query)); key < end; key++)
-                if (mask_has(query, key)) return true;
+        for (int query = first_query(a, v) + threadIdx.x % 32; query <= last; query += 32) {
+            const int begin = row_begin(a, v, query), end = row_end(a, v, query);
+            const uint32_t bits = mask != nullptr ? mask_word(mask, kv_len, query, first) : ~0u;
+            seen |= bits & keys_within(first, begin, end);
         }
-        return false;
+        return __reduce_or_sync(~0u, seen);
+    }
+    // Pages of the keys [from, to) that are not there and of which a row sees a key, as all have
+    // without gaps: the warp's share, one of `warps`.
+    __device__ __forceinline__ int count_missing(const kv8_kernel_args &a, const ItemView &v,
+                                                 bool has_gaps, int from, int to, int warp,
+                                                 int warps) const {
+        const int lane = threadIdx.x % 32, last = divide(max(to - 1, 0), a.by_page);
+        int count = 0;
+#pragma unroll 1
+        for (int n = divide(from, a.by_page) + 32 * warp; from < to && n <= last; n += 32 * warps) {
+            const bool missing = n + lane <= last && !page_exists(a, pages[n + lane]);
+            uint32_t lanes = __ballot_sync(~0u, missing);
+            if (!has_gaps) count += __popc(lanes);
+#pragma unroll 1
+            for (; has_gaps && lanes != 0; lanes &= lanes - 1) {
+                const int key = (n + __ffs(lanes) - 1) * a.page_size;
+                const int begin = max(key, from), end = min(key + a.page_size, to);
+                uint32_t seen = 0;
+#pragma unroll 1
+                for (int first = begin; first < end && seen == 0; first += 32)
+                    seen = seen_keys(a, v, first) & keys_within(first, begin, end);
+                count += seen != 0;
+            }
+        }
+        return count;
     }
 };
-
-// Bits of the 32 keys from `first` on that lie in [begin, end).
-__device__ __forceinline__ uint32_t keys_within(int first, int begin, int end) {
-    const int from = min(max(begin - first, 0), 32), to = min(max(end - first, 0), 32);
-    const uint64_t below_to = (UINT64_C(1) << to) - 1, below_from = (UINT64_C(1) << from) - 1;
-    return (uint32_t)(below_to & ~below_from);
-}
 
 // Of a row of an item: its query and head, and where its results go.
 struct RowPlace {

@@ -175,24 +175,31 @@ __device__ static void rank_by_bins(THING *found, int count, int *bins, int *war
     __syncthreads();
 }
 
-// By a warp: the first key that a mask hides from a row of the block, of bytes that may be others'
-// at either end of a row.
-__device__ static int unmasked_keys(const kv8_kernel_args &a, const kv8_prefill_block &block) {
-    const kv8_prefill_item item = item_of(a, block.request, block.row_begin);
-    const ItemView v = view_item(a, item);
-    const RequestKeys keys(a, item);
-    const int last = last_query(a, v);
-    int first = v.kv_len;
-    for (int query = first_query(a, v); query <= last; query++) {
-        const int64_t row = (int64_t)query * v.kv_len;
-#pragma unroll 8
-        for (int64_t byte = row / 8 + threadIdx.x % 32; byte * 8 < row + v.kv_len; byte += 32) {
-            const uint32_t before = (1u << max((int)min(row - byte * 8, (int64_t)8), 0)) - 1;
-            const uint32_t hidden = ~(keys.mask[byte] | before) & 0xff;
-            if (hidden != 0) first = min(first, (int)(byte * 8 - row) + __ffs(hidden) - 1);
+// find_unmasked says of each block the first key that a mask hides from one of its rows: by all
+// warps, several a block where blocks are few, which take its rows in turn.
+__device__ static void find_unmasked(const kv8_kernel_args &a, SortedBlock *found, int num_blocks) {
+    constexpr int WARPS = SCHEDULE_THREADS / 32;
+    const int each = max(WARPS / num_blocks, 1), warp = threadIdx.x / 32;
+    for (int i = warp / each; i < num_blocks; i += WARPS / each) {
+        kv8_prefill_block &block = found[i].block;
+        const kv8_prefill_item item = item_of(a, block.request, block.row_begin);
+        const ItemView v = view_item(a, item);
+        const RequestKeys keys(a, item);
+        const int last = last_query(a, v);
+        const int tile = block.tile_begin * KV8_PREFILL_TILE_KEYS;
+        int first = INT32_MAX;
+        for (int query = first_query(a, v) + warp % each; query <= last; query += each) {
+            const int64_t row = (int64_t)query * v.kv_len;
+            const int begin = row_begin(a, v, query), end = min(row_end(a, v, query), first);
+            const int key = first_hidden<4>(keys.mask, row, begin, end);
+            if (key < end) first = key;
+            if (first >= tile + KV8_PREFILL_TILE_KEYS) continue;
+            first = tile;  // all tiles are masked
+            break;
         }
+        if (threadIdx.x % 32 == 0 && first < INT32_MAX) atomicMin(&block.unmasked_to, first);
     }
-    return __reduce_min_sync(~0u, first);
+    __syncthreads();
 }
 
 __device__ static int bin_shift(const kv8_kernel_args &a) {
@@ -210,11 +217,7 @@ __device__ static void sort_blocks(const kv8_kernel_args &a, int num_blocks, int
         found[i].bin = bin_of(length_of(found[i].block), shift);
     }
     __syncthreads();
-    for (int i = threadIdx.x / 32; a.mask_bits != nullptr && i < num_blocks;
-         i += SCHEDULE_THREADS / 32) {
-        const int keys = unmasked_keys(a, found[i].block);
-        if (threadIdx.x % 32 == 0) found[i].block.unmasked_to = keys;
-    }
+    if (a.mask_bits != nullptr && num_blocks > 0) find_unmasked(a, found, num_blocks);
     rank_by_bins(found, num_blocks, bins, warp_sums);
     for (int i = threadIdx.x; i < num_blocks; i += SCHEDULE_THREADS)
         a.prefill.blocks[found[i].rank] = found[i].block;

@@ -157,13 +157,14 @@ struct TileLoader {
     __device__ __forceinline__ int shared_to() const {
         return item_keys(offsetof(kv8_prefill_item, shared_from)).end;
     }
-    // Of an item that may have gaps keys [from, to) may be no row's, and their page any number.
-    __device__ __forceinline__ bool some_row_sees(int from, int to) const {
-        short has_gaps;
+    // Whether keys that no row sees, whose page may be any number, may lie between those that some
+    // do.
+    __device__ __forceinline__ bool has_gaps() const {
+        short gaps;
         asm volatile("ld.shared.s8 %0, [%1];"
-                     : "=h"(has_gaps)
+                     : "=h"(gaps)
                      : "r"(item_at + (uint32_t)offsetof(kv8_prefill_item, has_gaps)));
-        return has_gaps == 0 || keys.some_row_sees(a, view, from, to);
+        return gaps != 0;
     }
     // Behind the item: whether pages of keys that it sees are not there.
     __device__ __forceinline__ uint32_t missing_at() const {
@@ -176,27 +177,22 @@ struct TileLoader {
     __device__ __forceinline__ void find_missing(const kv8_prefill_item &item) const {
         const int from = max(item.tile_begin * KV8_PREFILL_TILE_KEYS, item.seen_from);
         const int to = min(item.tile_end * KV8_PREFILL_TILE_KEYS, item.seen_to);
-        const int last = divide(max(to - 1, 0), a.by_page);
-        int count = 0;
-#pragma unroll 1
-        for (int i = divide(from, a.by_page) + (int)threadIdx.x; from < to && i <= last;
-             i += SHAPE::THREADS)
-            if (!page_exists(a, keys.pages[i]) &&
-                some_row_sees(max(i * a.page_size, from), min((i + 1) * a.page_size, to)))
-                count++;
-        count = __reduce_add_sync(~0u, count);
+        const int count = keys.count_missing(a, view, has_gaps(), from, to, (int)threadIdx.x / 32,
+                                             SHAPE::THREADS / 32);
         if (count == 0 || lane != 0) return;
         if (a.bad_pages != nullptr) atomicAdd(a.bad_pages, count);
         store_shared(missing_at(), 1);
     }
     __device__ __forceinline__ void look_up(int tile) {
-        const int key = tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS + lane % SHAPE::WARP_KEYS;
+        const int first = tile * SHAPE::KEYS + warp * SHAPE::WARP_KEYS;
+        const int of_warp = lane % SHAPE::WARP_KEYS, key = first + of_warp;
         const int nth = divide(key, a.by_page);
         bool seen = true;
         if (!is_plain(tile)) {
             const KeyRange by_some = item_keys(offsetof(kv8_prefill_item, seen_from));
-            seen = key >= by_some.begin && key < by_some.end;
-            seen = seen && some_row_sees(key, key + 1);
+            uint32_t by_rows = ~0u;
+            if (has_gaps()) by_rows = keys.seen_keys(a, view, first);
+            seen = key >= by_some.begin && key < by_some.end && (by_rows >> of_warp & 1) != 0;
         }
         slot = key - nth * a.page_size;
         page = seen ? keys.pages[nth] : UNSEEN;

@@ -65,38 +65,37 @@ struct KeyLoader {
     __device__ __forceinline__ int num_tiles() const {
         return tile_end - item_field(offsetof(kv8_prefill_item, tile_begin));
     }
-    // Whether some row sees one of the keys [from, to), of an item that may have gaps.
-    __device__ __forceinline__ bool some_row_sees(int from, int to) const {
-        short has_gaps;
+    // Whether keys that no row sees may lie between those that some do.
+    __device__ __forceinline__ bool has_gaps() const {
+        short gaps;
         asm volatile("ld.shared.s8 %0, [%1];"
-                     : "=h"(has_gaps)
+                     : "=h"(gaps)
                      : "r"(item_at + (uint32_t)offsetof(kv8_prefill_item, has_gaps)));
-        if (has_gaps == 0) return true;
+        return gaps != 0;
+    }
+    __device__ __forceinline__ ItemView view() const {
         ItemView v;
         v.row_begin = item_field(offsetof(kv8_prefill_item, row_begin));
         v.q_begin = item_field(offsetof(kv8_prefill_item, q_begin));
         v.qo_len = item_field(offsetof(kv8_prefill_item, qo_len));
         v.kv_len = item_field(offsetof(kv8_prefill_item, kv_len));
         v.num_rows = v.qo_len * a.group_size - v.row_begin;
+        return v;
+    }
+    __device__ __forceinline__ RequestKeys request_keys() const {
         RequestKeys keys;
-        keys.kv_len = v.kv_len, keys.mask = nullptr;
+        keys.pages = pages;
+        keys.kv_len = item_field(offsetof(kv8_prefill_item, kv_len)), keys.mask = nullptr;
         if (a.mask_bits != nullptr)
             keys.mask =
                 a.mask_bits + a.mask_indptr[item_field(offsetof(kv8_prefill_item, request))];
-        return keys.some_row_sees(a, v, from, to);
+        return keys;
     }
     // Counts pages that the item sees and that are not there, each warp a share of them.
     __device__ __forceinline__ void find_missing() const {
         const int from = max(tile * KEYS, item_field(offsetof(kv8_prefill_item, seen_from)));
         const int to = min(tile_end * KEYS, item_field(offsetof(kv8_prefill_item, seen_to)));
-        const int last = divide(max(to - 1, 0), a.by_page);
-        int count = 0;
-#pragma unroll 1
-        for (int i = divide(from, a.by_page) + 32 * warp + lane; from < to && i <= last; i += 128)
-            if (!page_exists(a, pages[i]) &&
-                some_row_sees(max(i * a.page_size, from), min((i + 1) * a.page_size, to)))
-                count++;
-        count = __reduce_add_sync(~0u, count);
+        const int count = request_keys().count_missing(a, view(), has_gaps(), from, to, warp, 4);
         if (count == 0 || lane != 0) return;
         if (a.bad_pages != nullptr) atomicAdd(a.bad_pages, count);
         store_shared(item_at + offsetof(ItemSlot, missing), 1);
@@ -107,13 +106,15 @@ struct KeyLoader {
     }
     // The page of this lane's key of the tile; UNSEEN where nobody looks.
     __device__ __forceinline__ int page_of(int of_tile) const {
-        const int key = of_tile * KEYS + 32 * warp + lane;
-        if (!is_plain(of_tile)) {
-            const KeyRange seen = item_keys(offsetof(kv8_prefill_item, seen_from));
-            if (of_tile >= tile_end || key < seen.begin || key >= seen.end) return UNSEEN;
-            if (OPTIONS && !some_row_sees(key, key + 1)) return UNSEEN;
-        }
-        return pages[divide(key, a.by_page)];
+        const int first = of_tile * KEYS + 32 * warp, key = first + lane;
+        if (is_plain(of_tile)) return pages[divide(key, a.by_page)];
+        const KeyRange by_some = item_keys(offsetof(kv8_prefill_item, seen_from));
+        const bool inside = of_tile < tile_end && key >= by_some.begin && key < by_some.end;
+        const int of_key = inside ? pages[divide(key, a.by_page)] : UNSEEN;
+        if (!OPTIONS || of_tile >= tile_end || !has_gaps()) return of_key;
+        const KeyRange by_all = item_keys(offsetof(kv8_prefill_item, shared_from));
+        if (first >= by_all.begin && first + 32 <= by_all.end) return of_key;
+        return request_keys().seen_keys(a, view(), first) >> lane & 1 ? of_key : UNSEEN;
     }
     // Whether V's rows lie where K's do, at one distance.
     __device__ __forceinline__ bool has_twin_pools() const {

@@ -90,20 +90,26 @@ struct RowState {
             : "r"(row_address(thread() / 32 * 16 + lane() % 16, offsetof(RowRecord, begin))));
         return {__reduce_max_sync(~0u, begin), __reduce_min_sync(~0u, end)};
     }
-    // Keys that a mask hides. s: as above.
+    // Keys that a mask hides; of the four lanes that have a row each looks 32 keys up. s: as above.
     template <int N>
     __device__ __forceinline__ void hide_by_mask(float (&s)[N], const kv8_prefill_item &item,
                                                  int first) const {
+        constexpr int WORDS = N / 16;
         const ItemView v = view_item(a, item);
         const RequestKeys keys(a, item);
+        uint32_t own[2];
 #pragma unroll
         for (int slot = 0; slot < 2; slot++) {
             const int row = min(64 * index + row_of(slot), v.num_rows - 1);
             const int query = query_of(a, v.row_begin + row);
+            own[slot] = mask_word(keys.mask, keys.kv_len, query, first + lane() % WORDS * 32);
+        }
+#pragma unroll
+        for (int slot = 0; slot < 2; slot++) {
             const float hidden = SHAPE::FP8 ? copysignf(INFINITY, -factor[slot]) : -INFINITY;
 #pragma unroll
-            for (int word = 0; word < N / 16; word++) {
-                const uint32_t mine = keys.mask_word(query, first + 32 * word) >> (lane() % 4 * 2);
+            for (int word = 0; word < WORDS; word++) {
+                const uint32_t mine = __shfl_sync(~0u, own[slot], word, WORDS) >> (lane() % 4 * 2);
 #pragma unroll
                 for (int i = 0; i < 8; i++)
                     if (!(mine >> (i / 2 * 8 + i % 2) & 1))
