@@ -127,7 +127,7 @@ static void a_cluster_serves_a_head_of_one_request(void **state) {
         kv8_attention_spec spec = stand_spec();
         spec.max_batch = 1;
         spec.max_total_q = cases[i].rows;
-        spec.max_kv_len = 2048;
+        spec.max_kv_len = 1024;
         stand_plan p;
         stand_args a;
         assert_ok(stand_plan_open(&p, &s, &spec));
