@@ -1,12 +1,14 @@
 /* in_turn.c - times attention of several builds of libkv8.so in turn, in one process.
  *
- *   in_turn [options] LIBRARY[:invariant|:nan-PART|:inf-PART|:big-PART|:sub-PART]...
+ *   in_turn [options] LIBRARY[:invariant|:tree|:nan-PART|:inf-PART|:big-PART|:sub-PART]...
  *
  * On a machine that others use, two programs one after the other differ by more than two builds do.
  * Here every build gets a few runs, then the next, over the same cold pages, until the time is up;
  * what disturbs one disturbs all. Differences of 1 to 2 % show in the lower quartiles; repeat with
  * the libraries in another order, since where a workspace lies in memory counts too.
- * `:invariant` asks the plan for batch_invariant. `:nan-PART` puts a NaN, `:inf-PART` an infinity,
+ * `:invariant` asks the plan for batch_invariant, `:tree` gives a mask, in which a query sees of
+ * the last keys, those of the queries, its own and its ancestors' alone. `:nan-PART` puts a NaN,
+ * `:inf-PART` an infinity,
  * `:big-PART` 1e30 into each request's first key (-l: its last) or query, in one head of q, k or v,
  * or in all of Q, K or V. `:sub-PART` makes every element of all of Q, K or V subnormal (of int8
  * the scales). The last column is the largest difference of an output from the first build's.
@@ -33,7 +35,8 @@ enum {
 };
 
 static const char usage[] =
-    "usage: in_turn [options] LIBRARY[:invariant|:nan-PART|:inf-PART|:big-PART|:sub-PART]...\n"
+    "usage: in_turn [options] "
+    "LIBRARY[:invariant|:tree|:nan-PART|:inf-PART|:big-PART|:sub-PART]...\n"
     "  -s Q/KV/D   query heads, KV heads, head_dim (64/8/64)\n"
     "  -k FORMAT   of the cache: e4m3, int8, bf16, ... (e4m3)\n"
     "  -c LIST     keys of a request (8192)\n"
@@ -49,7 +52,7 @@ static const char usage[] =
 #define CALL(f) __typeof__(&f) f
 typedef struct build {
     const char *name;
-    bool invariant;
+    bool invariant, tree;
     float sick; /* NaN, infinity, .. in q, k, v, Q, K or V; part 0 = none */
     bool everywhere;
     char part;
@@ -122,6 +125,7 @@ static build open_build(const char *name, int32_t threads) {
     char path[4096];
     const size_t length = strcspn(name, ":");
     b.invariant = strcmp(name + length, ":invariant") == 0;
+    b.tree = strcmp(name + length, ":tree") == 0;
     static const struct {
         const char *name;
         float value;
@@ -133,7 +137,7 @@ static build open_build(const char *name, int32_t threads) {
         if (strchr(b.everywhere ? "QKV" : "qkvQKV", name[length + 5]) != NULL)
             b.part = name[length + 5];
     }
-    if (name[length] != '\0' && !b.invariant && b.part == 0) {
+    if (name[length] != '\0' && !b.invariant && !b.tree && b.part == 0) {
         fprintf(stderr, "in_turn: %s ends with %s: see the usage\n", name, name + length);
         exit(2);
     }
@@ -212,7 +216,28 @@ typedef struct inputs {
     kv8_paged k, v;
     kv8_page_table pages;
     float sink[MAX_HEADS];
+    uint8_t *tree; /* bits of a mask, those of a request from tree_indptr on */
+    int64_t tree_indptr[MAX_BATCH + 1];
 } inputs;
+
+/* A query's node has the nodes 2n + 1 and 2n + 2 below it. */
+static void make_tree(inputs *in, const options *o, int32_t context) {
+    const int64_t bytes = ((int64_t)o->qo_len * context + 7) / 8;
+    in->tree = malloc((size_t)(bytes * o->batch));
+    memset(in->tree, 0xff, (size_t)(bytes * o->batch));
+    for (int32_t i = 0; i <= o->batch; i++) in->tree_indptr[i] = i * bytes;
+    for (int64_t at = 0; at < (int64_t)o->batch * o->qo_len; at++) {
+        const int32_t query = (int32_t)(at % o->qo_len);
+        uint8_t *const bits = in->tree + at / o->qo_len * bytes;
+        for (int32_t node = query, ancestor = query; node >= 0; node--) {
+            const int64_t bit = (int64_t)query * context + context - o->qo_len + node;
+            if (node == ancestor)
+                ancestor = (ancestor - 1) / 2;
+            else
+                bits[bit / 8] &= (uint8_t) ~(1u << (bit % 8));
+        }
+    }
+}
 
 static void make_inputs(inputs *in, const options *o, const pool *p, int32_t context) {
     static int32_t qo_indptr[MAX_BATCH + 1], page_indptr[MAX_BATCH + 1], last_page_len[MAX_BATCH];
@@ -260,6 +285,7 @@ static void make_inputs(inputs *in, const options *o, const pool *p, int32_t con
     in->pages = (kv8_page_table)KV8_PAGE_TABLE_INIT;
     in->pages.page_indptr = page_indptr;
     in->pages.last_page_len = last_page_len;
+    make_tree(in, o, context);
 }
 
 /* A code of a cache, or of Q: the largest where the format has no infinity. */
@@ -353,6 +379,7 @@ static void open_plan(build *b, const options *o, const pool *p, int32_t context
     s.window_left = o->window;
     s.causal = 1;
     s.batch_invariant = b->invariant;
+    s.has_mask = b->tree;
     s.max_batch = o->batch;
     s.max_total_q = o->batch * o->qo_len;
     s.max_kv_len = context;
@@ -389,7 +416,10 @@ static float difference(const kv8_attention_args *a, size_t num, bool first) {
     return most;
 }
 
-static void run_once(const build *b, const kv8_attention_args *a) {
+static void run_once(const build *b, inputs *in) {
+    kv8_attention_args *const a = &in->args;
+    a->mask_bits = b->tree ? in->tree : NULL;
+    a->mask_indptr = b->tree ? in->tree_indptr : NULL;
     check(b, b->kv8_attention_prepare(b->plan, a, b->workspace));
     check(b, b->kv8_attention_run(b->plan, a, b->workspace));
 }
@@ -418,7 +448,7 @@ static void time_context(build *builds, int num_builds, const options *o, const 
             for (int k = 0; k < turn; k++) {
                 in.pages.page_indices = p->order + at++ % sets * pages;
                 const double begin = now_us();
-                run_once(b, a);
+                run_once(b, &in);
                 if (k > 0) b->samples[b->num++] = now_us() - begin;
             }
             spoil(b, o, &in, p, context, true);
@@ -428,7 +458,7 @@ static void time_context(build *builds, int num_builds, const options *o, const 
     for (int i = 0; i < num_builds; i++) {
         build *const b = &builds[i];
         spoil(b, o, &in, p, context, false);
-        run_once(b, a);
+        run_once(b, &in);
         spoil(b, o, &in, p, context, true);
         const size_t num = (size_t)(a->qo_indptr[o->batch] * a->o_stride_row);
         const float d = difference(a, num, i == 0);
@@ -440,6 +470,7 @@ static void time_context(build *builds, int num_builds, const options *o, const 
     fflush(stdout);
     free((void *)(uintptr_t)a->q);
     free(a->o);
+    free(in.tree);
 }
 
 int main(int argc, char **argv) {

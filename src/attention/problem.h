@@ -142,5 +142,21 @@ static inline bool kv8_mask_bit(const kv8_attention_args *args, int32_t b, int32
     const int64_t bit = (int64_t)row * kv_len + key;
     return (args->mask_bits[args->mask_indptr[b] + bit / 8] >> (bit % 8)) & 1;
 }
+/* The first n bits, of 64. */
+static inline uint64_t kv8_first_bits(int32_t n) {
+    return n < 64 ? (UINT64_C(1) << n) - 1 : UINT64_MAX;
+}
+/* Bits of (row, keys [begin, end)), at most 64, in request b's mask field. */
+static inline uint64_t kv8_mask_word(const kv8_attention_args *args, int32_t b, int32_t kv_len,
+                                     int32_t row, int32_t begin, int32_t end) {
+    const int64_t first = (int64_t)row * kv_len + begin, last = first + (end - begin) - 1;
+    const uint8_t *const at = args->mask_bits + args->mask_indptr[b] + first / 8;
+    const int32_t more = (int32_t)(last / 8 - first / 8), shift = (int32_t)(first % 8);
+    uint64_t bits = 0;
+    for (int32_t i = 0; i <= more && i < 8; i++) bits |= (uint64_t)at[i] << (8 * i);
+    bits >>= shift;
+    if (more == 8) bits |= (uint64_t)at[8] << (64 - shift);
+    return bits & kv8_first_bits(end - begin);
+}
 
 #endif

@@ -105,6 +105,7 @@ typedef void (*kv8_attention_kernel)(const kv8_attention_job *job);
 typedef struct kv8_tile {
     int32_t begin, end; /* keys */
     bool mixed;         /* some row sees a key of the tile that another does not */
+    bool has_holes;     /* no row sees some of its keys */
     /* NULL for a key that no row of the item sees: its bytes are never read. */
     const uint8_t *k[KV8_TILE_KEYS], *v[KV8_TILE_KEYS];
     /* k_scale, v_scale of int8 K and V: where the first head's row scales lie; row_scale: the
@@ -120,14 +121,16 @@ static inline bool kv8_job_sees(const kv8_attention_job *job, int32_t row, int32
     return kv8_mask_bit(job->args, job->item->request, job->kv_len, q_row, key);
 }
 
-static inline bool kv8_job_any_sees(const kv8_attention_job *job, int32_t key) {
-    /* All heads of a query row see the same: one packed row of each is asked. */
-    for (int32_t row = 0; row < job->item->num_rows;) {
-        if (kv8_job_sees(job, row, key)) return true;
-        const int32_t packed = job->item->row_begin + row;
-        row += job->group_size - packed % job->group_size;
-    }
-    return false;
+/* Of the keys [begin, end), at most 64, bits of those that a row sees. */
+static inline uint64_t kv8_job_seen_keys(const kv8_attention_job *job, int32_t row, int32_t begin,
+                                         int32_t end) {
+    const int32_t from = job->seen_from[row] > begin ? job->seen_from[row] : begin;
+    const int32_t to = job->seen_to[row] < end ? job->seen_to[row] : end;
+    if (from >= to) return 0;
+    if (!job->spec->has_mask) return kv8_first_bits(to - from) << (from - begin);
+    const int32_t q_row = (job->item->row_begin + row) / job->group_size;
+    return kv8_mask_word(job->args, job->item->request, job->kv_len, q_row, from, to)
+           << (from - begin);
 }
 
 static inline const kv8_f16 *kv8_row_scale_at(const kv8_paged *paged, int32_t page, int64_t slot,
@@ -173,6 +176,7 @@ static inline void kv8_tile_addresses(const kv8_attention_job *job, int32_t begi
     const int32_t page_size = job->spec->page_size;
     tile->begin = begin;
     tile->end = end;
+    tile->has_holes = false;
     if (page_size == 0) { /* ragged */
         const int64_t first = job->args->pages->kv_indptr[job->item->request];
         kv8_tile_run(job, 0, first + begin, 0, end - begin, tile);
@@ -196,16 +200,21 @@ static inline int32_t kv8_tile_end(int32_t key, int32_t key_end) {
 static inline bool kv8_tile_gather(const kv8_attention_job *job, int32_t begin, int32_t end,
                                    kv8_tile *tile) {
     kv8_tile_addresses(job, begin, end, tile);
-    tile->mixed = job->spec->has_mask || job->common.begin > begin || job->common.end < end;
-    if (!job->has_holes || !tile->mixed) return true;
-    bool any = false;
-    for (int32_t key = begin; key < end; key++) {
-        if (kv8_job_any_sees(job, key))
-            any = true;
-        else
-            tile->k[key - begin] = tile->v[key - begin] = NULL;
+    tile->mixed = job->common.begin > begin || job->common.end < end;
+    if (!job->has_holes || !(tile->mixed || job->spec->has_mask)) return true;
+    const uint64_t full = kv8_first_bits(end - begin);
+    uint64_t any = 0, all = full;
+    /* All heads of a query row see the same: one packed row of each is asked. */
+    for (int32_t row = 0; row < job->item->num_rows;) {
+        const uint64_t seen = kv8_job_seen_keys(job, row, begin, end);
+        any |= seen, all &= seen;
+        row += job->group_size - (job->item->row_begin + row) % job->group_size;
     }
-    return any;
+    tile->mixed = all != full;
+    tile->has_holes = any != full;
+    for (int32_t i = 0; tile->has_holes && i < end - begin; i++)
+        if ((any >> i & 1) == 0) tile->k[i] = tile->v[i] = NULL;
+    return any != 0;
 }
 
 /* The next tile of the item with a visible key, from *begin on, which moves behind it. */

@@ -245,7 +245,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
         .k = rows.k,
         .v = rows.v,
         .order = order,
-        .in_pages = n == KV8_TILE_KEYS && !job->has_holes && job->spec->page_size % T_SIDE == 0};
+        .in_pages = n == KV8_TILE_KEYS && !tile->has_holes && job->spec->page_size % T_SIDE == 0};
     t_products(job, &sources, queue);
     t_ask_between(queue, 0, 8);
     t_weigh(job, &at, tile, &rows, head, o);

@@ -108,10 +108,9 @@ static void t_mask(const kv8_attention_job *job, const t_lanes *at, const kv8_ti
     }
     if (!job->spec->has_mask) return;
     for (int32_t row = 0; row < at->num_rows; row++) {
-        for (int32_t i = 0; i < n; i++) {
-            if (!kv8_job_sees(job, at->row_begin + row, tile->begin + i))
-                job->s[t_score_at(at, row, i)] = -INFINITY;
-        }
+        const uint64_t seen = kv8_job_seen_keys(job, at->row_begin + row, tile->begin, tile->end);
+        for (uint64_t left = ~seen & kv8_first_bits(n); left != 0; left &= left - 1)
+            job->s[t_score_at(at, row, __builtin_ctzll(left))] = -INFINITY;
     }
 }
 

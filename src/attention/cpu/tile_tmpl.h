@@ -93,12 +93,12 @@ static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const 
     rows->k_from = tile->k, rows->v_from = tile->v;
     rows->k_at = head * job->k_head, rows->v_at = head * job->v_head;
     if (copied || tile->mixed || n != KV8_TILE_KEYS) {
-        t_rows_at(tile->k, n, rows->k_at, job->has_holes, rows->k);
-        t_rows_at(tile->v, n, rows->v_at, job->has_holes, rows->v);
+        t_rows_at(tile->k, n, rows->k_at, tile->has_holes, rows->k);
+        t_rows_at(tile->v, n, rows->v_at, tile->has_holes, rows->v);
         rows->k_from = rows->k, rows->v_from = rows->v;
         rows->k_at = rows->v_at = 0;
     }
-    if (next != NULL && !job->has_holes) {
+    if (next != NULL && !next->has_holes) {
         const int32_t count = next->end - next->begin;
         t_ahead_of(job, next, head, rows->ahead);
         for (int32_t i = head * count / num_heads; i < (head + 1) * count / num_heads; i++) {
@@ -116,19 +116,19 @@ static void t_rows_of(const kv8_attention_job *job, const kv8_tile *tile, const 
 
 /* K's or V's row scales of a tile, head by head; 0 for a key that nobody sees. Once for all heads:
  * in the usual layout a token's scales are neighbours. */
-static void t_gather_scales(const kv8_attention_job *job, const uint8_t *const *rows,
-                            const kv8_f16 *const *first, int32_t n, int64_t stride_head,
-                            kv8_f16 (*to)[KV8_TILE_KEYS]) {
-    const int32_t num_heads = job->item->num_heads;
+static void t_gather_scales(const kv8_attention_job *job, const kv8_tile *tile,
+                            const uint8_t *const *rows, const kv8_f16 *const *first,
+                            int64_t stride_head, kv8_f16 (*to)[KV8_TILE_KEYS]) {
+    const int32_t num_heads = job->item->num_heads, n = tile->end - tile->begin;
 #ifdef T_TURN_SCALES
-    if (n == KV8_TILE_KEYS && num_heads % 8 == 0 && stride_head == 1 && !job->has_holes) {
+    if (n == KV8_TILE_KEYS && num_heads % 8 == 0 && stride_head == 1 && !tile->has_holes) {
         for (int32_t head = 0; head < num_heads; head += 8) T_TURN_SCALES(first, head, to + head);
         return;
     }
 #endif
     for (int32_t head = 0; head < num_heads; head++) {
         const int64_t at = head * stride_head;
-        if (job->has_holes) {
+        if (tile->has_holes) {
             for (int32_t i = 0; i < n; i++)
                 to[head][i] = rows[i] != NULL ? first[i][at] : (kv8_f16){0};
         } else {

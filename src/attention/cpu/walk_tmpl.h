@@ -7,7 +7,7 @@
 
 /* Where nothing has asked for an item's first tile: all of it at once, while Q is laid out. */
 static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
-    if (job->has_holes) return;
+    if (tile->has_holes) return;
     const int32_t bytes = t_ask_bytes(job);
     for (int32_t key = 0; key < tile->end - tile->begin; key++) {
         for (int32_t head = 0; head < job->item->num_heads; head++) {
@@ -67,12 +67,11 @@ void T_NAME(const kv8_attention_job *job) {
         const bool last = !kv8_tile_next(job, &key, &tiles[now ^ 1]);
         kv8_tile *const tile = &tiles[now], *const other = &tiles[now ^ 1];
         const kv8_tile *const next = last ? kv8_tile_of_next_item(job, other) : other;
-        const int32_t n = tile->end - tile->begin;
         if (job->spec->k_dtype == KV8_INT8)
-            t_gather_scales(job, tile->k, tile->k_scale, n, job->args->k->row_scale_stride_head,
+            t_gather_scales(job, tile, tile->k, tile->k_scale, job->args->k->row_scale_stride_head,
                             tile->row_scale[0]);
         if (job->spec->v_dtype == KV8_INT8)
-            t_gather_scales(job, tile->v, tile->v_scale, n, job->args->v->row_scale_stride_head,
+            t_gather_scales(job, tile, tile->v, tile->v_scale, job->args->v->row_scale_stride_head,
                             tile->row_scale[1]);
         for (int32_t head = 0; head < job->item->num_heads; head++)
             t_tile_of_head(job, tile, next, order, head, &queue);
