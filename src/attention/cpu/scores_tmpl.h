@@ -107,8 +107,11 @@ static void t_mask(const kv8_attention_job *job, const t_lanes *at, const kv8_ti
         }
     }
     if (!job->spec->has_mask) return;
+    uint64_t seen = 0; /* by all heads of a query row */
     for (int32_t row = 0; row < at->num_rows; row++) {
-        const uint64_t seen = kv8_job_seen_keys(job, at->row_begin + row, tile->begin, tile->end);
+        const int32_t of_item = at->row_begin + row;
+        if (row == 0 || (job->item->row_begin + of_item) % job->group_size == 0)
+            seen = kv8_job_seen_keys(job, of_item, tile->begin, tile->end);
         for (uint64_t left = ~seen & kv8_first_bits(n); left != 0; left &= left - 1)
             job->s[t_score_at(at, row, __builtin_ctzll(left))] = -INFINITY;
     }
