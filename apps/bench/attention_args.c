@@ -21,7 +21,7 @@ typedef struct words {
     int32_t qo_len, window, page_size, pool_mib, longest, chunk, shared_prefix, left_padding,
         attention_chunk;
     float seconds;
-    bool no_sink, hnd, json, csv, batch_invariant, check, bounded, tree;
+    bool no_sink, hnd, json, csv, batch_invariant, check, bounded, tree, prepare;
 } words;
 
 /* A whole number from min to max that begins at *text; moves *text behind it. */
@@ -172,10 +172,11 @@ static int read_device(const words *w, bench_args *out) {
     if (!out->cuda && (w->check || w->longest > 0))
         return cli_fail("--%s goes with --device cuda", w->check ? "check" : "longest");
     if (!out->cuda && w->chunk > 0) return cli_fail("--chunk goes with --device cuda");
-    if (!out->cuda &&
-        (w->o != NULL || w->bounded || w->tree || w->left_padding > 0 || w->attention_chunk > 0))
+    if (!out->cuda && (w->o != NULL || w->bounded || w->tree || w->prepare || w->left_padding > 0 ||
+                       w->attention_chunk > 0))
         return cli_fail(
-            "--o, --bounded, --tree, --left-padding and --attention-chunk go with --device cuda");
+            "--o, --bounded, --tree, --prepare, --left-padding and --attention-chunk go with "
+            "--device cuda");
     return CLI_OK;
 }
 
@@ -217,6 +218,7 @@ static int read_words(const words *w, bench_args *out) {
                         .attention_chunk = w->attention_chunk,
                         .bounded = w->bounded,
                         .tree = w->tree,
+                        .prepare = w->prepare,
                         .seconds = w->seconds,
                         .plot = w->plot,
                         .check = w->check,
@@ -259,6 +261,8 @@ static int parse_words(words *w, int argc, char **argv) {
          CLI_INT, &w->attention_chunk, 0, 1 << 24},
         {"tree", NULL, "on cuda: a tree mask over a request's last keys, its queries'", CLI_FLAG,
          &w->tree},
+        {"prepare", NULL, "on cuda: every run is prepared, as where lengths change before each",
+         CLI_FLAG, &w->prepare},
         {"bounded", NULL, "on cuda: page ids are held to the pool's size", CLI_FLAG, &w->bounded},
         {"page-size", "N", "tokens of a page (16)", CLI_INT, &w->page_size, 1, 1 << 16},
         {"hnd", NULL, "pages [kv_head, slot, dim] instead of [slot, kv_head, dim]", CLI_FLAG,

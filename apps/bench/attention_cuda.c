@@ -426,7 +426,10 @@ static kv8_status capture(device_run *r, const bench_device *b, int32_t num_runs
     if (status != KV8_OK) return status;
     for (int32_t i = 0; status == KV8_OK && i < num_runs; i++) {
         r->pages.page_indices = r->page_indices + i % r->num_sets * r->pages_per_set;
-        status = kv8_attention_device_run(r->plan, b->stream, &r->args, r->workspace);
+        if (b->args->prepare)
+            status = kv8_attention_device_prepare(r->plan, b->stream, &r->args, r->workspace);
+        if (status == KV8_OK)
+            status = kv8_attention_device_run(r->plan, b->stream, &r->args, r->workspace);
     }
     const kv8_status ended = kv8_stream_capture_end(b->stream, graph_out);
     return status == KV8_OK ? ended : status;

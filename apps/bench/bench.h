@@ -63,7 +63,8 @@ typedef struct bench_args {
     float seconds;
     const char *plot;
     bench_sick sick;
-    bool decode, prefill, check, no_sink, hnd, batch_invariant, bounded, tree, cuda, csv, json;
+    bool decode, prefill, check, no_sink, hnd, batch_invariant, bounded, tree, prepare, cuda, csv,
+        json;
 } bench_args;
 /* Whether a rung of the processor is called so. */
 bool bench_isa(const char *name, kv8_isa *isa_out);

@@ -9,6 +9,7 @@
 #include "prefill_schedule_args.h"
 
 static const char schedule_name[] = "kv8_prefill_schedule__sm80";
+static const char masks_name[] = "kv8_prefill_masks__sm80";
 
 /* --- decode --- */
 
@@ -125,6 +126,9 @@ static kv8_status make_prefill(kv8_attention_device_plan *plan, kv8_device_choic
     int32_t blocks = 0;
     KV8_TRY(kv8_kernel_get(&plan->schedule, plan->device, schedule_name,
                            sizeof(kv8_prefill_schedule_args), 0));
+    if (spec->has_mask)
+        KV8_TRY(kv8_kernel_get(&plan->masks, plan->device, masks_name,
+                               sizeof(kv8_prefill_schedule_args), 0));
     choice->launch.block[0] = (uint32_t)v->num_warps * 32;
     KV8_TRY(fill_machine(plan, choice, &blocks));
     choice->launch.grid[0] = (uint32_t)blocks;
@@ -221,6 +225,8 @@ static kv8_status lay_out(kv8_attention_device_plan *plan) {
         l->indptr_at = place(&l->size, (int64_t)plan->spec.max_batch + 1, sizeof(int32_t));
         l->broken_at = place(&l->size, items, sizeof(kv8_prefill_broken));
         l->decode_lens_at = place(&l->size, plan->spec.max_batch, sizeof(int32_t));
+        l->unmasked_at =
+            place(&l->size, plan->spec.has_mask ? plan->spec.max_total_q : 0, sizeof(int32_t));
     }
     for (int i = 0; i < 2; i++) {
         at[i].sums_at = place(&l->size, 1, most[i].sums);

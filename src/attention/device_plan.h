@@ -36,6 +36,7 @@ typedef struct kv8_device_layout {
     kv8_partials_layout decode, prefill;
     size_t items_at, blocks_at, indptr_at, broken_at; /* prefill's work list */
     size_t decode_lens_at;                            /* rows of each request that are decode's */
+    size_t unmasked_at;                               /* of specs with a mask, where it begins */
     size_t size;
 } kv8_device_layout;
 
@@ -48,6 +49,7 @@ struct kv8_attention_device_plan {
     int num_choices;
     int32_t decode_rows; /* beside prefill: of a request, that are decode's; 0 = none are */
     kv8_kernel schedule; /* of prefill's work list */
+    kv8_kernel masks;    /* before it, of specs with a mask */
     kv8_device_layout layout;
 };
 

@@ -248,6 +248,17 @@ static kv8_status begin(const kv8_attention_device_plan *plan, const kv8_attenti
     return KV8_OK;
 }
 
+/* A row a warp, as far as the GPU has room for warps at once. */
+static kv8_status launch_masks(const kv8_attention_device_plan *plan, kv8_stream *stream,
+                               const kv8_prefill_schedule_args *args) {
+    enum { ROWS = KV8_PREFILL_MASK_THREADS / 32, BLOCKS_PER_SM = 8 };
+    const int64_t most = (int64_t)BLOCKS_PER_SM * kv8_device_get_info(plan->device)->num_sms;
+    const int64_t blocks = kv8_min_i64(kv8_ceil_div(plan->spec.max_total_q, ROWS), most);
+    const kv8_launch launch = {
+        .grid = {(uint32_t)blocks}, .block = {KV8_PREFILL_MASK_THREADS}, .overlaps_previous = true};
+    return kv8_kernel_launch(&plan->masks, stream, &launch, args);
+}
+
 /* Prefill's work list comes into the workspace, from the lengths on the device; a run leaves it as
  * it was. */
 kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, kv8_stream *stream,
@@ -256,13 +267,16 @@ kv8_status kv8_attention_device_prepare(const kv8_attention_device_plan *plan, k
     run_kernels r;
     KV8_TRY(begin(plan, args, workspace, &r));
     if (r.choice == NULL || r.choice->variant->way != KV8_WAY_PREFILL) return KV8_OK;
-    const kv8_launch launch = {.grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}};
+    const kv8_launch launch = {
+        .grid = {1}, .block = {KV8_PREFILL_SCHEDULE_THREADS}, .overlaps_previous = true};
     kv8_prefill_schedule_args schedule = {
         .args = r.args,
         .decode_lens = r.decode_lens,
+        .unmasked_to = (void *)((uint8_t *)workspace + plan->layout.unmasked_at),
         .decode_rows = plan->decode_rows,
         .shares_joins = kv8_variant_is_on_wgmma(r.choice->variant),
     };
+    if (r.args.mask_bits != NULL) KV8_TRY(launch_masks(plan, stream, &schedule));
     return kv8_kernel_launch(&plan->schedule, stream, &launch, &schedule);
 }
 

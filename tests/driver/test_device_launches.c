@@ -4,6 +4,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "device_plan_case.h"
+#include "prefill_schedule_args.h"
 
 /* --- launches and workspaces --- */
 
@@ -212,6 +213,33 @@ static void work_is_cut_once_for_all_runs(void **state) {
     stand_close(&s);
 }
 
+/* Where masks begin to hide keys is found before the work is cut, a row a warp. */
+static void masks_are_looked_at_before_work_is_cut(void **state) {
+    (void)state;
+    stand s = stand_open(90, H200_SMS);
+    kv8_attention_spec spec = prefill_spec();
+    spec.has_mask = 1;
+    stand_plan p;
+    stand_args a;
+    assert_ok(stand_plan_open(&p, &s, &spec));
+    stand_args_make(&a, &s, &spec, 64);
+    a.args.mask_bits = s.memory;
+    a.args.mask_indptr = (const int64_t *)(const void *)s.memory;
+    const int32_t first = stand_in_num_launches();
+    assert_ok(kv8_attention_device_prepare(p.plan, s.stream, &a.args, p.workspace));
+    assert_ok(kv8_stream_synchronize(s.stream));
+    assert_int_equal(stand_in_num_launches() - first, 2);
+    const stand_in_launch *const masks = stand_in_get_launch(first);
+    assert_string_equal(masks->name, "kv8_prefill_masks__sm80");
+    assert_int_equal(masks->grid[0] * masks->block[0] / 32, spec.max_total_q);
+    assert_int_equal(num_scheduled(first + 1), 1);
+    const kv8_prefill_schedule_args *const cut = stand_in_get_launch(first + 1)->args;
+    assert_memory_equal(masks->args, cut, sizeof *cut);
+    check_within(&p, cut->unmasked_to, (size_t)spec.max_total_q * sizeof(int32_t));
+    stand_plan_close(&p, &s);
+    stand_close(&s);
+}
+
 /* --- failures --- */
 
 static kv8_status prepare_then_run(const stand *s, const stand_plan *p, const stand_args *a) {
@@ -251,6 +279,7 @@ int main(void) {
         TEST(prefill_fills_the_gpu_and_stays_in_its_workspace),
         TEST(a_cluster_serves_a_head_of_one_request),
         TEST(work_is_cut_once_for_all_runs),
+        TEST(masks_are_looked_at_before_work_is_cut),
         TEST(a_launch_that_fails_is_named_and_the_plan_stays),
     };
     return cmocka_run_group_tests_name("device_launches", tests, NULL, NULL);

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /* Keys of one tile, on every machine: items count their keys in tiles. */
-enum { KV8_PREFILL_TILE_KEYS = 128, KV8_PREFILL_SCHEDULE_THREADS = 1024 };
+enum { KV8_PREFILL_TILE_KEYS = 128 };
 
 /* The work of one block at a time: up to block_rows packed query rows of one request and KV head
  * (packed row r is query r / group_size, head r % group_size of the group) over the key tiles
@@ -47,13 +47,6 @@ typedef struct kv8_prefill_broken {
     uint16_t rows[KV8_PREFILL_MAX_WARPS];
     uint32_t next;
 } kv8_prefill_broken;
-
-/* Rows of one request that share items, between the steps of the scheduling kernel. */
-typedef struct kv8_prefill_block {
-    int32_t request, row_begin;
-    int32_t tile_begin, tile_end;
-    int32_t unmasked_to; /* keys before it are hidden from no row by a mask */
-} kv8_prefill_block;
 
 /* Bytes of shared memory of a kernel on sm_90: Q, the widened tiles of every stage, the codes under
  * way, int8's scales and powers, barriers, items, a record a row. */
