@@ -77,6 +77,7 @@ kv8_status kv8_attention_device_describe(const kv8_attention_device_plan *plan,
                      name, gpu, c->variant->num_warps, c->decode.heads_per_block,
                      c->variant->block_rows, bytes);
             break;
+        case KV8_WAY_BULK_MANY:
         case KV8_WAY_BULK:
         case KV8_WAY_ROWS:
             if (plan->spec.batch_invariant) {

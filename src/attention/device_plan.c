@@ -65,7 +65,7 @@ static int32_t max_slots(const kv8_attention_spec *spec, const kv8_device_choice
 
 static kv8_status make_decode(const kv8_attention_device_plan *plan, kv8_device_choice *choice) {
     const kv8_variant *const v = choice->variant;
-    const int32_t producers = v->way == KV8_WAY_BULK;
+    const int32_t producers = kv8_way_is_bulk(v->way);
     int32_t blocks = 0;
     choice->decode = decode_tail(v, &plan->spec);
     choice->launch.block[0] = (uint32_t)(v->num_warps + producers) * 32;
@@ -154,7 +154,7 @@ static void take_larger(size_t *most, size_t bytes) {
 
 static bool is_decode(const kv8_device_choice *c) {
     const kv8_way way = c->variant->way;
-    return way == KV8_WAY_WINDOW || way == KV8_WAY_ROWS || way == KV8_WAY_BULK;
+    return way == KV8_WAY_WINDOW || way == KV8_WAY_ROWS || kv8_way_is_bulk(way);
 }
 
 /* Of counters and partial results: the most that a kernel of several has. */
@@ -266,6 +266,7 @@ static kv8_status make_choice(kv8_attention_device_plan *plan, const kv8_variant
         case KV8_WAY_WIDE:
         case KV8_WAY_CLUSTER: KV8_TRY(make_cluster(plan, choice, &fits)); break;
         case KV8_WAY_WINDOW: make_window(choice); break;
+        case KV8_WAY_BULK_MANY:
         case KV8_WAY_BULK:
         case KV8_WAY_ROWS: KV8_TRY(make_decode(plan, choice)); break;
         case KV8_WAY_PREFILL: KV8_TRY(make_prefill(plan, choice)); break;

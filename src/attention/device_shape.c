@@ -68,7 +68,7 @@ int32_t kv8_variant_piece_units(const kv8_variant *variant, const kv8_attention_
 }
 
 size_t kv8_variant_shared_bytes(const kv8_variant *variant, const kv8_attention_spec *spec) {
-    if (variant->way == KV8_WAY_ROWS || variant->way == KV8_WAY_BULK)
+    if (variant->way == KV8_WAY_ROWS || kv8_way_is_bulk(variant->way))
         return variant->shared_bytes + ((size_t)spec->max_batch + 1) * KV8_DECODE_START_BYTES;
     if (variant->tile_keys == 0) return variant->shared_bytes;
     const bool k_wide = kv8_dtype_size(spec->k_dtype) == 2,

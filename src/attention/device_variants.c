@@ -25,6 +25,7 @@
 enum { WARPGROUP_ROWS = 64 };
 enum {
     BULK_LEAST_BATCH = 16, /* of fewer requests, combining their many splits takes longer */
+    BULK_MANY_LEAST_BATCH = 129,
     PAGES_OF_ANY_SIZE = 1,
     DECODE_TAKES = KV8_NEEDS_MASK | KV8_NEEDS_WINDOW_RIGHT | KV8_NEEDS_RAGGED | KV8_NEEDS_SOFT_CAP |
                    KV8_NEEDS_QO_LENS | KV8_NEEDS_NUM_PAGES | KV8_NEEDS_LSE_LAYOUT |
@@ -109,9 +110,10 @@ static const kv8_variant variants[] = {
 #define KV8_DECODE_CLUSTER(format, name, dim, rows, warps, stages, bytes)                         \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_CLUSTER, name, dim, rows, KV8_DECODE_TOKENS, 0, 1, \
            1, CLUSTER_TAKES, warps, 1, bytes)
-#define KV8_DECODE_BULK(format, name, dim, rows, kv_heads, warps, stages, bytes)                   \
-    DECODE(KV8_##format, KV8_##format, KV8_WAY_BULK, name, dim, rows, KV8_DECODE_TOKENS, kv_heads, \
-           BULK_LEAST_BATCH, INT32_MAX, DECODE_TAKES, warps, 1, bytes)
+#define KV8_DECODE_BULK(format, name, dim, rows, kv_heads, warps, stages, many, bytes)           \
+    DECODE(KV8_##format, KV8_##format, many ? KV8_WAY_BULK_MANY : KV8_WAY_BULK, name, dim, rows, \
+           KV8_DECODE_TOKENS, kv_heads, many ? BULK_MANY_LEAST_BATCH : BULK_LEAST_BATCH,         \
+           INT32_MAX, DECODE_TAKES & ~(many ? KV8_NEEDS_INVARIANT : 0), warps, 1, bytes)
 #define KV8_DECODE_ROWS16(format, name, dim, warps, stages, bytes)                           \
     DECODE(KV8_##format, KV8_##format, KV8_WAY_ROWS, name, dim, 16, KV8_DECODE_TOKENS, 0, 1, \
            INT32_MAX, WIDE_ROWS_TAKE(KV8_##format, dim), warps, 1, bytes)
@@ -401,6 +403,7 @@ static bool takes_spec(const kv8_variant *v, const kv8_attention_spec *spec, uin
             return sees_few_keys(spec) && takes_requests(v, spec, info) &&
                    fits_decode(v, spec, info) &&
                    (kv8_may_mix(spec) || !has_more_rows_than(spec, v->block_rows));
+        case KV8_WAY_BULK_MANY:
         case KV8_WAY_BULK:
             /* Of few requests heads are better spread over blocks. */
             return (!sees_few_keys(spec) || spec->max_batch > info->num_sms / 4) &&
@@ -547,7 +550,7 @@ bool kv8_variant_takes_run(const kv8_variant *variant, const kv8_attention_spec 
     if ((needs & ~variant->takes) != 0 || batch < least_batch(variant, spec) ||
         batch > variant->max_batch)
         return false;
-    if (variant->way == KV8_WAY_BULK && !(has_whole_pages(spec, k) && has_whole_pages(spec, v)))
+    if (kv8_way_is_bulk(variant->way) && !(has_whole_pages(spec, k) && has_whole_pages(spec, v)))
         return false;
     return fits_copies(k) && fits_copies(v) && fits_scales(variant, k) && fits_scales(variant, v);
 }

@@ -15,16 +15,21 @@
 
 /* How a kernel works, in the order of preference among those for a few rows. */
 typedef enum kv8_way {
-    KV8_WAY_WIDE = 0, /* several rows of one request on wgmma, a cluster of blocks a KV head */
-    KV8_WAY_CLUSTER,  /* one request, a cluster of blocks a KV head */
-    KV8_WAY_WINDOW,   /* decode over few keys, a block for heads of a request */
-    KV8_WAY_BULK,     /* decode where the tokens of a page lie one after another */
-    KV8_WAY_ROWS,     /* decode over pages of any strides */
-    KV8_WAY_PREFILL,  /* many rows share a tile of keys: wgmma or mma.sync */
-    KV8_WAY_GENERIC,  /* a block a query row: takes everything */
+    KV8_WAY_WIDE = 0,  /* several rows of one request on wgmma, a cluster of blocks a KV head */
+    KV8_WAY_CLUSTER,   /* one request, a cluster of blocks a KV head */
+    KV8_WAY_WINDOW,    /* decode over few keys, a block for heads of a request */
+    KV8_WAY_BULK_MANY, /* of more requests than a warp keeps the lengths of, the next way */
+    KV8_WAY_BULK,      /* decode where the tokens of a page lie one after another */
+    KV8_WAY_ROWS,      /* decode over pages of any strides */
+    KV8_WAY_PREFILL,   /* many rows share a tile of keys: wgmma or mma.sync */
+    KV8_WAY_GENERIC,   /* a block a query row: takes everything */
     KV8_NUM_WAYS
 } kv8_way;
 enum { KV8_MAX_CHOICES = KV8_NUM_WAYS + 1 }; /* of a plan */
+
+static inline bool kv8_way_is_bulk(kv8_way way) {
+    return way == KV8_WAY_BULK_MANY || way == KV8_WAY_BULK;
+}
 
 /* What a spec or the args of a run may ask for beside the plain case. */
 typedef enum kv8_need {

@@ -67,6 +67,10 @@ static void each_run_has_its_kernel(void **state) {
     } while (0)
     LAUNCHES((void)0, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     LAUNCHES(in.args.batch = 15, "kv8_decode_f16_e4m3_d64_rows__sm90");
+    LAUNCHES(spec.max_batch = spec.max_total_q = 256;
+             in.args.batch = 129, "kv8_decode_f16_e4m3_d64_bulk8_many__sm90");
+    LAUNCHES(spec.max_batch = spec.max_total_q = 256;
+             in.args.batch = 128, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
     LAUNCHES(in.args.batch = 1, "kv8_decode_f16_e4m3_d64_cluster__sm90");
     LAUNCHES(in.args.batch = 1; in.args.logits_soft_cap = 30, "kv8_decode_f16_e4m3_d64_rows__sm90");
     LAUNCHES(in.k.stride_page += 16, "kv8_decode_f16_e4m3_d64_bulk8__sm90");

@@ -201,6 +201,14 @@ static void each_spec_has_its_kernel(void **state) {
     TAKES(spec.window_left = 127; spec.max_batch = spec.max_total_q = 1;
           spec.max_kv_len = 131072, "kv8_decode_f16_e4m3_d64_window__sm90");
     TAKES(spec.window_left = 512, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    /* More requests than a warp keeps the lengths of. */
+    TAKES(spec.max_batch = spec.max_total_q = 128, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.max_batch = spec.max_total_q = 129, "kv8_decode_f16_e4m3_d64_bulk8_many__sm90");
+    TAKES(spec.max_batch = spec.max_total_q = 256; BOTH(KV8_E5M2);
+          spec.has_mask = 1, "kv8_decode_f16_e5m2_d64_bulk8_many__sm90");
+    TAKES(spec.max_batch = spec.max_total_q = 256;
+          spec.batch_invariant = 1, "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+    TAKES(spec.max_batch = 256; spec.max_total_q = 512, "kv8_decode_f16_e4m3_d64_rows16__sm90");
     /* Few keys in all. */
     TAKES(spec.max_kv_len = 1024, "kv8_decode_f16_e4m3_d64_window__sm90");
     TAKES(spec.max_kv_len = 1025, "kv8_decode_f16_e4m3_d64_bulk8__sm90");

@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <kv8/append.h>
 
+#define CASE_MAX_BATCH 600
 #include "attention_device_case.h"
 #include "device_impl.h"
 
@@ -14,7 +15,7 @@ typedef struct written_lengths {
     int64_t *slot;
     kv8_append_device_plan *plan;
 } written_lengths;
-enum { WRITTEN = 64 };
+enum { WORDS_OF_HEAD = 64, WRITTEN = 10 * WORDS_OF_HEAD };
 
 static written_lengths written_make(const gpu *g) {
     static const int64_t slot = 0;
@@ -22,7 +23,8 @@ static written_lengths written_make(const gpu *g) {
                          gpu_alloc(g, 2 * WRITTEN * sizeof *w.to),
                          gpu_upload(g, &slot, sizeof slot), NULL};
     kv8_append_spec spec = KV8_APPEND_SPEC_INIT;
-    spec.num_kv_heads = 1, spec.k_head_dim = WRITTEN, spec.page_size = 1;
+    spec.num_kv_heads = WRITTEN / WORDS_OF_HEAD, spec.k_head_dim = WORDS_OF_HEAD;
+    spec.page_size = 1;
     spec.src_dtype = spec.k_dtype = spec.v_dtype = KV8_F32;
     assert_ok(kv8_append_device_plan_create(&w.plan, g->device, &spec));
     return w;
@@ -31,13 +33,15 @@ static void written_run(const gpu *g, const written_lengths *w) {
     kv8_paged pages[2] = {KV8_PAGED_INIT, KV8_PAGED_INIT};
     for (int i = 0; i < 2; i++) {
         pages[i].data = w->to + i * WRITTEN; /* V's copy is nobody's */
-        pages[i].stride_page = pages[i].stride_slot = pages[i].stride_head = WRITTEN * 4;
+        pages[i].stride_page = pages[i].stride_slot = WRITTEN;
+        pages[i].stride_head = WORDS_OF_HEAD;
     }
     kv8_append_args args = KV8_APPEND_ARGS_INIT;
     args.batch = args.max_rows = 1;
     args.slot_mapping = w->slot;
     args.k = args.v = w->from;
-    args.k_stride_row = args.k_stride_head = args.v_stride_row = args.v_stride_head = WRITTEN;
+    args.k_stride_row = args.v_stride_row = WRITTEN;
+    args.k_stride_head = args.v_stride_head = WORDS_OF_HEAD;
     args.k_pages = &pages[0], args.v_pages = &pages[1];
     assert_ok(kv8_append_device_run(w->plan, g->stream, &args));
 }
@@ -139,11 +143,28 @@ static void of_many_requests(void **state) {
     c.num_kv_heads = 4;
     check_written_lengths(g, &c, "kv8_decode_f16_e4m3_d64_rows__sm90");
 }
+/* More requests than one warp keeps the lengths of, than a block has threads, and as many as it
+ * keeps. */
+static void of_very_many_requests(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    static const int32_t batches[] = {129, 300, 600, 128};
+    for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++) {
+        attention_case c = case_of(batches[i]);
+        for (int32_t b = 0; b < c.batch; b++) c.kv_len[b] = b * 37 % 200;
+        c.kv_len[c.batch - 3] = 2500;
+        check_written_lengths(g, &c,
+                              c.batch > 128 ? "kv8_decode_f16_e4m3_d64_bulk8_many__sm90"
+                                            : "kv8_decode_f16_e4m3_d64_bulk8__sm90");
+        for (int32_t b = 0; b < c.batch; b++) c.kv_len[b] = 1100; /* of one length */
+        if (c.batch == 129)
+            check_written_lengths(g, &c, "kv8_decode_f16_e4m3_d64_bulk8_many__sm90");
+    }
+}
 
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(of_one_request),
-                                       cmocka_unit_test(of_wide_rows),
-                                       cmocka_unit_test(of_many_requests)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(of_one_request), cmocka_unit_test(of_wide_rows),
+        cmocka_unit_test(of_many_requests), cmocka_unit_test(of_very_many_requests)};
     return cmocka_run_group_tests(tests, gpu_open, gpu_close);
 }

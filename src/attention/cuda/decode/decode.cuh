@@ -40,6 +40,7 @@ struct DecodeConfig {
     // KV heads of a warp, neighbours: their bytes of a token are copied as one row.
     static constexpr int HEADS = HEADS_;
     static constexpr bool HAS_PRODUCER = false;
+    static constexpr bool HAS_PIECES = true;            // where batch_invariant asks for them
     static constexpr int SLICES = 0;                    // of a block, where not only the plan knows
     static constexpr int RING_WARPS = 1;                // whose result is one
     static constexpr int MOST_CACHED = 2;               // requests of a lane whose lengths it keeps

@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "decode/decode_bulk.cuh"
 
-#define KV8_DECODE_BULK(format, name, head_dim, rows, kv_heads, warps, stages, fixed_bytes) \
-    KV8_DECODE_BULK_DEFINE(name, kv8::format, head_dim, rows, kv_heads, warps, stages, fixed_bytes)
+#define KV8_DECODE_BULK(format, name, head_dim, rows, kv_heads, warps, stages, many, fixed_bytes) \
+    KV8_DECODE_BULK_DEFINE(name, kv8::format, head_dim, rows, kv_heads, warps, stages, many,      \
+                           fixed_bytes)
 #include "decode/decode_kernels.inc"

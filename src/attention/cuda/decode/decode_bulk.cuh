@@ -14,18 +14,19 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include "decode/decode_kernel.cuh"
+#include "decode/decode_line.cuh"
 #include "decode/decode_prefetch.cuh"
 
 namespace kv8 {
 
-template <Format F_, int DIM_, int NT_, int KV_HEADS_, int WARPS_, int STAGES_>
+// MANY: of more requests than the producer keeps the lengths of, and not in pieces.
+template <Format F_, int DIM_, int NT_, int KV_HEADS_, int WARPS_, int STAGES_, bool MANY_>
 struct BulkConfig : DecodeConfig<F_, F_, DIM_, NT_, WARPS_, STAGES_, true> {
     using Base = DecodeConfig<F_, F_, DIM_, NT_, WARPS_, STAGES_, true>;
     static constexpr int KV_HEADS = KV_HEADS_, SLICES = WARPS_ / KV_HEADS_, SPLITS = 4;
     static_assert(STAGES_ % SLICES == 0, "a warp meets every turn of a stage or none");
     static_assert(F_ != INT8, "scales of rows would need copies of their own");
-    static constexpr bool HAS_PRODUCER = true;
+    static constexpr bool HAS_PRODUCER = true, MANY = MANY_, HAS_PIECES = !MANY_;
     static constexpr int MOST_CACHED = 4;  // the producer has the registers
     using RK = PlainRow<KV_HEADS_ * Base::K::BYTES>;
     using RV = RK;
@@ -45,6 +46,7 @@ struct BulkBlock {
     RowEnd ends[2][C::KV_HEADS * C::ROWS];
     Partition partition;
     Pieces pieces;
+    Totals totals[C::WARPS + 1];  // of each warp's requests
     bool any_empty;
     uint32_t fed[C::SPLITS];  // granules of all splits before
     // A granule is here, may be overwritten; a split is known, is done.
@@ -154,13 +156,38 @@ __device__ void partition_first(const kv8_kernel_args &a, int *starts, BulkBlock
     __syncwarp();
 }
 
-// The producer.
+// Both of many requests: the line is all threads' work, the split the producer's.
+template <class C>
+__device__ __forceinline__ Lengths guess_by_block(const kv8_kernel_args &a, int *starts,
+                                                  BulkBlock<C> &block, bool is_producer) {
+    Lengths own = {0, 0, 0, 0, 0};
+    if (is_block_early(a)) {
+        own = own_lengths(a);
+        count_by_block<C>(a, starts, block.totals, own);
+        if (is_producer) take_range<C>(a, starts, block, block.guess);
+    } else if (threadIdx.x == 0) {
+        block.guess.stream = -1;
+    }
+    __syncthreads();
+    return own;
+}
+template <class C>
+__device__ __forceinline__ void partition_by_block(const kv8_kernel_args &a, int *starts,
+                                                   BulkBlock<C> &block, bool is_producer,
+                                                   const Lengths &guessed) {
+    const Lengths own = own_lengths(a);
+    const bool stays = !__syncthreads_or(!is_block_early(a) || own != guessed);
+    if (!stays) count_by_block<C>(a, starts, block.totals, own);
+    if (is_producer && !stays) take_range<C>(a, starts, block, block.splits[0]);
+    if (is_producer && stays && threadIdx.x % 32 == 0) block.splits[0] = block.guess;
+    __syncwarp();
+}
+
+// The producer, behind the first split.
 template <class C>
 __device__ __forceinline__ void load_splits(const kv8_kernel_args &a, int *starts,
-                                            BulkBlock<C> &block, uint32_t ring,
-                                            const CachedLengths<C::MOST_CACHED> &cached) {
+                                            BulkBlock<C> &block, uint32_t ring) {
     const uint32_t full = smem_address(block.full), empty = smem_address(block.empty);
-    partition_first<C>(a, starts, block, cached);
     uint32_t fed = 0;
 #pragma unroll 1
     for (uint32_t n = 0;; n++) {
@@ -216,7 +243,7 @@ __device__ __forceinline__ void compute_splits(const kv8_kernel_args &a, BulkBlo
         named_barrier_sync(1, C::WARPS * 32);  // the results of the split before are joined
         store_result<C>(results + warp * C::RING_BYTES, state[0]);
         named_barrier_sync(1, C::WARPS * 32);
-        if (a.decode.piece_units > 0)
+        if (C::HAS_PIECES && a.decode.piece_units > 0)
             combine_pieces<C>(a, split, results, ends);
         else
             combine_splits<C>(a, split, results, ends);
@@ -244,25 +271,38 @@ __device__ __forceinline__ void bulk_body(const kv8_kernel_args &a) {
         barrier_init_fence();
     }
     const bool is_producer = threadIdx.x / 32 == C::WARPS;
-    CachedLengths<C::MOST_CACHED> cached;
-    if (is_producer) guess_first<C>(a, starts, block, cached);
-    __syncthreads();
-    if (is_producer) {
-        load_splits<C>(a, starts, block, ring, cached);
-    } else {
-        prefetch_split<C>(a, block.guess);
+    if constexpr (C::MANY) {
+        const Lengths guessed = guess_by_block<C>(a, starts, block, is_producer);
+        if (!is_producer) prefetch_split<C>(a, block.guess);
         wait_for_previous();
-        compute_splits<C>(a, block, ring, rings + C::ALL_STAGES);
+        partition_by_block<C>(a, starts, block, is_producer, guessed);
+        if (is_producer)
+            load_splits<C>(a, starts, block, ring);
+        else
+            compute_splits<C>(a, block, ring, rings + C::ALL_STAGES);
+    } else {
+        CachedLengths<C::MOST_CACHED> cached;
+        if (is_producer) guess_first<C>(a, starts, block, cached);
+        __syncthreads();
+        if (is_producer) {
+            partition_first<C>(a, starts, block, cached);
+            load_splits<C>(a, starts, block, ring);
+        } else {
+            prefetch_split<C>(a, block.guess);
+            wait_for_previous();
+            compute_splits<C>(a, block, ring, rings + C::ALL_STAGES);
+        }
     }
     if (block.any_empty) finish_empty(a, starts);
 }
 
 }  // namespace kv8
 
-#define KV8_DECODE_BULK_DEFINE(name, format, head_dim, rows, kv_heads, warps, stages, fixed_bytes) \
+#define KV8_DECODE_BULK_DEFINE(name, format, head_dim, rows, kv_heads, warps, stages, many,        \
+                               fixed_bytes)                                                        \
     extern "C" __global__ void __launch_bounds__((warps + 1) * 32, 1)                              \
         name(const __grid_constant__ kv8_kernel_args a) {                                          \
-        using config = kv8::BulkConfig<format, head_dim, rows / 8, kv_heads, warps, stages>;       \
+        using config = kv8::BulkConfig<format, head_dim, rows / 8, kv_heads, warps, stages, many>; \
         static_assert(config::FIXED_BYTES == fixed_bytes);                                         \
         kv8::bulk_body<config>(a);                                                                 \
     }

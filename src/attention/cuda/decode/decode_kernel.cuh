@@ -36,7 +36,7 @@ struct Block {
 template <class C, class BLOCK, class LENGTHS>
 __device__ void take_split(const kv8_kernel_args &a, const int *starts, Partition partition,
                            BLOCK &block, Split &into, LENGTHS &&lengths_of) {
-    if (a.decode.piece_units > 0) {
+    if (C::HAS_PIECES && a.decode.piece_units > 0) {
         next_piece<C>(a, starts, block.pieces, into);
         return;
     }
