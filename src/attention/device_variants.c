@@ -24,8 +24,8 @@
  * they read once, or of one request with few keys as many as a warpgroup. */
 enum { WARPGROUP_ROWS = 64 };
 enum {
-    BULK_LEAST_BATCH = 16, /* of fewer requests, combining their many splits takes longer */
-    BULK_MANY_LEAST_BATCH = 129,
+    BULK_LEAST_BATCH = 16,       /* of fewer requests, combining their many splits takes longer */
+    BULK_MANY_LEAST_BATCH = 129, /* a producer's lanes keep the lengths of four requests each */
     PAGES_OF_ANY_SIZE = 1,
     DECODE_TAKES = KV8_NEEDS_MASK | KV8_NEEDS_WINDOW_RIGHT | KV8_NEEDS_RAGGED | KV8_NEEDS_SOFT_CAP |
                    KV8_NEEDS_QO_LENS | KV8_NEEDS_NUM_PAGES | KV8_NEEDS_LSE_LAYOUT |

@@ -24,14 +24,10 @@ __device__ void count_by_block(const kv8_kernel_args &a, int *starts, Totals *of
                                const Lengths &own) {
     Totals sum = {0, 0, 0, false};
 #pragma unroll 1
-    for (int b = threadIdx.x; b < a.batch; b += blockDim.x) {
-        const Request r = make_request(a, b, b < int(blockDim.x) ? own : load_lengths(a, b));
-        const int streams = row_tiles<C>(a, r.qo_len) * a.decode.head_blocks;
-        const int length = units_of(a, request_keys(a, r));
-        starts[b] = length * streams;
-        sum.streams += streams, sum.longest = max(sum.longest, length);
-        sum.any_empty |= length == 0 && r.qo_len > 0;
-    }
+    for (int b = threadIdx.x; b < a.batch; b += blockDim.x)
+        count_request<C>(
+            a, starts, b, b < int(blockDim.x) ? own : load_lengths(a, b),
+            [&](KeyRange keys) { return units_of(a, keys); }, sum);
     sum.streams = __reduce_add_sync(~0u, sum.streams);
     sum.longest = __reduce_max_sync(~0u, sum.longest);
     sum.any_empty = __any_sync(~0u, sum.any_empty);

@@ -112,6 +112,20 @@ __device__ Lengths cached_lengths(const kv8_kernel_args &a, const CachedLengths<
             __shfl_sync(~0u, own.last, lane)};
 }
 
+// A request's units to starts[b] and, with its streams, to `sum`; units_of(keys): a stream's.
+template <class C, class UNITS>
+__device__ __forceinline__ void count_request(const kv8_kernel_args &a, int *starts, int b,
+                                              const Lengths &lengths, UNITS &&units_of,
+                                              Totals &sum) {
+    const Request r = make_request(a, b, lengths);
+    const int streams = row_tiles<C>(a, r.qo_len) * a.decode.head_blocks;
+    const int length = units_of(request_keys(a, r));
+    starts[b] = length * streams;
+    sum.units += length * streams, sum.streams += streams;
+    sum.longest = max(sum.longest, length);
+    sum.any_empty |= length == 0 && r.qo_len > 0;
+}
+
 // The first unit of each request in the line, and totals. A lane takes consecutive requests, some
 // at once: own_lengths(b, end, of) are those of its requests from b on; units_of(keys) a stream's.
 template <class C, class LENGTHS, class UNITS>
@@ -128,13 +142,7 @@ __device__ Totals sum_units(const kv8_kernel_args &a, int *starts, LENGTHS &&own
         for (int n = 0; n < C::MOST_CACHED; n++) {
             const int b = begin + n;
             if (b >= last) break;
-            const Request r = make_request(a, b, of[n]);
-            const int streams = row_tiles<C>(a, r.qo_len) * a.decode.head_blocks;
-            const int length = units_of(request_keys(a, r));
-            starts[b] = length * streams;
-            sum.units += length * streams, sum.streams += streams;
-            sum.longest = max(sum.longest, length);
-            sum.any_empty |= length == 0 && r.qo_len > 0;
+            count_request<C>(a, starts, b, of[n], units_of, sum);
         }
     }
     const int own = sum.units;

@@ -500,8 +500,8 @@ __device__ static void make_items(const kv8_prefill_schedule_args &s,
     const kv8_kernel_args &a = s.args;
     const int heads = a.num_kv_heads, machine = a.prefill.num_blocks;
     Handout h = hand_out(s, blocks, num_blocks, start_together, scratch);
-    // There is a cut a block at most.
-    Part *const parts = (num_blocks - h.num_whole) * heads + machine <= FITTING_PARTS
+    // There is a cut a block at most, and by rounding one more.
+    Part *const parts = (num_blocks - h.num_whole + 1) * heads + machine <= FITTING_PARTS
                             ? scratch.parts
                             : (Part *)a.prefill.broken;
     const int num_parts = cut_line(a, h, blocks, num_blocks, parts, scratch);
