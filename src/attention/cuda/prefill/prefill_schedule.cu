@@ -533,6 +533,7 @@ extern "C" __global__ void __launch_bounds__(KV8_PREFILL_MASK_THREADS)
         const kv8_prefill_item item = item_of(a, request, 0);
         const ItemView v = view_item(a, item);
         const int query = row - v.q_begin;
+        if (query >= v.qo_len) continue;  // not in use: it may have no bits
         const int begin = row_begin(a, v, query), end = row_end(a, v, query);
         const int key =
             first_hidden<4>(RequestKeys(a, item).mask, (int64_t)query * v.kv_len, begin, end);
