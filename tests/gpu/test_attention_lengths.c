@@ -155,10 +155,16 @@ static void of_very_many_requests(void **state) {
         check_written_lengths(g, &c,
                               c.batch > 128 ? "kv8_decode_f16_e4m3_d64_bulk8_many__sm90"
                                             : "kv8_decode_f16_e4m3_d64_bulk8__sm90");
-        for (int32_t b = 0; b < c.batch; b++) c.kv_len[b] = 1100; /* of one length */
-        if (c.batch == 129)
-            check_written_lengths(g, &c, "kv8_decode_f16_e4m3_d64_bulk8_many__sm90");
     }
+    attention_case c = case_of(129);
+    for (int32_t b = 0; b < c.batch; b++) c.kv_len[b] = 1100; /* of one length */
+    check_written_lengths(g, &c, "kv8_decode_f16_e4m3_d64_bulk8_many__sm90");
+    for (int32_t b = 0; b < c.batch; b++) c.kv_len[b] = b * 37 % 200;
+    c.head_dim = 80;
+    check_written_lengths(g, &c, "kv8_decode_f16_e4m3_d80_bulk8_many__sm90");
+    c.head_dim = 64;
+    c.k_dtype = c.v_dtype = KV8_E5M2;
+    check_written_lengths(g, &c, "kv8_decode_f16_e5m2_d64_bulk8_many__sm90");
 }
 
 int main(int argc, char **argv) {

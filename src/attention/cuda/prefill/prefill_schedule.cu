@@ -4,7 +4,7 @@
 //
 // Grid of the schedule: one block of 1024 threads. Traffic: the index arrays in, 64 bytes an item
 // out. Bound by latency, of memory and of its instructions, which no cache has yet: what is in
-// between lies in shared memory where it fits, and loops are not unrolled. Grid of masks: blocks
+// between lies in shared memory where it fits, and few loops are unrolled. Grid of masks: blocks
 // of 8 warps that take a row each in turn. Traffic: the bits of keys that the rows may see. Bound
 // by memory, of few rows by latency.
 //
@@ -58,7 +58,8 @@ struct SortedBlock {
 };
 static_assert(sizeof(SortedBlock) <= sizeof(kv8_prefill_item), "lies where items will");
 
-// An item of the line, and where it comes in the list.
+// An item of the line. place: the bin of its length, then its rank; of equal splits its place in
+// the line, and where ranges are blocks' own its range.
 struct Part {
     int32_t block, tile_begin, tile_end, slot;
     int16_t kv_head;
