@@ -9,16 +9,19 @@
 
 namespace kv8 {
 
-// One item's rows, and zeros behind them up to whole tiles. Not waited for.
+// One item's rows, and zeros behind them up to whole tiles, for what lay there before would switch
+// the tensor cores and take power. Not waited for.
 template <bool DOWN>
 __device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a, const Item &item,
                                           uint32_t to) {
     const int pieces = a.w.cols / 8, padded = a.w.num_tiles * (KV8_TILE_COLS / 8);
-    for (int row = threadIdx.x / 32; row < item.count; row += blockDim.x / 32) {
+    const int rows = tiles_of(item.count) * TILE_ROWS;
+    for (int row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
         const int place = item.first + row;
-        const int64_t x_row = DOWN ? place : a.routing.sorted[place] / a.top_k;
+        const bool is_row = row < item.count;
+        const int64_t x_row = !is_row ? 0 : DOWN ? place : a.routing.sorted[place] / a.top_k;
         for (int piece = threadIdx.x % 32; piece < padded; piece += 32) {
-            const bool inside = piece < pieces;
+            const bool inside = is_row && piece < pieces;
             copy16_or_zero(to + row * a.x_row_bytes + piece * 16,
                            a.x + x_row * a.w.cols + (inside ? piece * 8 : 0), inside);
         }
