@@ -4,8 +4,7 @@
  * the products at 800e12 operations a second, which a H200 reaches on words of 16 bits of any size
  * at best.
  *
- * "layer" is QKV as a layer runs it: rows of the residual stream normed before it, heads rotated
- * behind it, K and V in f32; its floor is the product's alone.
+ * "layer" is QKV as a layer runs it: heads rotated behind it, K and V in f32.
  *
  * Weights change from launch to launch, so that the L2 has none of them; launches follow one
  * another in a graph, as in a model's step.
@@ -69,7 +68,7 @@ typedef struct product {
     int32_t rows, cols, max_n;
     kv8_dtype to;
     bool accumulates;
-    bool in_layer; /* normed before, 64 heads of 64 rotated behind */
+    bool in_layer; /* 64 heads of 64 rotated behind */
 } product;
 
 static kv8_status run_product(const machine *m, const product *p, const uint8_t *w, int32_t n) {
@@ -80,8 +79,8 @@ static kv8_status run_product(const machine *m, const product *p, const uint8_t 
     const kv8_device_norm_linear layer = {.w = linear,
                                           .x = m->residual,
                                           .gain = m->x,
-                                          .eps = 1e-5f,
-                                          .normed = m->normed,
+                                          .normed = m->x,
+                                          .is_normed = true,
                                           .num_rotated = 64,
                                           .head_dim = 64,
                                           .cos_sin = m->residual,

@@ -274,7 +274,8 @@ static kv8_status run_pairs(const kv8_device_ops *ops, kv8_stream *stream,
     if (args->rotated_rows > 0)
         KV8_TRY(kv8_tensor_map_make(a.rotated_map, ops->device, args->rotated, false, args->n,
                                     args->rotated_rows, KV8_LINEAR_PAIRS_BOX));
-    const kv8_launch launch = launch_of_pairs(shape, ops->linear.num_pairs);
+    kv8_launch launch = launch_of_pairs(shape, ops->linear.num_pairs);
+    launch.overlaps_previous = kv8_stream_overlaps(stream, args->n);
     return kv8_kernel_launch(&ops->linear.pairs[plan->idx], stream, &launch, &a);
 }
 

@@ -88,17 +88,15 @@ static __device__ __forceinline__ void for_tiles(const kv8_linear_pairs_args &a,
 
 // Of a tall tile nobody else reads the rows of w.
 template <int ROWS, Form FORM>
-static __device__ __forceinline__ void copy_stage(const kv8_linear_pairs_args &a, const Tile &tile,
-                                                  uint32_t to, uint32_t full, int32_t column) {
+static __device__ __forceinline__ void copy_weights(const kv8_linear_pairs_args &a,
+                                                    const Tile &tile, uint32_t to, uint32_t full,
+                                                    int32_t column) {
     constexpr int BOX_ROWS = ROWS / 2, W_BOX_BYTES = BOX_ROWS * 128;
     const int32_t rank = cluster_rank();
-    const uint32_t x = to + PairsRing<ROWS>::W_BYTES;
     expect_bytes(full, (OWN_ROWS<ROWS, FORM> + TOKENS) * 128);
     if constexpr (FORM == WHOLE) {
         copy_tile_to(to + rank * W_BOX_BYTES, a.w_map, column, tile.first_row + rank * BOX_ROWS,
                      full, BOTH);
-        copy_tile(x, a.x_map, column, tile.first_token, full);
-        copy_tile(x + BOX_BYTES, a.x_map, column, tile.first_token + BOX, full);
     } else {
         const uint64_t policy = leave_first_policy();
         for (int box = 0; box < OWN_ROWS<ROWS, FORM> / BOX_ROWS; box++) {
@@ -108,14 +106,27 @@ static __device__ __forceinline__ void copy_stage(const kv8_linear_pairs_args &a
             else
                 copy_tile(to + box * W_BOX_BYTES, a.w_map, column, row, full);
         }
+    }
+}
+template <int ROWS, Form FORM>
+static __device__ __forceinline__ void copy_tokens(const kv8_linear_pairs_args &a, const Tile &tile,
+                                                   uint32_t to, uint32_t full, int32_t column) {
+    const int32_t rank = cluster_rank();
+    const uint32_t x = to + PairsRing<ROWS>::W_BYTES;
+    if constexpr (FORM == WHOLE) {
+        copy_tile(x, a.x_map, column, tile.first_token, full);
+        copy_tile(x + BOX_BYTES, a.x_map, column, tile.first_token + BOX, full);
+    } else {
         copy_tile_to(x + rank * BOX_BYTES, a.x_map, column, tile.first_token + rank * BOX, full,
                      BOTH);
     }
 }
 
+// Weights of the first stages before the kernel's turn: no kernel writes them.
 template <int ROWS, bool IS_TALL>
 static __device__ __forceinline__ void produce(const kv8_linear_pairs_args &a,
                                                const PairsRing<ROWS> &ring, int32_t num_stages) {
+    const uint32_t ahead = min(num_stages, int32_t{STAGES});
     uint32_t passed = 0;
     const auto await_empty = [&] {
         if (passed >= STAGES) wait_for_bytes(ring.empty(passed), (passed / STAGES - 1) & 1);
@@ -123,9 +134,17 @@ static __device__ __forceinline__ void produce(const kv8_linear_pairs_args &a,
     for_tiles<IS_TALL>(a, [&](int32_t idx, auto form) {
         constexpr Form FORM = decltype(form)::value;
         const Tile tile = place<ROWS, FORM>(a, idx);
+        const auto weights = [&](uint32_t stage, uint32_t i) {
+            copy_weights<ROWS, FORM>(a, tile, ring.stage(stage), ring.full(stage), 64 * i);
+        };
+        if (passed == 0) {
+            for (uint32_t i = 0; i < ahead; i++) weights(i, i);
+            await_turn();
+        }
         for (int32_t i = 0; i < num_stages; i++, passed++) {
             await_empty();
-            copy_stage<ROWS, FORM>(a, tile, ring.stage(passed), ring.full(passed), 64 * i);
+            if (passed >= ahead) weights(passed, i);
+            copy_tokens<ROWS, FORM>(a, tile, ring.stage(passed), ring.full(passed), 64 * i);
         }
     });
     // Nothing of the other block is on its way when this one's shared memory goes.
@@ -254,26 +273,40 @@ static __device__ __forceinline__ void add_bias(float *sums, const uint32_t *two
     }
 }
 
+// Cosines and sines of a thread's two tokens, of rows 8 j + lane % 4 * 2 and the next of a head, j <
+// 4, which all heads turn by: on their way while the tile is multiplied.
+struct Turns {
+    float of[2][16];  // a token's, cosines first
+    __device__ __forceinline__ void load(const kv8_linear_args &a, int32_t first_token) {
+        constexpr int PAIRS = KV8_LINEAR_HEAD / 2;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int32_t token =
+                min(first_token + 16 * warp + lane / 4 + 8 * half, a.n - 1);  // past it: unseen
+            const auto *const from = reinterpret_cast<const float2 *>(
+                a.cos_sin + int64_t{token} * KV8_LINEAR_HEAD + lane % 4 * 2);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float2 two = __ldg(from + i / 4 * (PAIRS / 2) + 4 * (i % 4));
+                of[half][2 * i] = two.x;
+                of[half][2 * i + 1] = two.y;
+            }
+        }
+    }
+    __device__ __forceinline__ void pin() {
+        registers_pin(of[0]);
+        registers_pin(of[1]);
+    }
+};
 // Row r of the head with row r + 32.
-static __device__ __forceinline__ void rotate(const kv8_linear_pairs_args &a, float *sums,
-                                              int32_t first_token) {
-    constexpr int PAIRS = KV8_LINEAR_HEAD / 2;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+static __device__ __forceinline__ void rotate(float *sums, const Turns &turns) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int32_t token =
-            min(first_token + 16 * warp + lane / 4 + 8 * half, a.product.n - 1);  // past it: unseen
-        const auto *const turns = reinterpret_cast<const float2 *>(
-            a.product.cos_sin + int64_t{token} * KV8_LINEAR_HEAD + lane % 4 * 2);
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float2 cosines = __ldg(turns + 4 * j), sines = __ldg(turns + PAIRS / 2 + 4 * j);
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                const float cosine = k == 0 ? cosines.x : cosines.y;
-                const float sine = k == 0 ? sines.x : sines.y;
-                turn(sums[4 * j + 2 * half + k], sums[4 * (j + 4) + 2 * half + k], cosine, sine);
-            }
+        for (int i = 0; i < 8; i++) {
+            float *const low = sums + i / 2 * 4 + 2 * half + i % 2;
+            turn(low[0], low[16], turns.of[half][i], turns.of[half][8 + i]);
         }
     }
 }
@@ -282,11 +315,11 @@ static __device__ __forceinline__ void rotate(const kv8_linear_pairs_args &a, fl
 template <int WIDTH>
 static __device__ __forceinline__ void send_rows(const kv8_linear_pairs_args &a, int32_t row,
                                                  int32_t token, Outlet &outlet, float *sums,
-                                                 const uint32_t *bias) {
+                                                 const uint32_t *bias, const Turns &turns) {
     if (row >= a.product.rows) return;
     add_bias<WIDTH / 8>(sums, bias);
     if (WIDTH == 64 && row < a.product.rotated_rows) {
-        rotate(a, sums, token);
+        rotate(sums, turns);
         outlet.send(a.rotated_map, row, token, false, [&](uint32_t box) {
             if (a.product.rotated_is_f16)
                 write_words<pack_f16>(box, sums);
@@ -306,15 +339,17 @@ static __device__ __forceinline__ void send_rows(const kv8_linear_pairs_args &a,
 template <int ROWS>
 static __device__ __forceinline__ void send_sums(const kv8_linear_pairs_args &a, const Tile &tile,
                                                  Outlet &outlet, float (&sums)[ROWS / 2],
-                                                 const uint32_t (&bias)[ROWS / 8]) {
+                                                 const uint32_t (&bias)[ROWS / 8],
+                                                 const Turns &turns) {
     constexpr int HEADS = ROWS / 64;
     const int32_t token = tile.first_token + outlet.group * BOX;
 #pragma unroll
     for (int i = 0; i < HEADS; i++)
-        send_rows<64>(a, tile.first_row + 64 * i, token, outlet, sums + 32 * i, bias + 8 * i);
+        send_rows<64>(a, tile.first_row + 64 * i, token, outlet, sums + 32 * i, bias + 8 * i,
+                      turns);
     if (ROWS % 64 != 0)
         send_rows<32>(a, tile.first_row + 64 * HEADS, token, outlet, sums + 32 * HEADS,
-                      bias + 8 * HEADS);
+                      bias + 8 * HEADS, turns);
 }
 
 template <int ROWS, bool IS_TALL>
@@ -330,12 +365,16 @@ static __device__ __forceinline__ void multiply_all(const kv8_linear_pairs_args 
         float sums[OWN / 2];
         uint32_t bias[OWN / 8];
         Tile tile;
+        Turns turns;
         consume(sums, ring, passed, num_stages, [&] {
             tile = place<ROWS, FORM>(a, idx);
+            const bool is_rotated = tile.first_row < a.product.rotated_rows;
+            if (is_rotated) turns.load(a.product, tile.first_token + group * BOX);
             load_bias<OWN>(bias, a.product, tile.first_row);
+            if (is_rotated) turns.pin();
         });
         passed += num_stages;
-        send_sums<OWN>(a, tile, outlet, sums, bias);
+        send_sums<OWN>(a, tile, outlet, sums, bias, turns);
     });
     if (outlet.leads) bulk_wait_read<0>();
 }
@@ -356,10 +395,10 @@ static __device__ __forceinline__ void multiply_in_pairs(const kv8_linear_pairs_
     __syncwarp();
     cluster_arrive_first();  // both blocks' barriers stand
     cluster_wait();
-    take_turn();
     const int32_t num_stages = (a.product.cols + 63) / 64;
     if (threadIdx.x < CONSUMERS) {
         registers_take<232>();
+        take_turn();
         multiply_all<ROWS, IS_TALL>(a, ring, aligned + STAGES * ring.STAGE_BYTES, num_stages);
     } else {
         registers_give<40>();
