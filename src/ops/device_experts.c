@@ -463,10 +463,10 @@ static int choose_tiles(const kv8_device_experts *e, const kv8_experts_args *arg
 
 /* By rows an expert on average: then many experts have twice as many. Both sum in one order. */
 static const kernel_form *choose_stream(const kv8_device_experts *e, int part, int32_t n) {
-    enum { X16_FROM = 6 };
+    enum { X16_FROM_HALVES = 11 }; /* of a row */
     const int64_t places = (int64_t)n * e->shape.top_k;
     const kernel_form *const streams = e->streams[part];
-    const bool many = n > 8 && places > (int64_t)X16_FROM * e->shape.num_experts;
+    const bool many = n > 8 && 2 * places > (int64_t)X16_FROM_HALVES * e->shape.num_experts;
     return many && streams[X16].x_tiles > 0 ? &streams[X16] : &streams[X8];
 }
 

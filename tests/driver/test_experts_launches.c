@@ -191,11 +191,11 @@ static void rows_of_one_sequence_choose_alike(void **state) {
     close_stand(&s);
 }
 
-/* Items of up to 16 rows where there are more than 6 an expert; where their rows do not fit, never.
- * As many warps as fit beside them. */
+/* Items of up to 16 rows where there are more than 5.5 an expert; where their rows do not fit,
+ * never. As many warps as fit beside them. */
 static void items_grow_with_the_rows(void **state) {
     (void)state;
-    enum { MOST_OF_FEW = 6 * 128 / 4 };
+    enum { MOST_OF_FEW = 11 * 128 / 2 / 4 };
     static const struct {
         int32_t sm_version, few_tiles, many_tiles, few_teams, many_teams;
         const char *many;

@@ -273,8 +273,8 @@ static __device__ __forceinline__ void add_bias(float *sums, const uint32_t *two
     }
 }
 
-// Cosines and sines of a thread's two tokens, of rows 8 j + lane % 4 * 2 and the next of a head, j <
-// 4, which all heads turn by: on their way while the tile is multiplied.
+// Cosines and sines of a thread's two tokens, which all heads turn by: of rows 8 j + lane % 4 * 2
+// and the next of a head, j from 0 to 3. On their way while the tile is multiplied.
 struct Turns {
     float of[2][16];  // a token's, cosines first
     __device__ __forceinline__ void load(const kv8_linear_args &a, int32_t first_token) {
