@@ -4,7 +4,7 @@
  * the products at 800e12 operations a second, which a H200 reaches on words of 16 bits of any size
  * at best.
  *
- * "layer" is QKV as a layer runs it: heads rotated behind it, K and V in f32.
+ * "layer" is QKV as a layer runs it: of normed rows, heads rotated behind it, K and V in f32.
  *
  * Weights change from launch to launch, so that the L2 has none of them; launches follow one
  * another in a graph, as in a model's step.
@@ -21,7 +21,7 @@ typedef struct machine {
     bench_gpu gpu;
     kv8_device_ops *ops;
     uint8_t *w, *x, *y;
-    void *residual, *normed, *rotated;
+    void *residual, *rotated;
 } machine;
 
 /* Device memory of random f16 in (-1, 1), of as many bits as bf16 has, which weights were: repeats
@@ -51,12 +51,11 @@ static machine open_machine(void) {
     m.x = random_f16(&m.gpu, (size_t)MAX_N * MAX_COLS * 2);
     m.y = gpu_take(&m.gpu, (size_t)MAX_N * 5120 * 4 + (size_t)512 * 201088 * 4);
     m.residual = random_f16(&m.gpu, (size_t)MAX_N * MAX_COLS * 4);
-    m.normed = gpu_take(&m.gpu, (size_t)MAX_N * MAX_COLS * 2);
     m.rotated = gpu_take(&m.gpu, (size_t)MAX_N * 5120 * 2);
     return m;
 }
 static void close_machine(machine *m) {
-    void *const taken[] = {m->w, m->x, m->y, m->residual, m->normed, m->rotated};
+    void *const taken[] = {m->w, m->x, m->y, m->residual, m->rotated};
     for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++)
         kv8_device_free(m->gpu.device, taken[i]);
     kv8_device_ops_destroy(m->ops);
