@@ -160,7 +160,7 @@ static void of_very_many_requests(void **state) {
     for (int32_t b = 0; b < c.batch; b++) c.kv_len[b] = 1100; /* of one length */
     check_written_lengths(g, &c, "kv8_decode_f16_e4m3_d64_bulk8_many__sm90");
     for (int32_t b = 0; b < c.batch; b++) c.kv_len[b] = b * 37 % 200;
-    c.kv_len[0] = 2500;
+    c.kv_len[0] = 2500; /* or windows' kernels take so few keys */
     c.head_dim = 80;
     check_written_lengths(g, &c, "kv8_decode_f16_e4m3_d80_bulk8_many__sm90");
     c.head_dim = 64;

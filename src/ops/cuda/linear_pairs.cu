@@ -273,10 +273,10 @@ static __device__ __forceinline__ void add_bias(float *sums, const uint32_t *two
     }
 }
 
-// Cosines and sines of a thread's two tokens, which all heads turn by: of rows 8 j + lane % 4 * 2
-// and the next of a head, j from 0 to 3. On their way while the tile is multiplied.
-struct Turns {
-    float of[2][16];  // a token's, cosines first
+// Rotation of a thread's two tokens, the same for all heads: cosines and sines of rows 8 j + lane %
+// 4 * 2 and the next of a head, j from 0 to 3. Loaded while the tile is multiplied.
+struct Rotation {
+    float cos_sin[2][16];  // [token], eight cosines first
     __device__ __forceinline__ void load(const kv8_linear_args &a, int32_t first_token) {
         constexpr int PAIRS = KV8_LINEAR_HEAD / 2;
         const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -289,24 +289,24 @@ struct Turns {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const float2 two = __ldg(from + i / 4 * (PAIRS / 2) + 4 * (i % 4));
-                of[half][2 * i] = two.x;
-                of[half][2 * i + 1] = two.y;
+                cos_sin[half][2 * i] = two.x;
+                cos_sin[half][2 * i + 1] = two.y;
             }
         }
     }
     __device__ __forceinline__ void pin() {
-        registers_pin(of[0]);
-        registers_pin(of[1]);
+        registers_pin(cos_sin[0]);
+        registers_pin(cos_sin[1]);
     }
 };
 // Row r of the head with row r + 32.
-static __device__ __forceinline__ void rotate(float *sums, const Turns &turns) {
+static __device__ __forceinline__ void rotate(float *sums, const Rotation &by) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             float *const low = sums + i / 2 * 4 + 2 * half + i % 2;
-            turn(low[0], low[16], turns.of[half][i], turns.of[half][8 + i]);
+            turn(low[0], low[16], by.cos_sin[half][i], by.cos_sin[half][8 + i]);
         }
     }
 }
@@ -315,11 +315,11 @@ static __device__ __forceinline__ void rotate(float *sums, const Turns &turns) {
 template <int WIDTH>
 static __device__ __forceinline__ void send_rows(const kv8_linear_pairs_args &a, int32_t row,
                                                  int32_t token, Outlet &outlet, float *sums,
-                                                 const uint32_t *bias, const Turns &turns) {
+                                                 const uint32_t *bias, const Rotation &rotation) {
     if (row >= a.product.rows) return;
     add_bias<WIDTH / 8>(sums, bias);
     if (WIDTH == 64 && row < a.product.rotated_rows) {
-        rotate(sums, turns);
+        rotate(sums, rotation);
         outlet.send(a.rotated_map, row, token, false, [&](uint32_t box) {
             if (a.product.rotated_is_f16)
                 write_words<pack_f16>(box, sums);
@@ -340,16 +340,16 @@ template <int ROWS>
 static __device__ __forceinline__ void send_sums(const kv8_linear_pairs_args &a, const Tile &tile,
                                                  Outlet &outlet, float (&sums)[ROWS / 2],
                                                  const uint32_t (&bias)[ROWS / 8],
-                                                 const Turns &turns) {
+                                                 const Rotation &rotation) {
     constexpr int HEADS = ROWS / 64;
     const int32_t token = tile.first_token + outlet.group * BOX;
 #pragma unroll
     for (int i = 0; i < HEADS; i++)
         send_rows<64>(a, tile.first_row + 64 * i, token, outlet, sums + 32 * i, bias + 8 * i,
-                      turns);
+                      rotation);
     if (ROWS % 64 != 0)
         send_rows<32>(a, tile.first_row + 64 * HEADS, token, outlet, sums + 32 * HEADS,
-                      bias + 8 * HEADS, turns);
+                      bias + 8 * HEADS, rotation);
 }
 
 template <int ROWS, bool IS_TALL>
@@ -365,16 +365,16 @@ static __device__ __forceinline__ void multiply_all(const kv8_linear_pairs_args 
         float sums[OWN / 2];
         uint32_t bias[OWN / 8];
         Tile tile;
-        Turns turns;
+        Rotation rotation;
         consume(sums, ring, passed, num_stages, [&] {
             tile = place<ROWS, FORM>(a, idx);
             const bool is_rotated = tile.first_row < a.product.rotated_rows;
-            if (is_rotated) turns.load(a.product, tile.first_token + group * BOX);
+            if (is_rotated) rotation.load(a.product, tile.first_token + group * BOX);
             load_bias<OWN>(bias, a.product, tile.first_row);
-            if (is_rotated) turns.pin();
+            if (is_rotated) rotation.pin();
         });
         passed += num_stages;
-        send_sums<OWN>(a, tile, outlet, sums, bias, turns);
+        send_sums<OWN>(a, tile, outlet, sums, bias, rotation);
     });
     if (outlet.leads) bulk_wait_read<0>();
 }
