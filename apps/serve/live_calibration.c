@@ -149,8 +149,7 @@ static void stop_now(void *cookie) {
 static const char *ask(void *cookie, void (*call)(void *cookie)) {
     live_calibration *const live = cookie;
     question q = {.live = live};
-    kv8_service_call(live->service, call, &q);
-    return q.refused;
+    return kv8_service_call(live->service, call, &q) == KV8_OK ? q.refused : kv8_status_message();
 }
 static const char *start(void *cookie) {
     return ask(cookie, start_now);

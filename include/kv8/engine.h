@@ -270,15 +270,15 @@ typedef struct kv8_service_options {
     size_t struct_size;
     const kv8_allocator *allocator;
     /* Every event, on the service's thread, those of one request in order; *event is valid during
-     * the call. It may submit, cancel and read stats, and must not wait: no step begins before it
-     * returns. */
+     * the call. It may submit, cancel and read stats, and must not wait: a GPU computes the next
+     * step meanwhile, but no other, and the host none. */
     void (*on_event)(void *cookie, const kv8_event *event);
     void *cookie;
 } kv8_service_options;
 #define KV8_SERVICE_OPTIONS_INIT KV8_SIZED(kv8_service_options)
 
 /* The engine is the service's until stop: nobody else calls it, its model or its cache, but for
- * what on_event and kv8_service_call do on its thread, which takes signals as those of a pool do
+ * what kv8_service_call does on its thread, which takes signals as those of a pool do
  * (kv8/machine.h). *out is NULL on failure. */
 KV8_API KV8_NODISCARD kv8_status kv8_service_start(kv8_service **out, kv8_engine *engine,
                                                    const kv8_service_options *options);
@@ -304,8 +304,10 @@ KV8_API KV8_NODISCARD kv8_status kv8_service_get_stats(kv8_service *service,
 KV8_API KV8_NODISCARD kv8_status kv8_service_get_page_map(kv8_service *service,
                                                           kv8_page_map *map_out);
 /* Has `call` run on the service's thread after the step under way, before the next, and returns
- * when it has: between steps the engine's model may be given an observer, say. */
-KV8_API void kv8_service_call(kv8_service *service, void (*call)(void *cookie), void *cookie);
+ * when it has: between steps the engine's model may be given an observer, say. From on_event it is
+ * KV8_ERR_INVALID. */
+KV8_API KV8_NODISCARD kv8_status kv8_service_call(kv8_service *service, void (*call)(void *cookie),
+                                                  void *cookie);
 /* Takes no more requests and returns when those it has have ended. Not from on_event. NULL is
  * fine. */
 KV8_API void kv8_service_drain(kv8_service *service);

@@ -78,8 +78,7 @@ KV8_SHARED kv8_status kv8_kernel_launch(const kv8_kernel *kernel, kv8_stream *st
 
 /* Times every launch, copy and fill that a stream is given, and whole graphs; with sees_graphs what
  * is within graphs that are recorded from then on, each of which may be launched once before the
- * timeline is read: KV8_ERR_UNSUPPORTED where the driver does not. A few thousand of them between
- * one reading and the next. Timed work does not overlap. */
+ * timeline is read: KV8_ERR_UNSUPPORTED where the driver does not. Timed work does not overlap. */
 typedef struct kv8_timeline kv8_timeline;
 KV8_SHARED kv8_status kv8_timeline_create(kv8_timeline **out, kv8_device *device, bool sees_graphs);
 KV8_SHARED void kv8_timeline_destroy(kv8_timeline *timeline);
@@ -89,7 +88,7 @@ KV8_SHARED void kv8_stream_set_timeline(kv8_stream *stream, kv8_timeline *timeli
 KV8_SHARED bool kv8_stream_times_graphs(const kv8_stream *stream);
 /* What the stream is given from here on is told as of this scope, a literal. */
 KV8_SHARED void kv8_stream_set_scope(kv8_stream *stream, const char *scope);
-/* Most of what it can hold between two readings may still come. */
+/* Few have come since the last reading: the next step's may be read with them. */
 KV8_SHARED bool kv8_timeline_has_room(const kv8_timeline *timeline);
 /* Everything since the last reading, in order: the kernel's name, "copy", "fill" or "graph", NULL
  * for time in which the stream had nothing to do. The stream has been synchronised. After a failure

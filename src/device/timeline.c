@@ -2,9 +2,11 @@
  * those of recorded graphs among them, and the time from each to the next.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
 #include "driver.h"
 
-enum { MAX_MARKS = 4096 };
+enum { FIRST_MARKS = 4096, READ_MARKS = 512 /* so many are read soon */ };
 
 /* From here to the next mark the stream did `name`, NULL: nothing. */
 typedef struct mark {
@@ -16,9 +18,35 @@ struct kv8_timeline {
     kv8_device *device;
     bool sees_graphs;
     const char *scope;
-    int32_t num;
-    mark marks[MAX_MARKS];
+    mark *marks; /* [num] of capacity */
+    int32_t num, capacity;
 };
+
+static kv8_status make_first(kv8_timeline *t) {
+    const kv8_driver *const cu = t->device->driver;
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(NULL, FIRST_MARKS, sizeof *t->marks, "timeline", &memory));
+    t->marks = memory;
+    t->capacity = FIRST_MARKS;
+    KV8_TRY(kv8_device_enter(t->device));
+    kv8_status status = KV8_OK;
+    for (int32_t i = 0; status == KV8_OK && i < FIRST_MARKS; i++)
+        status = kv8_driver_check(cu, cu->cuEventCreate(&t->marks[i].event, 0), "event");
+    kv8_device_leave(t->device);
+    return status;
+}
+
+/* Twice as many marks; the new ones have their events when they are used. */
+static kv8_status grow(kv8_timeline *t) {
+    const size_t before = (size_t)t->capacity;
+    void *memory = NULL;
+    KV8_TRY(kv8_alloc(NULL, 2 * before, sizeof *t->marks, "timeline", &memory));
+    memcpy(memory, t->marks, before * sizeof *t->marks);
+    kv8_release(NULL, t->marks, before, sizeof *t->marks);
+    t->marks = memory;
+    t->capacity *= 2;
+    return KV8_OK;
+}
 
 kv8_status kv8_timeline_create(kv8_timeline **out, kv8_device *device, bool sees_graphs) {
     const kv8_driver *const cu = device->driver;
@@ -32,10 +60,7 @@ kv8_status kv8_timeline_create(kv8_timeline **out, kv8_device *device, bool sees
     kv8_timeline *const t = memory;
     t->device = device;
     t->sees_graphs = sees_graphs;
-    kv8_status status = kv8_device_enter(device);
-    for (int32_t i = 0; status == KV8_OK && i < MAX_MARKS; i++)
-        status = kv8_driver_check(cu, cu->cuEventCreate(&t->marks[i].event, 0), "event");
-    kv8_device_leave(device);
+    const kv8_status status = make_first(t);
     if (status != KV8_OK) {
         kv8_timeline_destroy(t);
         return status;
@@ -47,10 +72,11 @@ kv8_status kv8_timeline_create(kv8_timeline **out, kv8_device *device, bool sees
 void kv8_timeline_destroy(kv8_timeline *timeline) {
     if (timeline == NULL) return;
     if (kv8_device_enter(timeline->device) == KV8_OK) {
-        for (int32_t i = 0; i < MAX_MARKS && timeline->marks[i].event != NULL; i++)
+        for (int32_t i = 0; i < timeline->capacity && timeline->marks[i].event != NULL; i++)
             timeline->device->driver->cuEventDestroy_v2(timeline->marks[i].event);
         kv8_device_leave(timeline->device);
     }
+    kv8_release(NULL, timeline->marks, (size_t)timeline->capacity, sizeof *timeline->marks);
     kv8_release(NULL, timeline, 1, sizeof *timeline);
 }
 
@@ -69,15 +95,17 @@ void kv8_stream_set_scope(kv8_stream *stream, const char *scope) {
 static kv8_status add_mark(kv8_stream *stream, const char *name) {
     kv8_timeline *const t = stream->timeline;
     const kv8_driver *const cu = t->device->driver;
-    if (t->num == MAX_MARKS)
-        return kv8_fail(KV8_ERR_FULL, "a timeline of more than %d launches", (int)MAX_MARKS);
-    mark *const m = &t->marks[t->num++];
+    if (t->num == t->capacity) KV8_TRY(grow(t));
+    mark *const m = &t->marks[t->num];
     m->name = name;
     m->scope = t->scope;
     KV8_TRY(kv8_device_enter(t->device));
-    const cu_result result =
-        stream->is_capturing ? cu->cuEventRecordWithFlags(m->event, stream->handle, CU_EVENT_NODE)
-                             : cu->cuEventRecord(m->event, stream->handle);
+    cu_result result = m->event == NULL ? cu->cuEventCreate(&m->event, 0) : CU_OK;
+    if (result == CU_OK)
+        result = stream->is_capturing
+                     ? cu->cuEventRecordWithFlags(m->event, stream->handle, CU_EVENT_NODE)
+                     : cu->cuEventRecord(m->event, stream->handle);
+    t->num += result == CU_OK;
     kv8_device_leave(t->device);
     return kv8_driver_check(cu, result, "event record");
 }
@@ -96,7 +124,7 @@ kv8_status kv8_timeline_end(kv8_stream *stream) {
 }
 
 bool kv8_timeline_has_room(const kv8_timeline *timeline) {
-    return timeline->num < MAX_MARKS / 8;
+    return timeline->num < READ_MARKS;
 }
 
 kv8_status kv8_timeline_read(kv8_timeline *t, kv8_timeline_visitor visit, void *cookie) {

@@ -39,6 +39,7 @@ static kv8_status take_array(const kv8_engine *engine, int64_t count, size_t siz
     X(tops, (int64_t)e->max_rows *KV8_MAX_LOGPROBS)   \
     X(chosen, e->max_running)                         \
     X(events, (int64_t)e->max_running + e->max_alive) \
+    X(events_before, (int64_t)e->max_running + e->max_alive) \
     X(samplers, kv8_threads_count(e->threads))        \
     X(masks, (int64_t)kv8_threads_count(e->threads) * e->mask_words)
 

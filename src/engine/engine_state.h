@@ -51,7 +51,15 @@ struct kv8_engine {
     float *logprobs;   /* [max_rows] */
     kv8_logprob *tops; /* [max_rows, KV8_MAX_LOGPROBS], those of a share side by side */
     int32_t *chosen;   /* [max_running] as kv8_scheduler_commit takes it */
-    kv8_event *events; /* [max_running + max_alive]: shares, then requests that expired */
+    /* [max_running + max_alive]: shares, then requests that expired; those of the step before are
+     * good until the step under way is finished. */
+    kv8_event *events, *events_before;
+
+    /* From kv8_engine_begin to kv8_engine_finish. */
+    bool is_under_way;
+    bool is_computing; /* the GPU is, since */
+    uint64_t compute_ns;
+    kv8_schedule schedule;
 
     kv8_sampler **samplers; /* [num_samplers]: one for each thread */
     uint32_t *masks;        /* [num_samplers, mask_words] */
@@ -79,5 +87,11 @@ void kv8_engine_admit(kv8_engine *engine, kv8_running *running);
 void kv8_engine_count(const kv8_engine *engine, kv8_engine_stats *stats_out);
 /* Forgets a request that the scheduler has forgotten. */
 void kv8_engine_forget(kv8_engine *engine, kv8_running *running);
+
+/* kv8_engine_step in two calls, between which no request comes or goes, and the events of the step
+ * before are still there. Of a step whose draws are the GPU's the first has it computed without
+ * waiting; masks are asked for in the second. On failure no step is under way. */
+kv8_status kv8_engine_begin(kv8_engine *engine);
+kv8_status kv8_engine_finish(kv8_engine *engine, int32_t *num_events_out);
 
 #endif

@@ -2,8 +2,8 @@
  *
  * Callers never touch the engine: they put requests into `entries` and marks on them, under a lock
  * that is never held while the model computes or an event is told. Between steps the thread hands
- * the new ones to the engine and ends those that are marked. It sleeps when the engine has nothing
- * to do.
+ * the new ones to the engine and ends those that are marked; events are told when a GPU has its
+ * next step. It sleeps when the engine has nothing to do.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <pthread.h>
@@ -58,7 +58,8 @@ struct kv8_service {
     waiting_call *calls; /* the last that came is the first */
 
     /* The thread's. */
-    entry *ending; /* [max_alive] */
+    entry *ending;      /* [max_alive] */
+    int32_t num_events; /* of the last step, not told yet */
     char failure[KV8_ENGINE_MESSAGE];
 };
 
@@ -189,20 +190,42 @@ static void run_calls(kv8_service *s) {
 }
 
 /* A step that fails would fail again: the requests that it was for end with its message. */
-static void step(kv8_service *s) {
-    int32_t num_events = 0;
-    if (kv8_engine_step(s->engine, &num_events) != KV8_OK) {
-        snprintf(s->failure, sizeof s->failure, "%s", kv8_status_message());
-        pthread_mutex_lock(&s->lock);
-        mark_all(s, KV8_FINISH_FAILED);
-        pthread_mutex_unlock(&s->lock);
-    }
+static void fail_step(kv8_service *s) {
+    snprintf(s->failure, sizeof s->failure, "%s", kv8_status_message());
+    pthread_mutex_lock(&s->lock);
+    mark_all(s, KV8_FINISH_FAILED);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static bool begin_step(kv8_service *s) {
+    if (kv8_engine_begin(s->engine) == KV8_OK) return true;
+    fail_step(s);
+    return false;
+}
+
+static void finish_step(kv8_service *s) {
+    if (kv8_engine_finish(s->engine, &s->num_events) != KV8_OK) fail_step(s);
     note_figures(s);
-    for (int32_t i = 0; i < num_events; i++) {
+    for (int32_t i = 0; i < s->num_events; i++) {
         const kv8_event *const event = kv8_engine_event(s->engine, i);
         if (event->finish != KV8_FINISH_NONE) drop_entry(s, event->request);
-        tell(s, event);
     }
+}
+
+static void tell_events(kv8_service *s) {
+    for (int32_t i = 0; i < s->num_events; i++) tell(s, kv8_engine_event(s->engine, i));
+    s->num_events = 0;
+}
+
+/* Events of the step before are told while a GPU computes this one; those of requests that were
+ * marked come before their last. */
+static void step(kv8_service *s, int32_t num_ending) {
+    const bool waits = num_ending > 0 || s->engine->device_sampler == NULL;
+    if (waits) tell_events(s);
+    end_marked(s, num_ending);
+    const bool begun = s->engine->num_requests > 0 && begin_step(s);
+    tell_events(s);
+    if (begun) finish_step(s);
 }
 
 static void *run(void *opaque) {
@@ -215,7 +238,8 @@ static void *run(void *opaque) {
         if (s->stops) mark_all(s, KV8_FINISH_CANCELLED);
         look_again(s);
         const int32_t num_ending = take_marked(s);
-        const bool idle = s->num_entries == 0 && num_ending == 0 && s->calls == NULL;
+        const bool idle =
+            s->num_entries == 0 && num_ending == 0 && s->num_events == 0 && s->calls == NULL;
         if (idle && s->stops) break;
         if (idle) {
             s->sleeps = true;
@@ -224,8 +248,7 @@ static void *run(void *opaque) {
             continue;
         }
         pthread_mutex_unlock(&s->lock);
-        end_marked(s, num_ending);
-        if (s->engine->num_requests > 0) step(s);
+        step(s, num_ending);
         pthread_mutex_lock(&s->lock);
     }
     pthread_mutex_unlock(&s->lock);
@@ -351,7 +374,8 @@ kv8_status kv8_service_cancel(kv8_service *service, uint64_t id) {
 /* The figures as they are, after a look if nothing runs: that is when a look waits for no step. */
 static void read_figures(kv8_service *s, figures *out) {
     pthread_mutex_lock(&s->lock);
-    if (pthread_equal(pthread_self(), s->thread)) look(s, kv8_time_ns()); /* from on_event */
+    const bool tells = pthread_equal(pthread_self(), s->thread); /* from on_event */
+    if (tells && !s->engine->is_under_way) look(s, kv8_time_ns());
     if (s->sleeps) {
         const uint64_t question = ++s->asked;
         pthread_cond_signal(&s->wake);
@@ -379,18 +403,18 @@ kv8_status kv8_service_get_page_map(kv8_service *service, kv8_page_map *map_out)
     return KV8_OK;
 }
 
-void kv8_service_call(kv8_service *service, void (*call)(void *cookie), void *cookie) {
+kv8_status kv8_service_call(kv8_service *service, void (*call)(void *cookie), void *cookie) {
+    KV8_REQUIRE(service, call);
     waiting_call own = {.call = call, .cookie = cookie};
-    if (pthread_equal(pthread_self(), service->thread)) { /* from on_event */
-        call(cookie);
-        return;
-    }
+    if (pthread_equal(pthread_self(), service->thread))
+        return kv8_fail(KV8_ERR_INVALID, "kv8_service_call: from on_event, beside a step");
     pthread_mutex_lock(&service->lock);
     own.next = service->calls;
     service->calls = &own;
     pthread_cond_signal(&service->wake);
     while (!own.done) pthread_cond_wait(&service->moved, &service->lock);
     pthread_mutex_unlock(&service->lock);
+    return KV8_OK;
 }
 
 void kv8_service_drain(kv8_service *service) {

@@ -363,17 +363,50 @@ static void choose(kv8_engine *e) {
     e->stats.sample_ns += kv8_time_ns() - begin;
 }
 
-/* The rows of a schedule through the model; none of them has happened on failure. */
-static kv8_status run_rows(kv8_engine *e, const kv8_schedule *schedule) {
+static void swap_events(kv8_engine *e) {
+    kv8_event *const before = e->events;
+    e->events = e->events_before;
+    e->events_before = before;
+}
+
+/* Nothing of a step that failed has happened, but that some expired, who are told: what failed
+ * fails again in the next step. */
+static kv8_status abandon(kv8_engine *e, kv8_status status) {
+    kv8_scheduler_abandon(e->scheduler);
+    e->num_shares = e->schedule.num_rows = 0;
+    return e->schedule.num_expired == 0 ? status : KV8_OK;
+}
+
+kv8_status kv8_engine_begin(kv8_engine *e) {
+    assert(!e->is_under_way);
     const uint64_t begin = kv8_time_ns();
-    gather(e, schedule);
-    kv8_status status = compute(e);
-    if (status == KV8_OK && e->draws_on_device) status = draw_on_device(e);
-    if (status != KV8_OK) {
-        kv8_scheduler_abandon(e->scheduler);
-        e->num_shares = 0;
-        return status;
+    kv8_status status = kv8_scheduler_plan(e->scheduler, begin, &e->schedule);
+    e->compute_ns = kv8_time_ns();
+    e->stats.schedule_ns += e->compute_ns - begin;
+    e->num_shares = 0;
+    e->is_computing = false;
+    swap_events(e);
+    if (status == KV8_OK && e->schedule.num_rows > 0) {
+        gather(e, &e->schedule);
+        e->is_computing = e->draws_on_device;
+        if (e->is_computing) status = compute(e);
     }
+    if (status != KV8_OK) status = abandon(e, status);
+    e->is_under_way = status == KV8_OK;
+    if (!e->is_under_way) swap_events(e);
+    return status;
+}
+
+/* The rows of the schedule, chosen and told. */
+static kv8_status finish_rows(kv8_engine *e) {
+    kv8_status status = KV8_OK;
+    if (!e->is_computing) {
+        e->compute_ns = kv8_time_ns();
+        status = compute(e);
+    }
+    if (status == KV8_OK && e->draws_on_device) status = draw_on_device(e);
+    if (status != KV8_OK) return abandon(e, status);
+    const uint64_t begin = e->compute_ns;
     e->stats.model_ns += kv8_time_ns() - begin;
     e->stats.num_steps++;
     choose(e);
@@ -386,22 +419,23 @@ static kv8_status run_rows(kv8_engine *e, const kv8_schedule *schedule) {
     return KV8_OK;
 }
 
-kv8_status kv8_engine_step(kv8_engine *engine, int32_t *num_events_out) {
-    KV8_REQUIRE(engine, num_events_out);
-    kv8_engine *const e = engine;
-    const uint64_t begin = kv8_time_ns();
-    kv8_schedule schedule;
-    *num_events_out = e->num_shares = 0;
-    kv8_status status = kv8_scheduler_plan(e->scheduler, begin, &schedule);
-    e->stats.schedule_ns += kv8_time_ns() - begin;
-    if (status == KV8_OK && schedule.num_rows > 0) status = run_rows(e, &schedule);
-    /* Requests have changed when some expired: what failed fails again in the next step. */
-    if (status != KV8_OK && schedule.num_expired == 0) return status;
-    tell_expired(e, &schedule);
-    *num_events_out = e->num_shares + schedule.num_expired;
+kv8_status kv8_engine_finish(kv8_engine *e, int32_t *num_events_out) {
+    assert(e->is_under_way);
+    *num_events_out = 0;
+    e->is_under_way = false;
+    if (e->schedule.num_rows > 0) KV8_TRY(finish_rows(e));
+    tell_expired(e, &e->schedule);
+    *num_events_out = e->num_shares + e->schedule.num_expired;
     return KV8_OK;
 }
 
+kv8_status kv8_engine_step(kv8_engine *engine, int32_t *num_events_out) {
+    KV8_REQUIRE(engine, num_events_out);
+    *num_events_out = 0;
+    KV8_TRY(kv8_engine_begin(engine));
+    return kv8_engine_finish(engine, num_events_out);
+}
+
 const kv8_event *kv8_engine_event(const kv8_engine *engine, int32_t event_idx) {
-    return &engine->events[event_idx];
+    return &(engine->is_under_way ? engine->events_before : engine->events)[event_idx];
 }

@@ -44,7 +44,8 @@ static kv8_launch launch_of_pairs(const pairs_shape *shape, int32_t num_pairs) {
     return (kv8_launch){.grid = {2 * (uint32_t)num_pairs},
                         .block = {KV8_LINEAR_PAIRS_THREADS},
                         .cluster = {2},
-                        .dynamic_bytes = (size_t)KV8_LINEAR_PAIRS_BYTES(shape->rows)};
+                        .dynamic_bytes = (size_t)KV8_LINEAR_PAIRS_BYTES(shape->rows),
+                        .overlaps_previous = true};
 }
 
 /* A multiprocessor holds one block of the largest shape and of the others: num_pairs is of all. */
@@ -274,8 +275,7 @@ static kv8_status run_pairs(const kv8_device_ops *ops, kv8_stream *stream,
     if (args->rotated_rows > 0)
         KV8_TRY(kv8_tensor_map_make(a.rotated_map, ops->device, args->rotated, false, args->n,
                                     args->rotated_rows, KV8_LINEAR_PAIRS_BOX));
-    kv8_launch launch = launch_of_pairs(shape, ops->linear.num_pairs);
-    launch.overlaps_previous = kv8_stream_overlaps(stream, args->n);
+    const kv8_launch launch = launch_of_pairs(shape, ops->linear.num_pairs);
     return kv8_kernel_launch(&ops->linear.pairs[plan->idx], stream, &launch, &a);
 }
 

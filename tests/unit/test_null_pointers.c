@@ -14,6 +14,10 @@ static uint64_t nothing_yet[8192];
 #define P             ((void *)nothing_yet)
 #define REFUSED(call) assert_refused(call, KV8_ERR_INVALID, " is NULL")
 
+static void call_nothing(void *cookie) {
+    (void)cookie;
+}
+
 static void machine_calls(void **state) {
     (void)state;
     REFUSED(kv8_machine_isa(NULL));
@@ -303,6 +307,8 @@ static void engine_calls(void **state) {
     REFUSED(kv8_service_submit(P, NULL, P));
     REFUSED(kv8_service_submit(P, P, NULL));
     REFUSED(kv8_service_cancel(NULL, 1));
+    REFUSED(kv8_service_call(NULL, call_nothing, P));
+    REFUSED(kv8_service_call(P, NULL, P));
     REFUSED(kv8_service_get_stats(NULL, P));
     REFUSED(kv8_service_get_stats(P, NULL));
     REFUSED(kv8_engine_get_page_map(NULL, P));
