@@ -22,25 +22,25 @@ static kv8_status take_array(const kv8_engine *engine, int64_t count, size_t siz
 }
 
 /* Every array of an engine: X(member, count). */
-#define EACH_ARRAY(X)                                 \
-    X(requests, e->max_alive)                         \
-    X(seqs, e->max_running)                           \
-    X(indptr, e->max_running + 1)                     \
-    X(token_ids, e->step_tokens)                      \
-    X(logit_rows, e->max_rows)                        \
-    X(shares, e->max_running)                         \
-    X(messages, e->max_running)                       \
-    X(share_of, e->max_rows)                          \
-    X(bad_ids, e->max_rows)                           \
-    X(bad_logits, e->max_rows)                        \
-    X(draws, e->max_rows)                             \
-    X(drawn, e->max_rows)                             \
-    X(logprobs, e->max_rows)                          \
-    X(tops, (int64_t)e->max_rows *KV8_MAX_LOGPROBS)   \
-    X(chosen, e->max_running)                         \
-    X(events, (int64_t)e->max_running + e->max_alive) \
+#define EACH_ARRAY(X)                                        \
+    X(requests, e->max_alive)                                \
+    X(seqs, e->max_running)                                  \
+    X(indptr, e->max_running + 1)                            \
+    X(token_ids, e->step_tokens)                             \
+    X(logit_rows, e->max_rows)                               \
+    X(shares, e->max_running)                                \
+    X(messages, e->max_running)                              \
+    X(share_of, e->max_rows)                                 \
+    X(bad_ids, e->max_rows)                                  \
+    X(bad_logits, e->max_rows)                               \
+    X(draws, e->max_rows)                                    \
+    X(drawn, e->max_rows)                                    \
+    X(logprobs, e->max_rows)                                 \
+    X(tops, (int64_t)e->max_rows *KV8_MAX_LOGPROBS)          \
+    X(chosen, e->max_running)                                \
+    X(events, (int64_t)e->max_running + e->max_alive)        \
     X(events_before, (int64_t)e->max_running + e->max_alive) \
-    X(samplers, kv8_threads_count(e->threads))        \
+    X(samplers, kv8_threads_count(e->threads))               \
     X(masks, (int64_t)kv8_threads_count(e->threads) * e->mask_words)
 
 static size_t logits_row_bytes(const kv8_engine *e) {
