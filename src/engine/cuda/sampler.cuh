@@ -125,7 +125,7 @@ __device__ __forceinline__ int32_t draw(Row<CLUSTER> &row, const Largest &best) 
     const auto weight = [&](int32_t, float l) { return weight_of(l, high, how.factor); };
     const bool has_cuts = how.top_k > 0 || how.top_p != 0 || how.least != 0;
     u64 sum = 0, last = 0;  // of all; keys from `last` on stay
-    if (how.top_k == 0 && (how.top_p != 0 || !has_cuts)) sum = row.sum(weight);
+    if (how.top_k == 0 && (how.top_p != 0 || !has_cuts)) sum = row.sum_weights(high, how.factor);
     typename Row<CLUSTER>::Start start = {0, order_of(high), 0};
     if (has_cuts) {
         row.count_levels(best.top, high, how.factor, 0);
@@ -171,7 +171,7 @@ __device__ __forceinline__ void log_row(Row<CLUSTER> &row, kv8_drawn_row *out,
                                         kv8_drawn_top *tops) {
     const Largest own = largest(row);
     const float high = logit_of(own.key);
-    const u64 sum = row.sum([&](int32_t, float l) { return weight_of(l, high, 1.0f); });
+    const u64 sum = row.sum_weights(high, 1.0f);
     if (row.rank == 0 && threadIdx.x == 0) out->sum = sum;
     if (row.how.num_tops == 0) return;
     row.count_levels(own.top, high, 1.0f, 1);

@@ -136,6 +136,29 @@ struct Row {
         }
     }
 
+    // what(logits) for this thread's ids, eight at once, as -inf where there are none; from memory
+    // the next are on their way meanwhile.
+    template <typename WHAT>
+    __device__ __forceinline__ void for_eights(const WHAT &what) const {
+        constexpr int AT_ONCE = 8, STEP = 32 * AT_ONCE;
+        float next[AT_ONCE];
+        const auto load = [&](int32_t first) {
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++)
+                next[k] = first + 32 * k < warp_end ? x[first + 32 * k - begin] : -INFINITY;
+        };
+        if (!CLUSTER) load(warp_begin + lane());
+#pragma unroll 1
+        for (int32_t i = warp_begin + lane(); i < warp_end; i += STEP) {
+            float l[AT_ONCE];
+            if (CLUSTER) load(i);
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) l[k] = next[k];
+            if (!CLUSTER) load(i + STEP);
+            what(l);
+        }
+    }
+
     // The parts of all threads of all blocks, joined. Parts of this block's warps stay in
     // board.warps, those of the blocks in slots().
     template <typename JOIN>
@@ -162,6 +185,13 @@ struct Row {
     __device__ __forceinline__ u64 sum(const VALUE &value) {
         u64 mine = 0;
         for_mine([&](int32_t i, float l) { mine += value(i, l); });
+        return exchange({mine, 0}, [](Slot p, Slot q) { return Slot{p.a + q.a, 0}; }).a;
+    }
+    // Of weight_of() the same.
+    __device__ __forceinline__ u64 sum_weights(float high, float factor) {
+        if (masked) return sum([&](int32_t, float l) { return weight_of(l, high, factor); });
+        u64 mine = 0;
+        for_eights([&](const float(&l)[8]) { mine += weight_of_all(l, high, factor); });
         return exchange({mine, 0}, [](Slot p, Slot q) { return Slot{p.a + q.a, 0}; }).a;
     }
     // The sum of m over this warp's threads up to this one.

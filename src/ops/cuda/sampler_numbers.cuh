@@ -28,9 +28,16 @@ __device__ __forceinline__ float logit_of(u64 key) {
     return value_of(static_cast<uint32_t>(key >> 32));
 }
 
+// A weight over 2^13, and the rest, each rounded down to a whole number: the bits of its sum with
+// 2^23, whose own are ONE.
+struct WeightParts {
+    static constexpr uint32_t ONE = 0x4b000000u;
+    uint32_t upper, lower;
+};
+
 // v_exp of math_tmpl.h for -25 <= x <= 0, operation by operation, times 2^36, rounded down; 0 for
 // all below. Its high and low bits are rounded down by what a sum with 2^23 keeps.
-__device__ __forceinline__ u64 weight_of(float logit, float high, float factor) {
+__device__ __forceinline__ WeightParts weight_parts(float logit, float high, float factor) {
     constexpr float ROUND = 12582912.0f, WHOLE = 8388608.0f;  // 1.5 * 2^23, 2^23
     const float x = fmaxf(__fmul_rn(__fsub_rn(logit, high), factor), -25.0f);
     const float rounded = __fadd_rn(__fmul_rn(x, 1.44269504f), ROUND);
@@ -49,9 +56,23 @@ __device__ __forceinline__ u64 weight_of(float logit, float high, float factor) 
         __uint_as_float(__float_as_uint(p) + (__float_as_uint(rounded) << 23) + (36u << 23));
     const float upper = __fmaf_rz(y, 0x1p-13f, WHOLE);
     const float rest = __fmaf_rn(__fsub_rn(upper, WHOLE), -0x1p13f, y);  // exact
-    const float lower = __fadd_rz(rest, WHOLE);
-    const uint32_t one = __float_as_uint(WHOLE);
-    return u64{__float_as_uint(upper) - one} * 8192 + (__float_as_uint(lower) - one);
+    return {__float_as_uint(upper), __float_as_uint(__fadd_rz(rest, WHOLE))};
+}
+__device__ __forceinline__ u64 weight_of(float logit, float high, float factor) {
+    const WeightParts w = weight_parts(logit, high, factor);
+    return u64{w.upper - WeightParts::ONE} * 8192 + (w.lower - WeightParts::ONE);
+}
+// Of NUM logits, at most 256.
+template <int NUM>
+__device__ __forceinline__ u64 weight_of_all(const float (&logits)[NUM], float high, float factor) {
+    uint32_t upper = 0, lower = 0;
+#pragma unroll
+    for (int i = 0; i < NUM; i++) {
+        const WeightParts w = weight_parts(logits[i], high, factor);
+        upper += w.upper - WeightParts::ONE;
+        lower += w.lower - WeightParts::ONE;
+    }
+    return u64{upper} * 8192 + lower;
 }
 
 }  // namespace kv8
