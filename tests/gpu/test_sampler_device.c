@@ -188,6 +188,42 @@ static void many_rows(void **state) {
     close_scene(&s);
 }
 
+/* Cuts far below the likeliest go over all ids several times, the blocks of a cluster together. */
+static void wide_cuts_end_time_after_time(void **state) {
+    enum { VOCAB = 201088, ROWS = 64, RUNS = 300, AT_ONCE = 10 };
+    static const int32_t counts[] = {1, 8, ROWS};
+    scene s;
+    test_rng rng = {8};
+    open_scene(&s, state, VOCAB, ROWS);
+    kv8_sampling sampling = KV8_SAMPLING_INIT;
+    sampling.temperature = 1.5f;
+    sampling.top_p = 0.999f;
+    kv8_drawn drawn[ROWS];
+    kv8_logprob tops[ROWS];
+    for (int32_t i = 0; i < ROWS; i++) {
+        s.rows[i].sampling = sampling;
+        s.rows[i].sampling.seed = (uint64_t)i;
+        s.draws[i] = (kv8_draw){.sampling = &s.rows[i].sampling, .mask = -1};
+        for (int32_t id = 0; id < VOCAB; id++)
+            s.logits[i * VOCAB + id] = (float)(9 * rng_unit(&rng) * rng_unit(&rng));
+    }
+    assert_ok(kv8_stream_copy(s.g->stream, s.on_device, s.logits, sizeof(float) * VOCAB * ROWS));
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        int32_t tokens[ROWS];
+        for (int32_t run = 0; run < RUNS; run++) {
+            for (int i = 0; i < AT_ONCE; i++)
+                assert_ok(kv8_device_sampler_begin(s.device, s.on_device, s.draws, counts[c]));
+            assert_ok(kv8_device_sampler_end(s.device, s.draws, counts[c], drawn, tops, 1));
+            for (int32_t i = 0; i < counts[c]; i++) {
+                if (run == 0) check_row(&s, i, &drawn[i], &tops[i]);
+                if (run == 0) tokens[i] = drawn[i].token;
+                assert_int_equal(drawn[i].token, tokens[i]);
+            }
+        }
+    }
+    close_scene(&s);
+}
+
 static void logits_that_are_not_finite_are_named(void **state) {
     enum { VOCAB = 5000 };
     static const float bad[] = {NAN, INFINITY, -INFINITY};
@@ -222,6 +258,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(tokens_are_those_of_the_host),
         cmocka_unit_test(a_vocabulary_beyond_shared_memory),
         cmocka_unit_test(many_rows),
+        cmocka_unit_test(wide_cuts_end_time_after_time),
         cmocka_unit_test(logits_that_are_not_finite_are_named),
     };
     return cmocka_run_group_tests_name("sampler_device", tests, gpu_open, gpu_close);

@@ -284,25 +284,27 @@ struct Row {
             add_mass((order - low) >> shift, mass);
             atomicAdd(&board.counts[(order - low) >> shift], 1);
         });
-        __syncthreads();
-        const uint32_t bucket = BUCKETS - 1 - threadIdx.x;
-        if (rank != 0 && board.counts[bucket] != 0) {
-            atomicAdd(at(&board.mass[bucket], 0), board.mass[bucket]);
-            atomicAdd(at(&board.counts[bucket], 0), board.counts[bucket]);
-            board.mass[bucket] = 0;
-            board.counts[bucket] = 0;
-        }
         sync();
+        const uint32_t bucket = BUCKETS - 1 - threadIdx.x;
         if (rank == 0) {
-            const u64 mass = board.mass[bucket], up_to = before + sum_up_to(mass).a;
+            u64 mass = 0;
+            uint32_t count = 0;
+#pragma unroll 4
+            for (uint32_t r = 0; r < num_blocks(); r++) {
+                mass += *at(&board.mass[bucket], r);
+                count += *at(&board.counts[bucket], r);
+            }
+            const u64 up_to = before + sum_up_to(mass).a;
             if (up_to >= limit && up_to - mass < limit)
-                board.choice = {up_to - mass, mass, 0, bucket, board.counts[bucket]};
+                board.choice = {up_to - mass, mass, 0, bucket, count};
             else if (threadIdx.x == DRAW_THREADS - 1 && up_to < limit)
                 board.choice = {up_to, 0, 0, NO_BUCKET, 0};
-            board.mass[bucket] = 0;
-            board.counts[bucket] = 0;
         }
-        return tell();
+        const Choice choice = tell();
+        board.mass[bucket] = 0;
+        board.counts[bucket] = 0;
+        __syncthreads();
+        return choice;
     }
     // Those that `takes` says to the first block's list, in any order; there, how many: more than
     // LISTED are no list.
