@@ -220,8 +220,8 @@ static void tell_events(kv8_service *s) {
 /* Events of the step before are told while a GPU computes this one; those of requests that were
  * marked come before their last. */
 static void step(kv8_service *s, int32_t num_ending) {
-    const bool waits = num_ending > 0 || s->engine->device_sampler == NULL;
-    if (waits) tell_events(s);
+    const bool tells_first = num_ending > 0 || s->engine->device_sampler == NULL;
+    if (tells_first) tell_events(s);
     end_marked(s, num_ending);
     const bool begun = s->engine->num_requests > 0 && begin_step(s);
     tell_events(s);

@@ -369,12 +369,15 @@ static void swap_events(kv8_engine *e) {
     e->events_before = before;
 }
 
-/* Nothing of a step that failed has happened, but that some expired, who are told: what failed
- * fails again in the next step. */
-static kv8_status abandon(kv8_engine *e, kv8_status status) {
+/* Nothing of a step that failed has happened. */
+static void abandon(kv8_engine *e) {
     kv8_scheduler_abandon(e->scheduler);
     e->num_shares = e->schedule.num_rows = 0;
-    return e->schedule.num_expired == 0 ? status : KV8_OK;
+}
+
+/* Those that expired are told all the same: what failed fails again in the next step. */
+static bool fails(const kv8_engine *e, kv8_status status) {
+    return status != KV8_OK && e->schedule.num_expired == 0;
 }
 
 kv8_status kv8_engine_begin(kv8_engine *e) {
@@ -391,9 +394,10 @@ kv8_status kv8_engine_begin(kv8_engine *e) {
         e->is_computing = e->draws_on_device;
         if (e->is_computing) status = compute(e);
     }
-    if (status != KV8_OK) status = abandon(e, status);
-    e->is_under_way = status == KV8_OK;
-    if (!e->is_under_way) swap_events(e);
+    if (status != KV8_OK) abandon(e);
+    e->is_under_way = !fails(e, status);
+    if (e->is_under_way) return KV8_OK;
+    swap_events(e);
     return status;
 }
 
@@ -405,7 +409,10 @@ static kv8_status finish_rows(kv8_engine *e) {
         status = compute(e);
     }
     if (status == KV8_OK && e->draws_on_device) status = draw_on_device(e);
-    if (status != KV8_OK) return abandon(e, status);
+    if (status != KV8_OK) {
+        abandon(e);
+        return status;
+    }
     const uint64_t begin = e->compute_ns;
     e->stats.model_ns += kv8_time_ns() - begin;
     e->stats.num_steps++;
@@ -423,7 +430,8 @@ kv8_status kv8_engine_finish(kv8_engine *e, int32_t *num_events_out) {
     assert(e->is_under_way);
     *num_events_out = 0;
     e->is_under_way = false;
-    if (e->schedule.num_rows > 0) KV8_TRY(finish_rows(e));
+    const kv8_status status = e->schedule.num_rows > 0 ? finish_rows(e) : KV8_OK;
+    if (fails(e, status)) return status;
     tell_expired(e, &e->schedule);
     *num_events_out = e->num_shares + e->schedule.num_expired;
     return KV8_OK;
