@@ -238,10 +238,11 @@ typedef struct kv8_engine_stats {
     uint64_t num_steps, num_preemptions;
     uint64_t prefix_queries, prefix_hits; /* prompt tokens looked for in other requests' pages, and
                                            * found there */
-    uint64_t prompt_tokens, generated_tokens;  /* taken from prompts, found ones not counted;
-                                                * drawn */
-    uint64_t schedule_ns, model_ns, sample_ns; /* of all steps */
-    uint64_t kv_clips, kv_nans;                /* of the cache's counters, all layers and heads */
+    uint64_t prompt_tokens, generated_tokens; /* taken from prompts, found ones not counted;
+                                               * drawn */
+    /* Of all steps; a service's model_ns on a GPU has the telling of events in it. */
+    uint64_t schedule_ns, model_ns, sample_ns;
+    uint64_t kv_clips, kv_nans; /* of the cache's counters, all layers and heads */
     uint64_t read_bytes; /* weights and KV that the steps had to read, each once a step; experts as
                           * many as choices by chance come to */
 } kv8_engine_stats;
