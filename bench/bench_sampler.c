@@ -49,6 +49,7 @@ static double time_draw(const machine *m, const kv8_sampling *sampling, int32_t 
         draws[i] = (kv8_draw){.sampling = sampling,
                               .history = {history, HISTORY / 2, HISTORY},
                               .mask = -1,
+                              .token = -1,
                               .num_logprobs = num_logprobs};
     TRY(kv8_stream_capture_begin(m->gpu.stream));
     for (int i = 0; i < LAUNCHES; i++)

@@ -49,6 +49,7 @@ typedef struct bench_session {
     int32_t *token_ids;         /* of the request being made */
     uint64_t filled[MAX_BATCH]; /* requests at rest, one for each sequence; 0: a depth of 0 */
     uint64_t random;
+    float *noise; /* where the model computes, while depths are filled */
     /* Of the GPU, measured before the tests; 0 on the host, and where not measured. */
     double read_gb_s, product_tflop_s;
     char failure[256]; /* what a request failed of; "": none has */

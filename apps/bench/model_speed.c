@@ -2,7 +2,7 @@
  * per KV setting.
  *
  * A depth is filled once and every repetition forks it. Several sequences have as many tokens each
- * of their own, whose keys and values are zeros but for the last few's, so that no two read the
+ * of their own, whose keys and values are noise but for the last few's, so that no two read the
  * same memory. Tokens are random.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -173,38 +173,79 @@ static kv8_status look_into(bench_session *s, const model_args *args, test_row *
     return status;
 }
 
-/* Keys and values of all pages become zeros: what nobody wrote need be no number. K's rows are the
- * first of a page. */
-static kv8_status clear_pages(const bench_session *s, const kv8_kv_setting *setting) {
-    for (int32_t layer = 0; layer < s->model.info.num_layers; layer++) {
-        kv8_paged k = KV8_PAGED_INIT, v = KV8_PAGED_INIT;
-        kv8_status status = kv8_cache_layer_kv(s->cache, layer, &k, &v);
-        if (status != KV8_OK) return status;
-        const bool is_full = kv8_model_layer_window(s->model.model, layer) < 0;
-        const size_t size = kv8_dtype_size(is_full ? setting->full_k : setting->sliding_k);
-        const size_t bytes = (size_t)k.num_pages * (size_t)k.stride_page * size;
-        void *const pages = (void *)(uintptr_t)k.data;
-        if (s->model.device == NULL)
-            memset(pages, 0, bytes);
-        else
-            status = kv8_stream_fill(s->model.stream, pages, 0, bytes);
-        if (status != KV8_OK) return status;
-    }
-    return KV8_OK;
+/* --- depth --- */
+
+enum { NOISE_TOKENS = 512, NOISE_STARTS = 1024 }; /* written at once; that they may begin at */
+
+static size_t noise_row(const bench_session *s) {
+    return (size_t)s->model.info.num_kv_heads * (size_t)s->model.info.head_dim;
 }
 
-/* Random tokens whose pages the engine then finds, as if a request had computed them; all but the
- * last few, which it does compute: over zeros alone sequences differ by one token each, draw the
- * same ones soon, and choose fewer experts than sequences of their own. */
+/* Rows of noise to append, where the model computes. */
+static kv8_status open_noise(bench_session *s) {
+    const size_t num = (NOISE_STARTS + NOISE_TOKENS) * noise_row(s);
+    float *const values = bench_random_values(num);
+    if (values == NULL) return KV8_ERR_NO_MEMORY;
+    if (s->model.device == NULL) {
+        s->noise = values;
+        return KV8_OK;
+    }
+    void *memory = NULL;
+    kv8_status status = kv8_device_alloc(s->model.device, num * sizeof *values, &memory);
+    s->noise = memory;
+    if (status == KV8_OK)
+        status = kv8_stream_copy(s->model.stream, memory, values, num * sizeof *values);
+    if (status == KV8_OK) status = kv8_stream_synchronize(s->model.stream);
+    free(values);
+    return status;
+}
+
+static void close_noise(bench_session *s) {
+    if (s->model.device == NULL)
+        free(s->noise);
+    else
+        kv8_device_free(s->model.device, s->noise);
+    s->noise = NULL;
+}
+
+static const float *draw_noise(bench_session *s) {
+    return s->noise + bench_random(&s->random) % NOISE_STARTS * noise_row(s);
+}
+
+/* Keys and values of the sequence's last `num` tokens, in all layers. */
+static kv8_status append_noise(bench_session *s, kv8_seq seq, int32_t num) {
+    const int32_t indptr[2] = {0, num}, head_dim = s->model.info.head_dim;
+    kv8_status status = KV8_OK;
+    for (int32_t layer = 0; status == KV8_OK && layer < s->model.info.num_layers; layer++) {
+        const kv8_append append = {.struct_size = sizeof append,
+                                   .num_seqs = 1,
+                                   .seqs = &seq,
+                                   .indptr = indptr,
+                                   .src_dtype = KV8_F32,
+                                   .k = draw_noise(s),
+                                   .k_stride_row = (int64_t)noise_row(s),
+                                   .k_stride_head = head_dim,
+                                   .v = draw_noise(s),
+                                   .v_stride_row = (int64_t)noise_row(s),
+                                   .v_stride_head = head_dim};
+        status = kv8_cache_append(s->cache, layer, &append);
+    }
+    return status;
+}
+
+/* Random tokens with noise for keys and values, whose pages the engine then finds as if a request
+ * had computed them: all but the last few, which it does compute. */
 static kv8_status publish_depth(bench_session *s, int32_t depth, int32_t chunk) {
     enum { COMPUTED = 16 };
     const int32_t num_found = depth > COMPUTED ? depth - COMPUTED : 0;
+    const int32_t most = chunk < NOISE_TOKENS ? chunk : NOISE_TOKENS;
     kv8_seq seq = KV8_SEQ_NONE;
     draw_tokens(s, depth);
     kv8_status status = kv8_cache_seq_create(s->cache, &seq);
-    for (int32_t at = 0; status == KV8_OK && at < num_found; at += chunk) {
-        const int32_t num = num_found - at < chunk ? num_found - at : chunk;
+    for (int32_t at = 0; status == KV8_OK && at < num_found; at += most) {
+        const int32_t num = num_found - at < most ? num_found - at : most;
         status = kv8_cache_extend(s->cache, seq, num, s->token_ids + at);
+        if (status == KV8_OK) status = append_noise(s, seq, num);
         if (status == KV8_OK) status = kv8_cache_publish(s->cache, seq);
     }
     const kv8_status ended = kv8_cache_seq_destroy(s->cache, seq);
@@ -212,23 +253,22 @@ static kv8_status publish_depth(bench_session *s, int32_t depth, int32_t chunk) 
 }
 
 /* Fills the depth: requests at rest that the tests fork, one for each sequence of the largest
- * batch; none where the depth is 0. Of several none is computed whole: the keys that it leaves in
- * pages behind its windows would be the others', who would then choose the same experts. */
-static kv8_status fill_depth(bench_session *s, const model_args *args,
-                             const kv8_kv_setting *setting, int32_t depth) {
+ * batch; none where the depth is 0. */
+static kv8_status fill_depth(bench_session *s, const model_args *args, int32_t depth) {
     memset(s->filled, 0, sizeof s->filled);
     if (depth == 0) return KV8_OK;
     kv8_request request = KV8_REQUEST_INIT;
     request.hold = 1;
     request.num_tokens = depth;
     request.token_ids = s->token_ids;
-    kv8_status status = args->max_batch > 1 ? clear_pages(s, setting) : KV8_OK;
+    kv8_status status = args->max_batch > 1 ? open_noise(s) : KV8_OK;
     for (int32_t b = 0; status == KV8_OK && b < args->max_batch && cli_interrupted() == 0; b++) {
         if (b == 0) draw_tokens(s, depth);
         if (args->max_batch > 1) status = publish_depth(s, depth, args->chunk);
         if (status == KV8_OK) status = kv8_engine_submit(s->engine, &request, &s->filled[b]);
         if (status == KV8_OK) status = run_engine(s);
     }
+    close_noise(s);
     return status;
 }
 
@@ -253,7 +293,7 @@ static kv8_status add_test(bench_session *s, const model_args *args, test_row ro
 static kv8_status run_depth(bench_session *s, const model_args *args, const kv8_kv_setting *setting,
                             int32_t depth, test_row *rows, int32_t *num_rows) {
     kv8_status status = open_engine(s, args, setting, depth);
-    if (status == KV8_OK) status = fill_depth(s, args, setting, depth);
+    if (status == KV8_OK) status = fill_depth(s, args, depth);
     test_row row = {.setting = setting, .depth = depth, .batch = 1};
     row.num_prompt = args->num_prompt;
     if (status == KV8_OK) status = add_test(s, args, row, rows, num_rows);

@@ -221,7 +221,7 @@ typedef struct kv8_profile {
  * at the cost of a few events a step. 1: every kernel; a graph is then recorded anew at each step,
  * and the time that takes is idle; only what is busy tells something; a step of one token is a
  * graph's, since within one kernel nothing is told apart. KV8_ERR_UNSUPPORTED for a model on the
- * host. A step of more than a few thousand launches fails. */
+ * host. */
 KV8_API KV8_NODISCARD kv8_status kv8_model_begin_profile(kv8_model *model, int32_t by_kernel);
 /* Ends it, even where that fails; what was measured where profile_out is not NULL. */
 KV8_API KV8_NODISCARD kv8_status kv8_model_end_profile(kv8_model *model, kv8_profile *profile_out);

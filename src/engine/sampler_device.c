@@ -199,6 +199,7 @@ static kv8_draw_row row_of(const kv8_draw *draw) {
                           .presence = s->presence_penalty,
                           .top_k = s->top_k,
                           .mask = draw->mask,
+                          .token = draw->token,
                           .num_tops = draw->num_logprobs > 0 ? draw->num_logprobs : -1};
 }
 
@@ -273,7 +274,7 @@ bool kv8_device_sampler_simplify(const kv8_device_sampler *s, const kv8_draw *dr
                                  kv8_step_draw *out) {
     const kv8_draw_row row = row_of(draw);
     if (row.top_k > 0 || row.top_p != 0 || row.least != 0 || row.mask >= 0 || row.num_tops >= 0 ||
-        draw->sampling->num_bias > 0 || kv8_sampling_penalises(draw->sampling))
+        row.token >= 0 || draw->sampling->num_bias > 0 || kv8_sampling_penalises(draw->sampling))
         return false;
     *out = (kv8_step_draw){row.random, row.factor, s->step_drawn};
     return true;

@@ -15,11 +15,12 @@ typedef struct kv8_draw {
     const kv8_sampling *sampling; /* checked */
     kv8_history history;
     int32_t mask;         /* the slot of kv8_device_sampler_mask that was filled; -1 = all ids */
+    int32_t token;        /* that is given, and nothing drawn; -1 = none */
     int32_t num_logprobs; /* n >= 1: the token's and the n likeliest; 0 = none */
 } kv8_draw;
 
 typedef struct kv8_drawn {
-    int32_t token;  /* of kv8_sampler_draw; undefined where bad_id >= 0 */
+    int32_t token;  /* of kv8_sampler_draw, or given; undefined where bad_id >= 0 */
     int32_t bad_id; /* the first id whose logit is not finite, -1 = none */
     float bad;      /* that logit */
     float logprob;

@@ -56,7 +56,7 @@ static bool can_draw_on_device(const kv8_engine *e) {
         return false;
     for (int32_t i = 0; i < e->num_shares; i++) {
         const kv8_running *const r = e->shares[i].running;
-        if (r->spec.visit != NULL || r->spec.prompt_logprobs > 0) return false;
+        if (r->spec.visit != NULL) return false;
         if (e->shares[i].row->samples)
             num_changes +=
                 kv8_device_sampler_changes(e->device_sampler, &r->sampling, r->num_tokens);
@@ -78,16 +78,36 @@ static bool has_mask(const kv8_running *r) {
     return r->spec.mask != NULL || is_too_short(r);
 }
 
-/* One for each row of logits; of a share that chooses nothing they are looked at alone. */
+/* The share's row of logits that a token is chosen from; -1: it chooses none. */
+static int32_t sampled_row(const kv8_share *s) {
+    return s->row->samples ? s->first_logits + s->row->num_logits - 1 : -1;
+}
+
+/* How many of the share's rows of logits give the logprob of a prompt's token. */
+static int32_t num_prompt_rows(const kv8_share *s) {
+    if (s->running->spec.prompt_logprobs == 0) return 0;
+    const int32_t last = s->running->num_prompt - 1;
+    return (int32_t)kv8_max_i64(0, kv8_min_i64(end_of(s), last) - seen_from(s));
+}
+
+/* One for each row of logits: a prompt's token is given, and what is neither that nor chosen from
+ * is looked at alone. */
 static void list_draws(kv8_engine *e) {
     static const kv8_sampling greedy = KV8_SAMPLING_INIT;
     for (int32_t row = 0; row < e->num_rows; row++) {
         const kv8_share *const s = &e->shares[e->share_of[row]];
         const kv8_running *const r = s->running;
-        e->draws[row] = (kv8_draw){.sampling = s->row->samples ? &r->sampling : &greedy,
-                                   .history = {r->token_ids, r->num_prompt, r->num_tokens},
-                                   .mask = -1,
-                                   .num_logprobs = s->row->samples ? r->spec.num_logprobs : 0};
+        const int32_t i = row - s->first_logits;
+        kv8_draw *const draw = &e->draws[row];
+        *draw = (kv8_draw){.sampling = &greedy, .mask = -1, .token = -1};
+        if (i < num_prompt_rows(s)) {
+            draw->token = r->token_ids[seen_from(s) + i + 1];
+            draw->num_logprobs = r->spec.prompt_logprobs;
+        } else if (row == sampled_row(s)) {
+            draw->sampling = &r->sampling;
+            draw->history = (kv8_history){r->token_ids, r->num_prompt, r->num_tokens};
+            draw->num_logprobs = r->spec.num_logprobs;
+        }
     }
 }
 
@@ -201,13 +221,6 @@ static void draw_token(void *cookie, size_t share_idx, int32_t thread_idx) {
 }
 
 /* --- logprobs --- */
-
-/* How many of the share's rows of logits give the logprob of a prompt's token. */
-static int32_t num_prompt_rows(const kv8_share *s) {
-    if (s->running->spec.prompt_logprobs == 0) return 0;
-    const int32_t last = s->running->num_prompt - 1;
-    return (int32_t)kv8_max_i64(0, kv8_min_i64(end_of(s), last) - seen_from(s));
-}
 
 static kv8_logprob *tops_of(const kv8_engine *e, int32_t row) {
     return e->tops + (size_t)row * KV8_MAX_LOGPROBS;
@@ -325,7 +338,7 @@ static kv8_status draw_on_device(kv8_engine *e) {
     list_draws(e);
     for (int32_t row = 0; row < e->num_rows; row++) {
         const kv8_share *const s = &e->shares[e->share_of[row]];
-        if (s->row->samples && has_mask(s->running)) e->draws[row].mask = num_masks++;
+        if (row == sampled_row(s) && has_mask(s->running)) e->draws[row].mask = num_masks++;
     }
     if (num_masks > 0) kv8_threads_run(e->threads, (size_t)e->num_rows, fill_device_mask, e);
     KV8_TRY(kv8_device_sampler_begin(e->device_sampler, kv8_model_device_logits(e->model), e->draws,
@@ -334,17 +347,27 @@ static kv8_status draw_on_device(kv8_engine *e) {
                                   KV8_MAX_LOGPROBS);
 }
 
+/* A prompt's rows lie side by side, as log_row() leaves them. */
+static void pack_tops(const kv8_engine *e, const kv8_share *s) {
+    const size_t num = (size_t)s->running->spec.prompt_logprobs;
+    kv8_logprob *const to = tops_of(e, s->first_logits);
+    for (int32_t i = 1; i < num_prompt_rows(s); i++)
+        memmove(to + (size_t)i * num, tops_of(e, s->first_logits + i), num * sizeof *to);
+}
+
 static void take_drawn(kv8_engine *e) {
     for (int32_t row = 0; row < e->num_rows; row++) {
         e->bad_ids[row] = e->drawn[row].bad_id;
         e->bad_logits[row] = e->drawn[row].bad;
         e->logprobs[row] = e->drawn[row].logprob;
     }
-    for (int32_t i = 0; i < e->num_shares; i++) judge_share(e, i);
-    for (int32_t row = 0; row < e->num_rows; row++) {
-        const int32_t idx = e->share_of[row], mask = e->draws[row].mask;
-        if (!e->shares[idx].row->samples || e->events[idx].finish == KV8_FINISH_FAILED) continue;
-        take_token(e, idx, e->drawn[row].token,
+    for (int32_t i = 0; i < e->num_shares; i++) {
+        judge_share(e, i);
+        pack_tops(e, &e->shares[i]);
+        const int32_t row = sampled_row(&e->shares[i]);
+        if (row < 0 || e->events[i].finish == KV8_FINISH_FAILED) continue;
+        const int32_t mask = e->draws[row].mask;
+        take_token(e, i, e->drawn[row].token,
                    mask < 0 ? NULL : kv8_device_sampler_mask(e->device_sampler, mask));
     }
 }

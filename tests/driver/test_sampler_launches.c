@@ -53,7 +53,8 @@ static void open_scene(scene *c, int32_t sm_version, int32_t vocab) {
     c->sampling.bias_ids = c->bias_ids;
     c->sampling.bias = c->bias;
     c->sampling.num_bias = 1;
-    for (int i = 0; i < ROWS; i++) c->draws[i] = (kv8_draw){.sampling = &greedy, .mask = -1};
+    for (int i = 0; i < ROWS; i++)
+        c->draws[i] = (kv8_draw){.sampling = &greedy, .mask = -1, .token = -1};
     c->draws[1].sampling = &c->sampling;
     c->draws[1].history = (kv8_history){c->history, 3, 6};
     c->draws[1].mask = 1;
@@ -155,7 +156,8 @@ static void many_rows_take_a_block_each(void **state) {
                  {265, 8}, {462, 8}, {463, 1}, {MOST, 1}};
     static const kv8_sampling greedy = KV8_SAMPLING_INIT;
     static kv8_draw draws[MOST];
-    for (int i = 0; i < MOST; i++) draws[i] = (kv8_draw){.sampling = &greedy, .mask = -1};
+    for (int i = 0; i < MOST; i++)
+        draws[i] = (kv8_draw){.sampling = &greedy, .mask = -1, .token = -1};
     stand s = stand_open(90, H200_SMS);
     kv8_device_sampler *sampler = NULL;
     assert_ok(kv8_device_sampler_create(&sampler, s.device, s.stream, VOCAB, MOST, NULL));

@@ -99,7 +99,9 @@ static void check_row(scene *s, int32_t i, const kv8_drawn *got, const kv8_logpr
     const kv8_draw *const d = &s->draws[i];
     const float *const logits = s->logits + (size_t)i * (size_t)s->vocab;
     const uint32_t *const mask = d->mask < 0 ? NULL : kv8_device_sampler_mask(s->device, d->mask);
-    const int32_t want = kv8_sampler_draw(s->host, d->sampling, &d->history, mask, logits);
+    const int32_t want = d->token >= 0
+                             ? d->token
+                             : kv8_sampler_draw(s->host, d->sampling, &d->history, mask, logits);
     const kv8_sampling *const p = d->sampling;
     if (got->bad_id != -1 || got->token != want)
         fail_msg(
@@ -133,10 +135,12 @@ static void run_round(scene *s, test_rng *rng, int32_t num) {
         fill_row(rng, r, s->vocab);
         fill_logits(rng, s->logits + (size_t)i * vocab, s->vocab);
         const int32_t most = s->vocab < TOPS ? s->vocab : TOPS;
-        s->draws[i] = (kv8_draw){.sampling = &r->sampling,
-                                 .history = {r->history, rng_range(rng, 1, HISTORY), HISTORY},
-                                 .mask = rng_range(rng, 0, 3) == 0 ? num_masks++ : -1,
-                                 .num_logprobs = rng_range(rng, 0, 1) * rng_range(rng, 1, most)};
+        s->draws[i] =
+            (kv8_draw){.sampling = &r->sampling,
+                       .history = {r->history, rng_range(rng, 1, HISTORY), HISTORY},
+                       .mask = rng_range(rng, 0, 3) == 0 ? num_masks++ : -1,
+                       .token = rng_range(rng, 0, 5) == 0 ? rng_range(rng, 0, s->vocab - 1) : -1,
+                       .num_logprobs = rng_range(rng, 0, 1) * rng_range(rng, 1, most)};
         if (s->draws[i].mask >= 0)
             fill_mask(rng, kv8_device_sampler_mask(s->device, s->draws[i].mask), s->vocab);
         num_changes += kv8_device_sampler_changes(s->device, &r->sampling, HISTORY);
@@ -203,7 +207,7 @@ static void wide_cuts_end_time_after_time(void **state) {
     for (int32_t i = 0; i < ROWS; i++) {
         s.rows[i].sampling = sampling;
         s.rows[i].sampling.seed = (uint64_t)i;
-        s.draws[i] = (kv8_draw){.sampling = &s.rows[i].sampling, .mask = -1};
+        s.draws[i] = (kv8_draw){.sampling = &s.rows[i].sampling, .mask = -1, .token = -1};
         for (int32_t id = 0; id < VOCAB; id++)
             s.logits[i * VOCAB + id] = (float)(9 * rng_unit(&rng) * rng_unit(&rng));
     }
@@ -235,7 +239,8 @@ static void logits_that_are_not_finite_are_named(void **state) {
     kv8_logprob tops[4];
     for (int i = 0; i < 4; i++) {
         for (int32_t id = 0; id < VOCAB; id++) s.logits[i * VOCAB + id] = (float)rng_unit(&rng);
-        s.draws[i] = (kv8_draw){.sampling = &greedy, .mask = -1, .num_logprobs = i % 2};
+        s.draws[i] =
+            (kv8_draw){.sampling = &greedy, .mask = -1, .token = -1, .num_logprobs = i % 2};
     }
     for (int i = 0; i < 3; i++) {
         s.logits[i * VOCAB + 4000] = NAN;

@@ -115,12 +115,13 @@ __device__ __forceinline__ void change(const Row<CLUSTER> &row, bool back) {
     __syncthreads();
 }
 
-// The token, in the threads of a warp; the others get -1.
+// The token, drawn or given, in the threads of a warp; the others get -1.
 template <bool CLUSTER>
 __device__ __forceinline__ int32_t draw(Row<CLUSTER> &row, const Largest &best) {
     const kv8_draw_row &how = row.how;
     const float high = logit_of(best.key);
     const bool first_warp = row.rank == 0 && row.warp() == 0;
+    if (how.token >= 0) return first_warp ? how.token : -1;
     if (how.factor == 0 || !isfinite(high)) return first_warp ? id_of(best.key) : -1;
     const auto weight = [&](int32_t, float l) { return weight_of(l, high, how.factor); };
     const bool has_cuts = how.top_k > 0 || how.top_p != 0 || how.least != 0;

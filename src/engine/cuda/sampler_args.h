@@ -35,7 +35,7 @@ typedef struct kv8_draw_row {
     int32_t first_change, num_changes;
     int32_t mask;     /* idx among masks; -1 = every id may come */
     int32_t num_tops; /* >= 0: sum and tops are wanted; -1 = not */
-    int32_t padding;
+    int32_t token;    /* that is given, and not drawn; -1 = none */
 } kv8_draw_row;
 
 typedef struct kv8_drawn_top {
