@@ -9,7 +9,10 @@ enum {
     DEFAULT_REQUESTS = 16,
     MAX_REQUESTS = 1 << 20,
     MAX_LOGIT_ROWS = 1 << 20,
-    DEFAULT_PATIENCE_NS = 1000000000
+    DEFAULT_PATIENCE_NS = 1000000000,
+    /* Ids with a bias or a penalty, of all rows that a GPU draws in a step; biases of a row. */
+    MAX_CHANGES = 1 << 22,
+    MAX_BIASES = 1 << 10
 };
 
 /* --- life --- */
@@ -79,8 +82,10 @@ static kv8_status take_arrays(kv8_engine *e) {
     const kv8_model_options *const model = kv8_model_get_options(e->model);
     if (model->device == NULL) return KV8_OK;
     const int32_t rows = (int32_t)kv8_min_i64(e->max_rows, kv8_model_held_logits(e->model));
-    return kv8_device_sampler_create(&e->device_sampler, model->device, model->stream,
-                                     e->info.vocab_size, rows, e->allocator);
+    const int64_t of_row = kv8_min_i64(e->info.vocab_size, e->max_seq_len + MAX_BIASES);
+    return kv8_device_sampler_create(
+        &e->device_sampler, model->device, model->stream, e->info.vocab_size, rows,
+        (int32_t)kv8_min_i64(rows * of_row, MAX_CHANGES), e->allocator);
 }
 
 /* `value`, or `fallback` for 0; from 1 to limit. */

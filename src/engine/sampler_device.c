@@ -10,12 +10,10 @@
 #include "device_impl.h"
 #include "sampler_args.h"
 
-enum { MAX_CHANGES = 1 << 18 };
-
 /* What goes over, in host and in device memory. */
 typedef struct inputs {
     uint32_t *masks;          /* [max_rows, mask_words] */
-    kv8_draw_change *changes; /* [MAX_CHANGES] */
+    kv8_draw_change *changes; /* [max_changes] */
 } inputs;
 
 /* A kernel, and how it is launched for one row. */
@@ -29,7 +27,7 @@ struct kv8_device_sampler {
     const kv8_allocator *allocator;
     kv8_device *device;
     kv8_stream *stream;
-    int32_t vocab_size, max_rows, mask_words;
+    int32_t vocab_size, max_rows, max_changes, mask_words;
     draw_form by_cluster, by_block; /* of a row */
     int32_t *change_of; /* [vocab_size] idx + 1 among the row's changes; 0 between rows */
     inputs host, on_device;
@@ -87,7 +85,7 @@ static kv8_status take_memory(kv8_device_sampler *s) {
     } arrays[] = {
         {(void **)&s->host.masks, (void **)&s->on_device.masks, mask_bytes(s, s->max_rows)},
         {(void **)&s->host.changes, (void **)&s->on_device.changes,
-         MAX_CHANGES * sizeof *s->host.changes},
+         (size_t)s->max_changes * sizeof *s->host.changes},
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         KV8_TRY(kv8_device_alloc_host(s->device, arrays[i].bytes, arrays[i].host));
@@ -110,7 +108,7 @@ static kv8_status take_memory(kv8_device_sampler *s) {
 
 kv8_status kv8_device_sampler_create(kv8_device_sampler **out, kv8_device *device,
                                      kv8_stream *stream, int32_t vocab_size, int32_t max_rows,
-                                     const kv8_allocator *allocator) {
+                                     int32_t max_changes, const kv8_allocator *allocator) {
     *out = NULL;
     void *memory = NULL;
     KV8_TRY(kv8_alloc(allocator, 1, sizeof(kv8_device_sampler), "sampler on a GPU", &memory));
@@ -120,6 +118,7 @@ kv8_status kv8_device_sampler_create(kv8_device_sampler **out, kv8_device *devic
     s->stream = stream;
     s->vocab_size = vocab_size;
     s->max_rows = max_rows;
+    s->max_changes = max_changes;
     s->mask_words = (vocab_size + 31) / 32;
     kv8_status status;
     KV8_TRY_GOTO(get_by_cluster(&s->by_cluster, device, vocab_size));
@@ -158,7 +157,7 @@ int64_t kv8_device_sampler_changes(const kv8_device_sampler *sampler, const kv8_
 }
 
 bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, int32_t num, int64_t num_changes) {
-    return num <= sampler->max_rows && num_changes <= MAX_CHANGES;
+    return num <= sampler->max_rows && num_changes <= sampler->max_changes;
 }
 
 /* The row's entry for an id. */

@@ -26,13 +26,14 @@ typedef struct kv8_drawn {
     float logprob;
 } kv8_drawn;
 
-/* Scratch for one vocabulary and up to max_rows rows a run; one stream at a time. */
+/* Scratch for one vocabulary and up to max_rows rows a run, of which all together have up to
+ * max_changes ids with a bias or a penalty; one stream at a time. */
 typedef struct kv8_device_sampler kv8_device_sampler;
 /* `stream` is the device's. *out is NULL on failure; KV8_ERR_UNSUPPORTED in a build without the
  * kernels. */
 kv8_status kv8_device_sampler_create(kv8_device_sampler **out, kv8_device *device,
                                      kv8_stream *stream, int32_t vocab_size, int32_t max_rows,
-                                     const kv8_allocator *allocator);
+                                     int32_t max_changes, const kv8_allocator *allocator);
 /* After the stream's work is done. NULL is fine. */
 void kv8_device_sampler_destroy(kv8_device_sampler *sampler);
 /* Words of a mask, [(vocab_size + 31) / 32], slots 0 to max_rows - 1: filled before a run, the
@@ -41,7 +42,7 @@ uint32_t *kv8_device_sampler_mask(const kv8_device_sampler *sampler, int32_t slo
 /* The most ids with a bias or a penalty that a draw after num_tokens has. */
 int64_t kv8_device_sampler_changes(const kv8_device_sampler *sampler, const kv8_sampling *sampling,
                                    int32_t num_tokens);
-/* A run holds so many draws, and so many such ids of them together. */
+/* A run holds so many draws, and such ids of them together. */
 bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, int32_t num, int64_t num_changes);
 /* Whether a step of the model can draw this by itself: from all ids, the logits as they are; then
  * how. */

@@ -6,7 +6,7 @@
 #include "sampler_args.h"
 #include "sampler_device.h"
 
-enum { OUT_OF_MEMORY = 2, UNKNOWN = 999, VOCAB = 201088, ROWS = 3 };
+enum { OUT_OF_MEMORY = 2, UNKNOWN = 999, VOCAB = 201088, ROWS = 3, MOST_CHANGES = 1 << 18 };
 
 /* What the kernel finds. */
 static kv8_draw_args seen;
@@ -45,7 +45,8 @@ static void open_scene(scene *c, int32_t sm_version, int32_t vocab) {
                  .history = {4, 9, 4, 9, 9, 2},
                  .bias_ids = {9},
                  .bias = {1.5f}};
-    assert_ok(kv8_device_sampler_create(&c->sampler, c->s.device, c->s.stream, vocab, ROWS, NULL));
+    assert_ok(kv8_device_sampler_create(&c->sampler, c->s.device, c->s.stream, vocab, ROWS,
+                                        MOST_CHANGES, NULL));
     c->sampling.temperature = 0.5f;
     c->sampling.top_p = 0.25f;
     c->sampling.min_p = 0.5f;
@@ -160,7 +161,8 @@ static void many_rows_take_a_block_each(void **state) {
         draws[i] = (kv8_draw){.sampling = &greedy, .mask = -1, .token = -1};
     stand s = stand_open(90, H200_SMS);
     kv8_device_sampler *sampler = NULL;
-    assert_ok(kv8_device_sampler_create(&sampler, s.device, s.stream, VOCAB, MOST, NULL));
+    assert_ok(
+        kv8_device_sampler_create(&sampler, s.device, s.stream, VOCAB, MOST, MOST_CHANGES, NULL));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const int32_t before = stand_in_num_launches();
         assert_ok(kv8_device_sampler_begin(sampler, (void *)s.memory, draws, cases[i].num));
@@ -198,8 +200,8 @@ static void calls_that_fail_leave_nothing_behind(void **state) {
     for (;; nth++) {
         kv8_device_sampler *sampler = NULL;
         stand_in_fail(NULL, nth, OUT_OF_MEMORY);
-        const kv8_status status =
-            kv8_device_sampler_create(&sampler, s.device, s.stream, VOCAB, ROWS, NULL);
+        const kv8_status status = kv8_device_sampler_create(&sampler, s.device, s.stream, VOCAB,
+                                                            ROWS, MOST_CHANGES, NULL);
         const char *const failed = stand_in_failed_call();
         stand_in_fail(NULL, 0, 0);
         assert_true(status == KV8_OK ? sampler != NULL : sampler == NULL && failed != NULL);
