@@ -122,7 +122,8 @@ typedef struct kv8_engine_options {
     const kv8_allocator *allocator;
     int32_t max_requests;   /* at once, those at rest too; 0 = 16 */
     int32_t step_tokens;    /* most rows of a step, at most the model's; 0 = the model's */
-    int32_t logit_rows;     /* rows of logits of a step, >= 1; 0 = the model's max_step_seqs */
+    int32_t logit_rows;     /* rows of logits of a step, >= 1; 0 = the model's max_step_seqs, on a
+                             * GPU also what takes 256 MiB */
     float *logits;          /* [logit_rows, vocab_size] to work in; NULL = the engine's own */
     int32_t max_waiting;    /* requests beyond max_requests that wait for their turn */
     int32_t share_prefixes; /* 1: a prompt's pages are taken from any request, running or ended,

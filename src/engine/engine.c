@@ -144,7 +144,9 @@ static kv8_status open_engine(kv8_engine *e, const kv8_engine_options *options) 
     KV8_TRY(resolve_requests(e, options));
     KV8_TRY(resolve("step_tokens", options->step_tokens, model->max_step_tokens,
                     model->max_step_tokens, &e->step_tokens));
-    KV8_TRY(resolve("logit_rows", options->logit_rows, step_seqs, MAX_LOGIT_ROWS, &e->max_rows));
+    const int64_t held = kv8_max_i64(step_seqs, kv8_model_held_logits(e->model));
+    KV8_TRY(resolve("logit_rows", options->logit_rows, (int32_t)kv8_min_i64(held, MAX_LOGIT_ROWS),
+                    MAX_LOGIT_ROWS, &e->max_rows));
     /* Each that runs has a token and a row of logits in every step. */
     const int64_t rows = kv8_min_i64(e->step_tokens, e->max_rows);
     e->max_running = (int32_t)kv8_min_i64(kv8_min_i64(e->max_requests, step_seqs), rows);

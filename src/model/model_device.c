@@ -43,10 +43,18 @@ static kv8_status load(kv8_model *model) {
     return status;
 }
 
+/* Logits of a step of decode at once, and of as many rows of any other as take no more than this.
+ */
+static int32_t choose_logit_rows(const kv8_model *model) {
+    enum { LEAST_ROWS = 16, BYTES = 256 << 20 };
+    const kv8_model_options *const o = &model->options;
+    const int64_t fitting = BYTES / (model->info.vocab_size * (int64_t)sizeof(float));
+    const int64_t of_step = kv8_min_i64(o->max_step_tokens, fitting);
+    return (int32_t)kv8_max_i64(kv8_max_i64(o->max_step_seqs, LEAST_ROWS), of_step);
+}
+
 /* Everything but memory and weights; counts those. */
 static kv8_status create(kv8_model *model) {
-    /* Logits of a step of decode at once, and of a few rows of any other at a time. */
-    enum { LEAST_LOGIT_ROWS = 16 };
     const kv8_model_options *const o = &model->options;
     void *memory = NULL;
     KV8_TRY(refuse_options(o));
@@ -54,7 +62,7 @@ static kv8_status create(kv8_model *model) {
     kv8_model_device *const d = model->on_device = memory;
     d->memory.device = o->device;
     for (int i = 0; i < KV8_MAX_CACHES; i++) d->attentions[i].allocator = o->allocator;
-    d->logit_rows = (int32_t)kv8_max_i64(o->max_step_seqs, LEAST_LOGIT_ROWS);
+    d->logit_rows = choose_logit_rows(model);
     KV8_TRY(model->architecture->device->create(model));
     lay_out(model);
     return KV8_OK;
