@@ -169,7 +169,8 @@ static void it_draws_as_the_sampler_does(void **state) {
         kv8_sampling sampling = KV8_SAMPLING_INIT;
         sampling.temperature = temperatures[i % 4];
         sampling.seed = (uint64_t)i;
-        const kv8_draw draw = {.sampling = &sampling, .history = {NULL, 0, i}, .mask = -1};
+        const kv8_draw draw = {
+            .sampling = &sampling, .history = {NULL, 0, i}, .mask = -1, .token = -1};
         const kv8_drawn got = draw_next(g, model, cache, seq, on_device, &draw, logits);
         const int32_t want = kv8_sampler_draw(host, &sampling, &draw.history, NULL, logits);
         if (got.bad_id != -1 || got.token != want)
