@@ -41,7 +41,7 @@ static kv8_status open_windows(windows *w, kv8_evaluation *evaluation) {
     KV8_TRY(kv8_alloc(NULL, (size_t)evaluation->num_lanes, sizeof *w->lanes, "lanes", &memory));
     w->lanes = memory;
     KV8_TRY(kv8_logit_rows_open(&w->rows, model->device, model->stream, model->threads, w->chunk,
-                                evaluation->info.vocab_size));
+                                evaluation->info.vocab_size, true));
     kv8_kv_cache_options cache_options = KV8_KV_CACHE_OPTIONS_INIT;
     cache_options.max_seq_len = evaluation->options->window_len;
     cache_options.step_tokens = w->chunk;

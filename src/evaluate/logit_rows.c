@@ -48,7 +48,7 @@ void kv8_row_job_run(const kv8_row_job *job, kv8_threads *threads) {
 
 /* --- logits of a chunk, and where they lie --- */
 
-static kv8_status open_on_device(kv8_logit_rows *r) {
+static kv8_status open_on_device(kv8_logit_rows *r, bool compares) {
     void *memory = NULL;
     const size_t rows = (size_t)r->max_rows;
     KV8_TRY(kv8_kernel_get(&r->kernel, r->device, "kv8_logit_rows_f32__sm80",
@@ -62,6 +62,7 @@ static kv8_status open_on_device(kv8_logit_rows *r) {
     const size_t bytes = rows * (size_t)r->vocab_size * sizeof(float);
     KV8_TRY(kv8_device_alloc(r->device, bytes, &memory));
     r->ref_logits = memory;
+    if (!compares) return KV8_OK;
     KV8_TRY(kv8_device_alloc(r->device, bytes, &memory));
     r->logits = memory;
     return KV8_OK;
@@ -72,7 +73,8 @@ static size_t num_logits(const kv8_logit_rows *r) {
 }
 
 kv8_status kv8_logit_rows_open(kv8_logit_rows *r, kv8_device *device, kv8_stream *stream,
-                               kv8_threads *threads, int32_t max_rows, int32_t vocab_size) {
+                               kv8_threads *threads, int32_t max_rows, int32_t vocab_size,
+                               bool compares) {
     void *memory = NULL;
     *r = (kv8_logit_rows){.threads = threads,
                           .device = device,
@@ -83,9 +85,10 @@ kv8_status kv8_logit_rows_open(kv8_logit_rows *r, kv8_device *device, kv8_stream
     r->ref = memory;
     KV8_TRY(kv8_alloc(NULL, (size_t)max_rows, sizeof *r->facts, "rows of logits", &memory));
     r->facts = memory;
-    if (device != NULL) return open_on_device(r);
+    if (device != NULL) return open_on_device(r, compares);
     KV8_TRY(kv8_alloc(NULL, num_logits(r), sizeof(float), "logits", &memory));
     r->ref_logits = memory;
+    if (!compares) return KV8_OK;
     KV8_TRY(kv8_alloc(NULL, num_logits(r), sizeof(float), "logits", &memory));
     r->logits = memory;
     return KV8_OK;

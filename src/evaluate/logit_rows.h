@@ -24,7 +24,8 @@ typedef struct kv8_logit_rows {
     kv8_device *device; /* NULL = the host; borrowed, as the stream */
     kv8_stream *stream;
     int32_t max_rows, vocab_size;
-    float *ref_logits, *logits; /* [max_rows, vocab_size], in device memory where there is one */
+    float *ref_logits, *logits; /* [max_rows, vocab_size], in device memory where there is one;
+                                 * logits NULL: nothing is held against the reference */
     kv8_row_facts *ref, *facts; /* [max_rows] of them, as judged, in host memory */
     kv8_kernel kernel;
     kv8_row_facts *ref_on_device, *facts_on_device;
@@ -33,7 +34,8 @@ typedef struct kv8_logit_rows {
 
 /* device NULL: in host memory. On failure too it is to be closed. */
 kv8_status kv8_logit_rows_open(kv8_logit_rows *rows, kv8_device *device, kv8_stream *stream,
-                               kv8_threads *threads, int32_t max_rows, int32_t vocab_size);
+                               kv8_threads *threads, int32_t max_rows, int32_t vocab_size,
+                               bool compares);
 void kv8_logit_rows_close(kv8_logit_rows *rows);
 /* Judges the first num_rows: ref_logits into ref where is_ref, else logits beside them into facts.
  */

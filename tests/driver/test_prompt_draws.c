@@ -4,7 +4,10 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 
+#include <kv8/evaluate.h>
+
 #include "engine_impl.h"
+#include "logit_rows_args.h"
 #include "model_fixture.h"
 #include "sampler_args.h"
 
@@ -76,7 +79,38 @@ static void a_prompts_tokens_are_given(void **state) {
     close_fixture(&f);
 }
 
+/* A row's loss is its next token and a half; that token SICK has a row of no numbers. */
+enum { SICK = 9 };
+static void judge(const stand_in_launch *launch) {
+    if (strncmp(launch->name, "kv8_logit_rows_", 15) != 0) return;
+    const kv8_logit_rows_args *const args = launch->args;
+    assert_int_equal(args->num_next, launch->grid[0]);
+    assert_null(args->ref_logits);
+    for (uint32_t i = 0; i < launch->grid[0]; i++)
+        args->out[i] = (kv8_row_facts){.lse = args->next_ids[i] == SICK ? (double)NAN : 1,
+                                       .loss = args->next_ids[i] + 0.5};
+}
+
+static void a_text_is_scored_where_its_logits_are(void **state) {
+    (void)state;
+    const kv8_score_options options = KV8_SCORE_OPTIONS_INIT;
+    fixture f;
+    kv8_kv_setting setting;
+    float nll[8];
+    open_fixture(&f, KV8_PATH_GRAPH);
+    stand_in_on_launch(judge);
+    assert_ok(kv8_kv_setting_parse("bf16", &setting));
+    assert_ok(kv8_evaluate_score(f.model, &setting, ids, PROMPT, &options, nll));
+    for (int i = 0; i + 1 < PROMPT; i++) assert_true(nll[i] == (float)ids[i + 1] + 0.5f);
+    assert_int_equal(ids[PROMPT], SICK);
+    assert_refused(kv8_evaluate_score(f.model, &setting, ids, PROMPT + 1, &options, nll),
+                   KV8_ERR_INVALID, "the logits after token 4 are not finite");
+    stand_in_on_launch(NULL);
+    close_fixture(&f);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_prompts_tokens_are_given)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_prompts_tokens_are_given),
+                                       cmocka_unit_test(a_text_is_scored_where_its_logits_are)};
     return cmocka_run_group_tests_name("prompt draws", tests, make_model, drop_model);
 }
