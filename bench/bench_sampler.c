@@ -17,7 +17,7 @@ typedef struct machine {
 static machine open_machine(void) {
     machine m = {.gpu = gpu_open()};
     const size_t bytes = (size_t)VOCAB * sizeof(float);
-    TRY(kv8_device_sampler_create(&m.sampler, m.gpu.device, m.gpu.stream, VOCAB, MAX_ROWS,
+    TRY(kv8_device_sampler_create(&m.sampler, m.gpu.device, m.gpu.stream, NULL, VOCAB, MAX_ROWS,
                                   MAX_ROWS * HISTORY, NULL));
     m.logits = gpu_take(&m.gpu, bytes * MAX_ROWS);
     float *const row = malloc(bytes);

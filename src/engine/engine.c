@@ -84,7 +84,7 @@ static kv8_status take_arrays(kv8_engine *e) {
     const int32_t rows = (int32_t)kv8_min_i64(e->max_rows, kv8_model_held_logits(e->model));
     const int64_t of_row = kv8_min_i64(e->info.vocab_size, e->max_seq_len + MAX_BIASES);
     return kv8_device_sampler_create(
-        &e->device_sampler, model->device, model->stream, e->info.vocab_size, rows,
+        &e->device_sampler, model->device, model->stream, e->threads, e->info.vocab_size, rows,
         (int32_t)kv8_min_i64(rows * of_row, MAX_CHANGES), e->allocator);
 }
 

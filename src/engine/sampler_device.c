@@ -27,9 +27,10 @@ struct kv8_device_sampler {
     const kv8_allocator *allocator;
     kv8_device *device;
     kv8_stream *stream;
+    kv8_threads *threads;
     int32_t vocab_size, max_rows, max_changes, mask_words;
     draw_form by_cluster, by_block; /* of a row */
-    int32_t *change_of; /* [vocab_size] idx + 1 among the row's changes; 0 between rows */
+    int32_t *change_of; /* [threads, vocab_size] idx + 1 among the row's changes; 0 between rows */
     inputs host, on_device;
     kv8_draw_row *rows;                   /* [max_rows], the host's, as drawn and tops */
     kv8_drawn_row *drawn;                 /* [max_rows] */
@@ -41,6 +42,10 @@ struct kv8_device_sampler {
 
 static size_t mask_bytes(const kv8_device_sampler *s, int32_t num) {
     return (size_t)num * (size_t)s->mask_words * sizeof(uint32_t);
+}
+
+static size_t change_of_count(const kv8_device_sampler *s) {
+    return (size_t)kv8_threads_count(s->threads) * (size_t)s->vocab_size;
 }
 
 static int32_t warp_ids_of(int32_t vocab_size, int32_t num_blocks) {
@@ -100,15 +105,16 @@ static kv8_status take_memory(kv8_device_sampler *s) {
     s->drawn = memory;
     KV8_TRY(kv8_device_alloc_host(s->device, rows * sizeof *s->tops, &memory));
     s->tops = memory;
-    KV8_TRY(kv8_alloc(s->allocator, (size_t)s->vocab_size, sizeof *s->change_of,
-                      "sampler's changes", &memory));
+    KV8_TRY(kv8_alloc(s->allocator, change_of_count(s), sizeof *s->change_of, "sampler's changes",
+                      &memory));
     s->change_of = memory;
     return KV8_OK;
 }
 
 kv8_status kv8_device_sampler_create(kv8_device_sampler **out, kv8_device *device,
-                                     kv8_stream *stream, int32_t vocab_size, int32_t max_rows,
-                                     int32_t max_changes, const kv8_allocator *allocator) {
+                                     kv8_stream *stream, kv8_threads *threads, int32_t vocab_size,
+                                     int32_t max_rows, int32_t max_changes,
+                                     const kv8_allocator *allocator) {
     *out = NULL;
     void *memory = NULL;
     KV8_TRY(kv8_alloc(allocator, 1, sizeof(kv8_device_sampler), "sampler on a GPU", &memory));
@@ -116,6 +122,7 @@ kv8_status kv8_device_sampler_create(kv8_device_sampler **out, kv8_device *devic
     s->allocator = allocator;
     s->device = device;
     s->stream = stream;
+    s->threads = threads;
     s->vocab_size = vocab_size;
     s->max_rows = max_rows;
     s->max_changes = max_changes;
@@ -140,7 +147,7 @@ void kv8_device_sampler_destroy(kv8_device_sampler *s) {
         kv8_device_free_host(s->device, host[i]);
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++)
         kv8_device_free(s->device, device[i]);
-    kv8_release(s->allocator, s->change_of, (size_t)s->vocab_size, sizeof *s->change_of);
+    kv8_release(s->allocator, s->change_of, change_of_count(s), sizeof *s->change_of);
     kv8_release(s->allocator, s, 1, sizeof *s);
 }
 
@@ -160,31 +167,35 @@ bool kv8_device_sampler_takes(const kv8_device_sampler *sampler, int32_t num, in
     return num <= sampler->max_rows && num_changes <= sampler->max_changes;
 }
 
+/* A row's changes while they are listed. */
+typedef struct change_list {
+    kv8_draw_change *changes;
+    int32_t *change_of, num;
+} change_list;
+
 /* The row's entry for an id. */
-static kv8_draw_change *change_of(kv8_device_sampler *s, kv8_draw_row *row, int32_t id) {
-    kv8_draw_change *const changes = s->host.changes + row->first_change;
-    if (s->change_of[id] == 0) {
-        changes[row->num_changes] = (kv8_draw_change){.id = id};
-        s->change_of[id] = ++row->num_changes;
+static kv8_draw_change *change_of(change_list *list, int32_t id) {
+    if (list->change_of[id] == 0) {
+        list->changes[list->num] = (kv8_draw_change){.id = id};
+        list->change_of[id] = ++list->num;
     }
-    return &changes[s->change_of[id] - 1];
+    return &list->changes[list->change_of[id] - 1];
 }
 
-static void list_changes(kv8_device_sampler *s, const kv8_draw *draw, kv8_draw_row *row) {
+static void list_changes(change_list *list, const kv8_draw *draw) {
     const kv8_sampling *const sampling = draw->sampling;
     const kv8_history *const history = &draw->history;
     for (int32_t i = 0; i < sampling->num_bias; i++)
-        change_of(s, row, sampling->bias_ids[i])->bias += sampling->bias[i];
+        change_of(list, sampling->bias_ids[i])->bias += sampling->bias[i];
     const int32_t num = kv8_sampling_penalises(sampling) ? history->num_tokens : 0;
     for (int32_t i = 0; i < num; i++) {
-        kv8_draw_change *const change = change_of(s, row, history->token_ids[i]);
+        kv8_draw_change *const change = change_of(list, history->token_ids[i]);
         if (i < history->num_prompt)
             change->count = KV8_SEEN_IN_PROMPT;
         else
             change->count = change->count == KV8_SEEN_IN_PROMPT ? 1 : change->count + 1;
     }
-    for (int32_t i = 0; i < row->num_changes; i++)
-        s->change_of[s->host.changes[row->first_change + i].id] = 0;
+    for (int32_t i = 0; i < list->num; i++) list->change_of[list->changes[i].id] = 0;
 }
 
 static kv8_draw_row row_of(const kv8_draw *draw) {
@@ -204,17 +215,52 @@ static kv8_draw_row row_of(const kv8_draw *draw) {
 
 /* --- a run --- */
 
+typedef struct listing {
+    const kv8_device_sampler *sampler;
+    const kv8_draw *draws;
+} listing;
+
+static void list_row(void *cookie, size_t idx, int32_t thread_idx) {
+    const listing *const l = cookie;
+    const kv8_device_sampler *const s = l->sampler;
+    kv8_draw_row *const row = &s->rows[idx];
+    change_list list = {s->host.changes + row->first_change,
+                        s->change_of + (size_t)thread_idx * (size_t)s->vocab_size, 0};
+    list_changes(&list, &l->draws[idx]);
+    row->num_changes = list.num;
+}
+
+/* The rows' changes, one row's behind another's; how many. Each row has room for all that it may
+ * have until they are closed up. */
+static int32_t list_all_changes(kv8_device_sampler *s, const kv8_draw *draws, int32_t num) {
+    enum { MIN_PARALLEL = 1 << 14 }; /* changes that one thread lists sooner than others wake */
+    listing l = {s, draws};
+    int64_t room = 0;
+    for (int32_t i = 0; i < num; i++) {
+        s->rows[i].first_change = (int32_t)room;
+        room += kv8_device_sampler_changes(s, draws[i].sampling, draws[i].history.num_tokens);
+    }
+    if (room > 0)
+        kv8_threads_run(room < MIN_PARALLEL ? NULL : s->threads, (size_t)num, list_row, &l);
+    int32_t end = 0;
+    for (int32_t i = 0; i < num && room > 0; i++) {
+        kv8_draw_row *const row = &s->rows[i];
+        memmove(s->host.changes + end, s->host.changes + row->first_change,
+                (size_t)row->num_changes * sizeof *s->host.changes);
+        row->first_change = end;
+        end += row->num_changes;
+    }
+    return end;
+}
+
 /* Rows to where the kernel reads them; as many masks and changes over as they name. */
 static kv8_status send(kv8_device_sampler *s, const kv8_draw *draws, int32_t num) {
-    int32_t num_changes = 0, num_masks = 0;
+    int32_t num_masks = 0;
     for (int32_t i = 0; i < num; i++) {
-        kv8_draw_row *const row = &s->rows[i];
-        *row = row_of(&draws[i]);
-        row->first_change = num_changes;
-        list_changes(s, &draws[i], row);
-        num_changes += row->num_changes;
-        num_masks = row->mask >= num_masks ? row->mask + 1 : num_masks;
+        s->rows[i] = row_of(&draws[i]);
+        num_masks = draws[i].mask >= num_masks ? draws[i].mask + 1 : num_masks;
     }
+    const int32_t num_changes = list_all_changes(s, draws, num);
     if (num_masks > 0)
         KV8_TRY(kv8_stream_copy(s->stream, s->on_device.masks, s->host.masks,
                                 mask_bytes(s, num_masks)));

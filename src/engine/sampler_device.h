@@ -29,11 +29,12 @@ typedef struct kv8_drawn {
 /* Scratch for one vocabulary and up to max_rows rows a run, of which all together have up to
  * max_changes ids with a bias or a penalty; one stream at a time. */
 typedef struct kv8_device_sampler kv8_device_sampler;
-/* `stream` is the device's. *out is NULL on failure; KV8_ERR_UNSUPPORTED in a build without the
- * kernels. */
+/* `stream` is the device's; threads (NULL = the caller) list what has a bias or a penalty. *out is
+ * NULL on failure; KV8_ERR_UNSUPPORTED in a build without the kernels. */
 kv8_status kv8_device_sampler_create(kv8_device_sampler **out, kv8_device *device,
-                                     kv8_stream *stream, int32_t vocab_size, int32_t max_rows,
-                                     int32_t max_changes, const kv8_allocator *allocator);
+                                     kv8_stream *stream, kv8_threads *threads, int32_t vocab_size,
+                                     int32_t max_rows, int32_t max_changes,
+                                     const kv8_allocator *allocator);
 /* After the stream's work is done. NULL is fine. */
 void kv8_device_sampler_destroy(kv8_device_sampler *sampler);
 /* Words of a mask, [(vocab_size + 31) / 32], slots 0 to max_rows - 1: filled before a run, the

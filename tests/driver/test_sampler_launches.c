@@ -45,7 +45,7 @@ static void open_scene(scene *c, int32_t sm_version, int32_t vocab) {
                  .history = {4, 9, 4, 9, 9, 2},
                  .bias_ids = {9},
                  .bias = {1.5f}};
-    assert_ok(kv8_device_sampler_create(&c->sampler, c->s.device, c->s.stream, vocab, ROWS,
+    assert_ok(kv8_device_sampler_create(&c->sampler, c->s.device, c->s.stream, NULL, vocab, ROWS,
                                         MOST_CHANGES, NULL));
     c->sampling.temperature = 0.5f;
     c->sampling.top_p = 0.25f;
@@ -161,8 +161,8 @@ static void many_rows_take_a_block_each(void **state) {
         draws[i] = (kv8_draw){.sampling = &greedy, .mask = -1, .token = -1};
     stand s = stand_open(90, H200_SMS);
     kv8_device_sampler *sampler = NULL;
-    assert_ok(
-        kv8_device_sampler_create(&sampler, s.device, s.stream, VOCAB, MOST, MOST_CHANGES, NULL));
+    assert_ok(kv8_device_sampler_create(&sampler, s.device, s.stream, NULL, VOCAB, MOST,
+                                        MOST_CHANGES, NULL));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const int32_t before = stand_in_num_launches();
         assert_ok(kv8_device_sampler_begin(sampler, (void *)s.memory, draws, cases[i].num));
@@ -192,6 +192,62 @@ static void more_changes_than_fit_are_not_taken(void **state) {
     close_scene(&c);
 }
 
+/* What goes over of rows with long histories and others without, whoever lists it. */
+enum { MANY = 40, LONG_HISTORY = 3000, LISTED = 1 << 17 };
+static kv8_draw_change listed[2][LISTED];
+static kv8_draw_row listed_rows[2][MANY];
+static int whose;
+static void keep_lists(const stand_in_launch *launch) {
+    const kv8_draw_args *const args = launch->args;
+    memcpy(listed_rows[whose], args->rows, sizeof listed_rows[whose]);
+    const kv8_draw_row *const last = &args->rows[MANY - 1];
+    assert_in_range(last->first_change + last->num_changes, 1, LISTED);
+    memcpy(listed[whose], args->changes,
+           (size_t)(last->first_change + last->num_changes) * sizeof listed[0][0]);
+}
+
+static void threads_list_as_one_does(void **state) {
+    (void)state;
+    static int32_t history[MANY][LONG_HISTORY];
+    kv8_threads *threads[2] = {NULL};
+    kv8_sampling penalised = KV8_SAMPLING_INIT;
+    const kv8_sampling greedy = KV8_SAMPLING_INIT;
+    kv8_draw draws[MANY];
+    penalised.frequency_penalty = 1;
+    for (int i = 0; i < MANY; i++) {
+        for (int k = 0; k < LONG_HISTORY; k++) history[i][k] = (k * (i + 3) + i) % (700 + 90 * i);
+        draws[i] =
+            (kv8_draw){.sampling = i % 5 == 2 ? &greedy : &penalised, .mask = -1, .token = -1};
+        draws[i].history = (kv8_history){history[i], 40 * i, LONG_HISTORY};
+    }
+    assert_ok(kv8_threads_create(&threads[1], 3));
+    for (whose = 0; whose < 2; whose++) {
+        stand s = stand_open(90, H200_SMS);
+        kv8_device_sampler *sampler = NULL;
+        assert_ok(kv8_device_sampler_create(&sampler, s.device, s.stream, threads[whose], VOCAB,
+                                            MANY, MOST_CHANGES, NULL));
+        stand_in_on_launch(keep_lists);
+        assert_ok(kv8_device_sampler_begin(sampler, (void *)s.memory, draws, MANY));
+        assert_ok(kv8_stream_synchronize(s.stream));
+        stand_in_on_launch(NULL);
+        kv8_device_sampler_destroy(sampler);
+        stand_close(&s);
+    }
+    kv8_threads_destroy(threads[1]);
+    assert_memory_equal(listed_rows[0], listed_rows[1], sizeof listed_rows[0]);
+    assert_memory_equal(listed[0], listed[1], sizeof listed[0]);
+    int32_t end = 0;
+    for (int i = 0; i < MANY; i++) {
+        const kv8_draw_row *const row = &listed_rows[1][i];
+        assert_int_equal(row->first_change, end);
+        end += row->num_changes;
+        int64_t count = 0; /* of tokens generated */
+        for (int32_t k = row->first_change; k < end; k++)
+            if (listed[1][k].count > 0) count += listed[1][k].count;
+        assert_int_equal(count, i % 5 == 2 ? 0 : LONG_HISTORY - 40 * i);
+    }
+}
+
 static void calls_that_fail_leave_nothing_behind(void **state) {
     (void)state;
     stand s = stand_open(90, H200_SMS);
@@ -200,8 +256,8 @@ static void calls_that_fail_leave_nothing_behind(void **state) {
     for (;; nth++) {
         kv8_device_sampler *sampler = NULL;
         stand_in_fail(NULL, nth, OUT_OF_MEMORY);
-        const kv8_status status = kv8_device_sampler_create(&sampler, s.device, s.stream, VOCAB,
-                                                            ROWS, MOST_CHANGES, NULL);
+        const kv8_status status = kv8_device_sampler_create(&sampler, s.device, s.stream, NULL,
+                                                            VOCAB, ROWS, MOST_CHANGES, NULL);
         const char *const failed = stand_in_failed_call();
         stand_in_fail(NULL, 0, 0);
         assert_true(status == KV8_OK ? sampler != NULL : sampler == NULL && failed != NULL);
@@ -231,6 +287,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(many_rows_take_a_block_each, reset, check_nothing_lives),
         cmocka_unit_test_setup_teardown(more_changes_than_fit_are_not_taken, reset,
                                         check_nothing_lives),
+        cmocka_unit_test_setup_teardown(threads_list_as_one_does, reset, check_nothing_lives),
         cmocka_unit_test_setup_teardown(calls_that_fail_leave_nothing_behind, reset,
                                         check_nothing_lives),
     };

@@ -162,7 +162,8 @@ static void it_draws_as_the_sampler_does(void **state) {
     kv8_sampler *host = NULL;
     kv8_seq seq = KV8_SEQ_NONE;
     int32_t num_other = 0;
-    assert_ok(kv8_device_sampler_create(&on_device, g->device, g->stream, VOCAB, 1, VOCAB, NULL));
+    assert_ok(
+        kv8_device_sampler_create(&on_device, g->device, g->stream, NULL, VOCAB, 1, VOCAB, NULL));
     assert_ok(kv8_sampler_create(&host, VOCAB, NULL));
     assert_ok(kv8_cache_seq_create(cache, &seq));
     for (int32_t i = 0; i < NUM; i++) {

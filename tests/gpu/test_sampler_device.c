@@ -28,7 +28,7 @@ typedef struct scene {
 static void open_scene(scene *s, void **state, int32_t vocab, int32_t num) {
     *s = (scene){.g = gpu_get_with_kernels(state), .vocab = vocab};
     assert_ok(kv8_sampler_create(&s->host, vocab, NULL));
-    assert_ok(kv8_device_sampler_create(&s->device, s->g->device, s->g->stream, vocab, num,
+    assert_ok(kv8_device_sampler_create(&s->device, s->g->device, s->g->stream, NULL, vocab, num,
                                         num * (HISTORY + BIASES), NULL));
     s->logits = malloc(sizeof(float) * (size_t)num * (size_t)vocab);
     assert_non_null(s->logits);
