@@ -204,8 +204,7 @@ int serve_args_parse(serve_args *args, int argc, char **argv) {
          CLI_INT, &args->step_tokens, 1, 65536},
         {"batch-invariant", NULL,
          "answers do not depend on who else is served, at some cost on a\n"
-         "GPU; so it is on the CPU, but for last bits that follow from where\n"
-         "a prompt is cut into steps",
+         "GPU; so it is on the CPU anyway",
          CLI_FLAG, &args->batch_invariant},
         {"max-waiting", "N", "most requests that wait for their turn (4096)", CLI_INT,
          &args->max_waiting, 0, 1 << 20},

@@ -4,7 +4,7 @@
  * It knows neither text nor files: a caller submits token ids, steps the engine until its requests
  * have ended, and reads what each step gave. A kv8_service does the stepping on a thread of its own
  * and takes requests from any other. No token depends on the time, nor, of a model that is
- * batch_invariant, on who else runs (on the host but for last bits: kv8/model.h).
+ * batch_invariant, on who else runs.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_ENGINE_H

@@ -37,9 +37,9 @@ typedef struct kv8_model_options {
     int32_t max_step_tokens; /* rows of one step, all requests together; 0 = 512 */
     int32_t max_step_seqs;   /* requests of one step; 0 = 16 */
     int32_t max_seq_len;     /* longest sequence of this run; 0 = the model's limit */
-    /* 1: a token's bits do not depend on the step's other requests, nor on a GPU on how its own
-     * prompt is cut into steps (on the host that may still change the last ones); -1: they may, and
-     * forks read shared pages once. 0 = 1 on the host, -1 on a GPU, where 1 costs speed. */
+    /* 1: a token's bits do not depend on the step's other requests, nor on how its own prompt is
+     * cut into steps; -1: they may, and forks read shared pages once. 0 = 1 on the host, -1 on a
+     * GPU, where 1 costs more. */
     int32_t batch_invariant;
     /* 1: the model without its sinks, or with every layer seeing everything: to see what these are
      * worth. */

@@ -86,11 +86,75 @@ static void add_part(const float *part, float weight, int32_t dim, float *sum) {
     }
 }
 
+/* --- pieces --- */
+
+/* Sums of one row, o [dim] of them not divided. */
+typedef struct row_sums {
+    float *o, max, sum;
+} row_sums;
+
+/* The next piece of a row's keys joins those before it, always in the order of keys and by this
+ * function: who has computed a piece does not show. */
+static V_NOINLINE void add_sums(row_sums *to, const float *o, float max, float sum, int32_t dim) {
+    const float top = fmaxf(to->max, max);
+    const float before = part_weight(to->max, top), now = part_weight(max, top);
+    to->sum = isnan(to->sum) || isnan(sum) ? (float)NAN : to->sum * before + sum * now;
+    to->max = top;
+    for (int32_t d = 0; d < dim; d += STEP) {
+        for (int32_t i = 0; i < STEP; i++) to->o[d + i] = to->o[d + i] * before + o[d + i] * now;
+    }
+}
+
+void kv8_attention_add_piece(const kv8_attention_job *job, bool is_first) {
+    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
+    for (int64_t row = 0; row < rows; row++) {
+        float *const piece = job->pieces + row * (job->v_row + 2);
+        float *const o = job->o + row * job->v_row;
+        row_sums sums = {piece, piece[job->v_row], piece[job->v_row + 1]};
+        if (is_first) {
+            memcpy(piece, o, (size_t)job->v_row * sizeof *o);
+            sums.max = job->max[row], sums.sum = job->sum[row];
+        } else {
+            add_sums(&sums, o, job->max[row], job->sum[row], job->v_row);
+        }
+        piece[job->v_row] = sums.max, piece[job->v_row + 1] = sums.sum;
+    }
+}
+
+void kv8_attention_take_pieces(const kv8_attention_job *job) {
+    const int64_t rows = (int64_t)job->item->num_heads * job->item->num_rows;
+    for (int64_t row = 0; row < rows; row++) {
+        const float *const piece = job->pieces + row * (job->v_row + 2);
+        memcpy(job->o + row * job->v_row, piece, (size_t)job->v_row * sizeof *piece);
+        job->max[row] = piece[job->v_row], job->sum[row] = piece[job->v_row + 1];
+    }
+}
+
+/* The parts of a row one after another as one. */
+static kv8_attention_partials join_pieces(const kv8_attention_partials *parts, row_sums *to,
+                                          int32_t v_row) {
+    memcpy(to->o, parts->o, (size_t)v_row * sizeof *to->o);
+    to->max = *parts->max, to->sum = *parts->sum;
+    for (int32_t i = 1; i < parts->num; i++)
+        add_sums(to, parts->o + i * parts->stride, parts->max[i * parts->stride],
+                 parts->sum[i * parts->stride], v_row);
+    return (kv8_attention_partials){.o = to->o, .max = &to->max, .sum = &to->sum, .num = 1};
+}
+
+/* --- rows --- */
+
 void kv8_attention_finish_row(const kv8_attention_plan *plan, const kv8_attention_args *args,
                               int32_t request, int32_t q_row, int32_t head,
                               const kv8_attention_partials *partials, int32_t num) {
     const kv8_attention_spec *const spec = &plan->spec;
     const int32_t kv_head = head / plan->group_size;
+    float joined_o[KV8_MAX_HEAD_DIM + KV8_TILE_PAD];
+    row_sums joined_sums = {joined_o, 0, 0};
+    kv8_attention_partials joined;
+    if (plan->piece_keys > 0 && partials->num > 1) { /* the only ones: nothing is shared */
+        joined = join_pieces(partials, &joined_sums, plan->v_row);
+        partials = &joined;
+    }
     const float v_scale = args->v_scale == NULL
                               ? 1.0f
                               : args->v_scale[request * args->v_scale_stride_batch +

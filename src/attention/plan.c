@@ -17,7 +17,7 @@ static bool fits_bf16(kv8_dtype dtype) {
     return dtype == KV8_BF16 || kv8_is_float8(dtype) || dtype == KV8_INT8;
 }
 
-/* int8 in whole tiles of codes. */
+/* int8 in whole tiles of codes, which few rows of a head alone have. */
 static bool fits_codes(const kv8_attention_spec *spec) {
     return spec->k_dtype == KV8_INT8 && spec->v_dtype == KV8_INT8 && spec->head_dim % 64 == 0 &&
            spec->v_head_dim % 64 == 0 && spec->v_head_dim <= spec->head_dim;
@@ -35,7 +35,7 @@ static kv8_status choose(kv8_attention_choice *out, const kv8_attention_spec *sp
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
         if (choices[i].isa > spec->isa) continue;
         if (choices[i].math == KV8_MATH_BF16 && !bf16) continue;
-        if (choices[i].codes && !fits_codes(spec)) continue;
+        if (choices[i].codes && (!fits_codes(spec) || spec->batch_invariant)) continue;
         *out = choices[i];
     }
     if (spec->math != KV8_MATH_BF16 || out->math == KV8_MATH_BF16) return KV8_OK;
@@ -57,15 +57,33 @@ static int64_t place(int64_t *end, int64_t count) {
     return at;
 }
 
+/* The most lanes that a row of a full item folds into, of the widest vector. */
+static int32_t most_fold(const kv8_attention_plan *plan) {
+    enum { WIDEST = 16 };
+    int32_t fold = 1;
+    while (plan->piece_keys > 0 && plan->group_size * fold * 2 <= WIDEST) fold *= 2;
+    return fold;
+}
+
+/* A power of two, so that the longest request has no more than 16 pieces, and one more where it
+ * begins inside one. */
+static int32_t choose_piece(const kv8_attention_spec *spec) {
+    enum { LEAST = 1024, MOST_PIECES = 16 };
+    int64_t keys = LEAST;
+    while (keys * MOST_PIECES < spec->max_kv_len) keys *= 2;
+    return spec->batch_invariant ? (int32_t)kv8_min_i64(keys, 1 << 30) : 0;
+}
+
 /* Sizes fit int64: heads and dims are bounded by check.c. */
 static void lay_out_scratch(kv8_attention_plan *plan) {
     const int64_t rows = plan->block_rows;
     const int32_t keys_per_unit = plan->choice.math == KV8_MATH_BF16 ? 2 : 1;
     kv8_attention_scratch *const at = &plan->scratch;
     int64_t end = 0;
-    const int64_t lanes = rows + KV8_ITEM_SPARE_LANES;
+    const int64_t laid_out = rows + KV8_ITEM_SPARE_LANES;
+    const int64_t lanes = rows * most_fold(plan) + KV8_ITEM_SPARE_LANES;
     at->q = place(&end, rows * plan->q_row);
-    at->q_lanes = place(&end, lanes * plan->q_row);
+    at->q_lanes = place(&end, laid_out * plan->q_row);
     at->lane_scale = place(&end, lanes);
     at->lane_max = place(&end, lanes);
     at->lane_sum = place(&end, lanes);
@@ -82,6 +100,7 @@ static void lay_out_scratch(kv8_attention_plan *plan) {
     at->seen_to = place(&end, rows);
     at->value = place(&end, plan->v_row);
     at->kept = place(&end, KV8_KEPT_ROWS * (int64_t)plan->v_row);
+    at->pieces = place(&end, plan->piece_keys > 0 ? rows * (plan->v_row + 2) : 0);
     at->size = end;
 }
 
@@ -142,6 +161,7 @@ kv8_status kv8_attention_plan_create(kv8_attention_plan **out, const kv8_attenti
     plan->depth = (spec->head_dim + elements - 1) / elements;
     plan->q_row = (int32_t)kv8_round_up((size_t)plan->depth, KV8_TILE_PAD);
     plan->v_row = (int32_t)kv8_round_up((size_t)plan->spec.v_head_dim, KV8_TILE_PAD);
+    plan->piece_keys = choose_piece(&plan->spec);
     lay_out_scratch(plan);
     KV8_TRY_GOTO(lay_out_workspace(plan));
     *out = plan;

@@ -76,7 +76,7 @@ typedef struct kv8_attention_cascade {
 /* Offsets in floats into one thread's scratch; a kv8_attention_job points there. */
 typedef struct kv8_attention_scratch {
     int64_t q, q_lanes, lane_scale, lane_max, lane_sum, k, v, s, p, o, keep, max, sum, scale;
-    int64_t seen_from, seen_to, value, kept, size;
+    int64_t seen_from, seen_to, value, kept, pieces, size;
 } kv8_attention_scratch;
 
 struct kv8_attention_plan {
@@ -89,6 +89,7 @@ struct kv8_attention_plan {
     int32_t group_size;
     int32_t block_rows;          /* most packed rows of an item over all its heads: whole groups */
     int32_t depth, q_row, v_row; /* as in kv8_attention_job */
+    int32_t piece_keys;          /* the same; 0 = not batch_invariant */
     int32_t member_rows;         /* most packed rows of a request that shares; 0 = none ever does */
     kv8_attention_scratch scratch;
     /* Room in the workspace, and byte offsets. */

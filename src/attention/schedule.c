@@ -18,11 +18,7 @@ enum {
     MIN_SPLIT_KEYS = 512, /* below, joining costs more than it spreads */
     /* The calling thread is in its item 3 us before another has woken: where each thread gets one
      * range of a block's keys, the first is so much longer. */
-    LEAD_WEIGHT = 1 << 13,
-    /* batch_invariant: cuts by the request's own keys alone, at most 16 of at least 1024 keys (one
-     * more where the first begins inside a tile). */
-    INVARIANT_SPLITS = 16,
-    INVARIANT_MIN_KEYS = 1024
+    LEAD_WEIGHT = 1 << 13
 };
 
 static int64_t block_weight(int64_t num_rows, int64_t num_keys) {
@@ -121,8 +117,10 @@ static block_cut cut_block(const work *w, const block *it, int64_t weight_limit)
     if (plan->spec.batch_invariant) {
         /* A request of more than one block spreads over threads by its rows. */
         const int64_t qo_len = kv8_request_of(&plan->spec, w->args, it->request).qo_len;
-        if (qo_len * plan->group_size <= plan->block_rows)
-            keys = kv8_max_i64(kv8_ceil_div(num_keys, INVARIANT_SPLITS), INVARIANT_MIN_KEYS);
+        if (qo_len * plan->group_size <= plan->block_rows) {
+            keys = plan->piece_keys;
+            cut.tile_begin = it->keys.begin / keys * keys;
+        }
     } else if (parts > groups) {
         if (groups == 1 && parts == plan->num_threads)
             cut.lead = LEAD_WEIGHT / (block_weight(it->num_rows, KV8_TILE_KEYS) * num_heads) *
@@ -134,7 +132,8 @@ static block_cut cut_block(const work *w, const block *it, int64_t weight_limit)
         }
     }
     keys = kv8_ceil_div(keys, KV8_TILE_KEYS) * KV8_TILE_KEYS;
-    cut.keys = keys > 0 && keys < num_keys ? keys : it->keys.end - cut.tile_begin;
+    cut.keys =
+        keys > 0 && keys < it->keys.end - cut.tile_begin ? keys : it->keys.end - cut.tile_begin;
     cut.num_splits = cut.keys > 0
                          ? (int32_t)kv8_ceil_div(it->keys.end - cut.tile_begin - cut.lead, cut.keys)
                          : 1;
@@ -248,10 +247,8 @@ void kv8_attention_cut_bounds(kv8_attention_plan *plan) {
     plan->max_items = turns + blocks * (2 * num_heads + 1);
     plan->max_joins = 0;
     if (spec->batch_invariant) {
-        if (spec->max_kv_len > INVARIANT_MIN_KEYS) {
-            const int64_t splits =
-                1 +
-                kv8_min_i64(INVARIANT_SPLITS, kv8_ceil_div(spec->max_kv_len, INVARIANT_MIN_KEYS));
+        if (spec->max_kv_len > plan->piece_keys) {
+            const int64_t splits = 1 + kv8_ceil_div(spec->max_kv_len, plan->piece_keys);
             plan->max_items = (requests * splits + blocks) * num_heads;
             plan->max_joins = requests * num_heads;
             rows = kv8_min_i64(packed, requests * plan->block_rows) * num_heads * splits;

@@ -76,6 +76,10 @@ typedef struct kv8_attention_job {
     kv8_attention_cursor *cursor;
     const int32_t *pages;
     int32_t group_size, kv_len;
+    /* Rows by which a head's rows fold: the item's, under batch_invariant those of a query row. */
+    int32_t fold_rows;
+    /* Under batch_invariant: keys are cut at its multiples, tiles begin at theirs; else 0. */
+    int32_t piece_keys;
     kv8_key_range common;       /* keys that every row sees */
     bool has_holes;             /* nobody may see a key between others: a mask, or key ranges */
     int32_t k_size, v_size;     /* bytes per element */
@@ -97,7 +101,13 @@ typedef struct kv8_attention_job {
     const float *scale;                 /* [num_heads * num_rows]: sm_scale * k_scale * q_scale */
     const int32_t *seen_from, *seen_to; /* [num_rows]: the keys of each row, masks apart */
     float *o, *max, *sum; /* out, not normalised: [num_heads * num_rows, v_row], and one per row */
+    float *pieces;        /* [num_heads * num_rows, v_row + 2]: of the pieces before, o, max, sum */
 } kv8_attention_job;
+
+/* Takes what o, max and sum have of a piece of the item's keys into `pieces`; and, behind the last,
+ * back from there. */
+void kv8_attention_add_piece(const kv8_attention_job *job, bool is_first);
+void kv8_attention_take_pieces(const kv8_attention_job *job);
 
 typedef void (*kv8_attention_kernel)(const kv8_attention_job *job);
 
@@ -170,20 +180,23 @@ static inline void kv8_tile_run(const kv8_attention_job *job, int32_t page, int6
         kv8_tile_scales(v, kv8_row_scale_at(v, page, slot, kv_head), n, tile->v_scale + at);
 }
 
-/* Addresses of keys [begin, end), at most KV8_TILE_KEYS, page by page. */
+/* Addresses of keys [begin, end), at most KV8_TILE_KEYS, page by page; of those before the item's
+ * none. */
 static inline void kv8_tile_addresses(const kv8_attention_job *job, int32_t begin, int32_t end,
                                       kv8_tile *tile) {
     const int32_t page_size = job->spec->page_size;
+    const int32_t from = begin > job->item->key_begin ? begin : job->item->key_begin;
     tile->begin = begin;
     tile->end = end;
-    tile->has_holes = false;
+    tile->has_holes = from > begin;
+    for (int32_t i = 0; i < from - begin; i++) tile->k[i] = tile->v[i] = NULL;
     if (page_size == 0) { /* ragged */
         const int64_t first = job->args->pages->kv_indptr[job->item->request];
-        kv8_tile_run(job, 0, first + begin, 0, end - begin, tile);
+        kv8_tile_run(job, 0, first + from, from - begin, end - from, tile);
         return;
     }
-    int32_t slot = begin % page_size;
-    for (int32_t key = begin; key < end; slot = 0) {
+    int32_t slot = from % page_size;
+    for (int32_t key = from; key < end; slot = 0) {
         const int32_t left = page_size - slot, n = left < end - key ? left : end - key;
         kv8_tile_run(job, job->pages[key / page_size], slot, key - begin, n, tile);
         key += n;

@@ -1,8 +1,7 @@
 """check_soak [seconds [clients [model]]] - kv8 serve under requests of all kinds at once, some of which are
-left amid their answers. On a GPU every answer is the one that the request got alone, which batch_invariant
-promises there; on the host, where the last bits know how a prompt was cut, and of random weights
-(random:gpt-oss-20b), which are served without it, every answer is complete. KV8_PROGRAM is the program,
-KV8_DEVICE=cuda a GPU. Few pages, so that requests give theirs back and begin anew.
+left amid their answers. Every answer is the one that the request got alone, as batch_invariant promises; of
+random weights (random:gpt-oss-20b), which are served without it, every answer is complete. KV8_PROGRAM is
+the program, KV8_DEVICE=cuda a GPU. Few pages, so that requests give theirs back and begin anew.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -131,8 +130,7 @@ def main():
     server = Server(options=[*memory, "--max-model-len", str(LONGEST), "--max-num-seqs", "40", "--threads", "2",
                              "--log", "none", *place], model=model)
     asked = requests(is_random, 4000)
-    differs = is_random or DEVICE == "cpu"
-    alone = None if differs else [ask(server, path, body) for path, body in asked]
+    alone = None if is_random else [ask(server, path, body) for path, body in asked]
     load = Load(server, asked, alone, seconds)
     clients = [threading.Thread(target=load.run, args=(i,), daemon=True) for i in range(num_clients)]
     for client in clients:

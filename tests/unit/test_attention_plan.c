@@ -205,8 +205,8 @@ static void long_requests_are_split_over_threads(void **state) {
     assert_non_null(strstr(describe(&spec, threads, &args), "at most 16 splits"));
     assert_non_null(strstr(describe(&spec, NULL, &args), "at most 1 splits"));
     spec.batch_invariant = 1; /* the same on any number of threads */
-    assert_non_null(strstr(describe(&spec, threads, &args), "at most 16 splits (batch invariant)"));
-    assert_non_null(strstr(describe(&spec, NULL, &args), "at most 16 splits (batch invariant)"));
+    assert_non_null(strstr(describe(&spec, threads, &args), "at most 13 splits (batch invariant)"));
+    assert_non_null(strstr(describe(&spec, NULL, &args), "at most 13 splits (batch invariant)"));
     spec.batch_invariant = 0;
     lens[0] = 10000; /* little work: a part for each thread */
     assert_non_null(strstr(describe(&spec, threads, &args), "at most 4 splits"));

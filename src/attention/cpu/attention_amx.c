@@ -29,8 +29,8 @@ static inline void t_order_units(int32_t fold, uint8_t *order) {
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     const int32_t left = job->item->num_rows - row_begin;
     t_lanes at = {.row_begin = row_begin, .num_rows = left, .fold = 1, .vecs = 1, .row_step = 1};
-    if (left > T_SIDE) at.num_rows = T_SIDE;
-    while (job->item->num_rows * at.fold * 2 <= T_SIDE) at.fold = 1 << ++at.shift;
+    while (job->fold_rows * at.fold * 2 <= T_SIDE) at.fold = 1 << ++at.shift;
+    if (left > T_SIDE / at.fold) at.num_rows = T_SIDE / at.fold;
     at.key_step = T_SIDE / at.fold;
     at.num_quartered = job->k_size == 1 ? job->spec->head_dim / 64 * 32 : 0;
     return at;
@@ -82,7 +82,8 @@ static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_
                           float *o) {
     const int32_t dim = kv8_spec_v_head_dim(job->spec);
     /* The last rows of an item of more than 16: O has no others to spare. */
-    const bool partial = at->num_rows < T_SIDE && job->item->num_rows > T_SIDE;
+    const int32_t most = T_SIDE / at->fold;
+    const bool partial = at->num_rows < most && job->item->num_rows > most;
     if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = at->num_rows});
     for (int32_t d = 0; d < dim; d += 2 * T_SIDE) {
         t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + d, .sums = o + d};
@@ -95,7 +96,7 @@ static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_
         op.code = T_VALUES_STORE;
         t_push(queue, op);
     }
-    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = T_SIDE});
+    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = most});
 }
 
 /* --- softmax --- */
@@ -211,7 +212,7 @@ static bool t_weigh_vector(const t_pass *pass, const t_lanes *at, float *lane_ma
 static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_tile *tile,
                     const t_rows *rows, int32_t head) {
     const kv8_attention_spec *const spec = job->spec;
-    const int64_t lane = (int64_t)head * t_lanes_per_head(job) + at->row_begin;
+    const int64_t lane = t_first_lane(job, at, head);
     const bool masked = tile->mixed || tile->end - tile->begin != KV8_TILE_KEYS;
     const bool plain = !masked && !(job->args->logits_soft_cap > 0);
     const float *const k_scale = spec->k_dtype == KV8_INT8 ? rows->k_scale : NULL;
@@ -281,7 +282,8 @@ static void t_shape(const kv8_attention_job *job, t_queue *queue) {
     queue->k_row = (size_t)job->q_row * sizeof(float);
     queue->p_row = (size_t)(T_UNITS * doubled) * sizeof(float);
     queue->v_row = (size_t)(job->v_row / doubled) * sizeof(float);
-    t_configure(T_SIDE / at.fold, doubled * at.num_rows);
+    queue->columns = t_columns(&at);
+    t_configure(queue->columns, doubled * at.num_rows);
 }
 
 #include "decode_rows_amx.h"
@@ -327,7 +329,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     t_load_k(job, &rows, KV8_TILE_KEYS);
     t_drain(queue);
     const int32_t num_rows = job->item->num_rows;
-    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
+    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_rows_per_head(job);
     float *const o = job->o + (int64_t)head * num_rows * job->v_row;
     kv8_attention_job step = *job;
     t_lanes at = t_lanes_of(job, 0);

@@ -169,7 +169,7 @@ static float t_lay_out_row(const kv8_attention_job *job, int64_t row, int32_t co
 
 static void t_lay_out_q(const kv8_attention_job *job) {
     const t_lanes at = t_lanes_of(job, 0);
-    const int32_t columns = t_columns(&at), lanes = t_lanes_per_head(job);
+    const int32_t columns = t_columns(&at), lanes = t_rows_per_head(job);
     for (int32_t head = 0; head < job->item->num_heads; head++) {
         int32_t *const to = (int32_t *)(job->q_lanes + (int64_t)head * lanes * job->q_row);
         for (int32_t row = 0; row < at.num_rows; row++) {
@@ -201,7 +201,7 @@ static bool t_all_finite(const float *scale) {
 /* Softmax of the head's scores: P in job->p. */
 static void t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_tile *tile,
                     const t_rows *rows, int32_t head, float *o) {
-    const int64_t lane = (int64_t)head * t_lanes_per_head(job);
+    const int64_t lane = (int64_t)head * t_rows_per_head(job);
     const bool masked = tile->mixed || tile->end - tile->begin != KV8_TILE_KEYS;
     const v_f32 scale = v_load(job->lane_scale + lane);
     t_pass pass = {.limbs = t_score_sums(job),

@@ -18,7 +18,7 @@
  * rows of one unit beside each other. When the rows fill at most half a vector, each lane takes
  * one of `fold` pieces of the row: consecutive units in S^T (its lanes are added at the end of the
  * block), keys afterwards. The tile is widened once for every row of the item, and the scores of
- * one step are all that exist.
+ * one step are all that exist. Which fold is job->fold_rows', so that an item has one.
  * The walk over the keys is walk_tmpl.h, which AMX shares, as it does what this includes but for
  * weigh_tmpl.h. Not here: which rows and keys (run.c); normalisation, sink and output dtype
  * (finish.c).
@@ -51,8 +51,11 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     t_lanes at = {.row_begin = row_begin, .num_rows = left, .fold = 1, .vecs = 1};
     if (left > 2 * V_LANES) at.num_rows = 2 * V_LANES;
     if (at.num_rows > V_LANES) at.vecs = 2;
-    /* By the item's rows, not by what is left of them: a head has one fold. */
-    while (job->item->num_rows * at.fold * 2 <= V_LANES) at.fold = 1 << ++at.shift;
+    while (job->fold_rows * at.fold * 2 <= V_LANES) at.fold = 1 << ++at.shift;
+    if (at.fold > 1) {
+        at.vecs = 1;
+        if (at.num_rows > V_LANES / at.fold) at.num_rows = V_LANES / at.fold;
+    }
     at.row_step = at.fold;
     at.key_step = 1;
     return at;
@@ -271,7 +274,7 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     t_load_k(job, &rows, padded);
     t_load_v(job, &rows, padded, order, t_lanes_of(job, 0).fold);
     const int32_t num_rows = job->item->num_rows;
-    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
+    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_rows_per_head(job);
     float *const o = job->o + (int64_t)head * num_rows * job->v_row;
     for (int32_t row = 0; row < num_rows;) {
         const t_lanes at = t_lanes_of(job, row);

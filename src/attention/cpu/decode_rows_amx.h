@@ -16,7 +16,8 @@ enum { T_FEW = 2 };
 _Static_assert(T_FEW *KV8_ITEM_HEADS <= KV8_KEPT_ROWS, "job->kept holds the rows of few");
 
 static void t_begin_doubled(const kv8_attention_job *job, t_queue *queue) {
-    queue->doubled = job->item->num_rows <= T_FEW && kv8_spec_v_head_dim(job->spec) % 64 == 0;
+    queue->doubled = job->item->num_rows <= T_FEW && kv8_spec_v_head_dim(job->spec) % 64 == 0 &&
+                     job->piece_keys == 0;
     queue->sums[0] = job->o;
     queue->sums[1] = job->kept;
     queue->turn = 0;
@@ -164,7 +165,7 @@ static float *t_sums(const kv8_attention_job *job, const t_queue *queue, int32_t
  * in even columns and in odd. */
 static bool t_is_spoiled(const kv8_attention_job *job, const t_queue *queue, int32_t head) {
     const t_lanes at = t_lanes_of(job, 0);
-    const v_f32 sum = v_load(job->lane_sum + (int64_t)head * t_lanes_per_head(job));
+    const v_f32 sum = v_load(job->lane_sum + t_first_lane(job, &at, head));
     const uint32_t sick = _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q);
     const uint32_t lanes = 0xffffu / ((1u << at.key_step) - 1); /* of the first row */
     int32_t row = 0;
@@ -271,7 +272,7 @@ static void t_load_v_rows(const kv8_attention_job *job, const t_rows *rows) {
 static void t_tile_of_few(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                           int32_t head, t_queue *queue) {
     const t_lanes at = t_lanes_of(job, 0);
-    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_lanes_per_head(job);
+    const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_rows_per_head(job);
     const int32_t burst = (KV8_TILE_KEYS - 2 * t_few_asks(queue)) / 4;
     const bool scales_part = tile->mixed && job->spec->v_dtype == KV8_INT8;
     float apart[KV8_TILE_KEYS];

@@ -18,6 +18,11 @@ typedef struct t_lanes {
 /* Rows from row_begin on: at most two vectors. */
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin);
 
+/* The step's first lane in the lane arrays. */
+static inline int64_t t_first_lane(const kv8_attention_job *job, const t_lanes *at, int32_t head) {
+    return (int64_t)head * t_lanes_per_head(job, at->fold) + at->row_begin * at->fold;
+}
+
 /* Where key i of the step's row `row` lies among the scores. */
 static inline int64_t t_score_at(const t_lanes *at, int32_t row, int32_t i) {
     return (int64_t)(i >> at->shift) * at->vecs * V_LANES + row * at->row_step +
@@ -64,7 +69,8 @@ static inline bool t_scales_q(const kv8_attention_job *job) {
     return !T_PAIRS && !(job->args->logits_soft_cap > 0);
 }
 
-/* Vector `vec` of the scores: times scale, int8 K's row scales (or NULL), capped, in log2 units. */
+/* Vector `vec` of the scores: times scale, int8 K's row scales (or NULL), capped, in log2 units.
+ * Without a cap in the order of those that need no more than factors. */
 static void t_finish_scores(const kv8_attention_job *job, const t_lanes *at, int32_t vec,
                             int32_t count, v_f32 scale, const float *k_scale) {
     const float cap = job->args->logits_soft_cap;
@@ -72,10 +78,10 @@ static void t_finish_scores(const kv8_attention_job *job, const t_lanes *at, int
     for (int32_t i = 0; i < count; i++) {
         float *const s = job->s + ((int64_t)i * at->vecs + vec) * V_LANES;
         v_f32 x = v_load(s);
-        if (!scaled) x = v_mul(x, scale);
+        if (!scaled) x = v_mul(x, cap > 0 ? scale : v_mul(scale, v_set1(t_log2e)));
         if (k_scale != NULL) x = v_mul(x, t_key_lanes(at, k_scale, i));
-        if (cap > 0) x = v_mul(v_set1(cap), t_tanh(v_div(x, v_set1(cap))));
-        v_store(s, scaled ? x : v_mul(x, v_set1(t_log2e)));
+        if (cap > 0) x = v_mul(v_mul(v_set1(cap), t_tanh(v_div(x, v_set1(cap)))), v_set1(t_log2e));
+        v_store(s, x);
     }
 }
 

@@ -11,14 +11,14 @@ static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u);
 /* Q and the scales in lanes. */
 static void t_lay_out_q(const kv8_attention_job *job) {
     const kv8_attention_item *const item = job->item;
-    const int32_t lanes = t_lanes_per_head(job);
+    const int32_t rows = t_rows_per_head(job);
     const int32_t depth = (int32_t)kv8_round_up((size_t)job->depth, V_LANES);
     const bool scaled = t_scales_q(job);
     for (int32_t head = 0; head < item->num_heads; head++) {
         for (int32_t begin = 0; begin < item->num_rows;) {
             const t_lanes at = t_lanes_of(job, begin);
-            const int64_t lane = (int64_t)head * lanes + begin;
-            float *const to = job->q_lanes + lane * job->q_row;
+            const int64_t lane = t_first_lane(job, &at, head);
+            float *const to = job->q_lanes + ((int64_t)head * rows + begin) * job->q_row;
             const int64_t step = t_q_at(&at, 0, at.fold); /* between units of a lane */
             int64_t place[KV8_MAX_HEAD_DIM];
             for (int32_t u = 0; at.num_quartered > 0 && u < depth; u++)

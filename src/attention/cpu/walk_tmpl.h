@@ -17,17 +17,28 @@ static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
     }
 }
 
-/* Clears the sums and lays out Q. */
-static void t_prepare(const kv8_attention_job *job) {
-    const kv8_attention_item *const item = job->item;
-    const int64_t all = (int64_t)item->num_heads * t_lanes_per_head(job);
-    for (int64_t i = 0; i < all; i++) {
-        job->lane_scale[i] = job->lane_sum[i] = 0;
+static int64_t t_all_lanes(const kv8_attention_job *job) {
+    return (int64_t)job->item->num_heads * t_lanes_per_head(job, t_lanes_of(job, 0).fold);
+}
+static int64_t t_all_rows(const kv8_attention_job *job) {
+    return (int64_t)job->item->num_heads * job->item->num_rows;
+}
+
+/* Clears the sums. */
+static void t_clear(const kv8_attention_job *job) {
+    const int64_t lanes = t_all_lanes(job);
+    for (int64_t i = 0; i < lanes; i++) {
+        job->lane_sum[i] = 0;
         job->lane_max[i] = -INFINITY;
     }
-    memset(job->q_lanes, 0, (size_t)(all * job->q_row) * sizeof *job->q_lanes);
-    memset(job->o, 0,
-           (size_t)((int64_t)item->num_heads * item->num_rows * job->v_row) * sizeof *job->o);
+    memset(job->o, 0, (size_t)(t_all_rows(job) * job->v_row) * sizeof *job->o);
+}
+
+static void t_prepare(const kv8_attention_job *job) {
+    const int64_t rows = (int64_t)job->item->num_heads * t_rows_per_head(job);
+    memset(job->lane_scale, 0, (size_t)t_all_lanes(job) * sizeof *job->lane_scale);
+    memset(job->q_lanes, 0, (size_t)(rows * job->q_row) * sizeof *job->q_lanes);
+    t_clear(job);
     t_lay_out_q(job);
 }
 
@@ -37,7 +48,7 @@ static void t_finish(const kv8_attention_job *job) {
     for (int32_t head = 0; head < item->num_heads; head++) {
         for (int32_t begin = 0; begin < item->num_rows;) {
             const t_lanes at = t_lanes_of(job, begin);
-            const int64_t lane = (int64_t)head * t_lanes_per_head(job) + begin;
+            const int64_t lane = t_first_lane(job, &at, head);
             for (int32_t row = 0; row < at.num_rows; row++) {
                 float sum = 0;
                 for (int32_t f = 0; f < at.fold; f++)
@@ -51,10 +62,18 @@ static void t_finish(const kv8_attention_job *job) {
     }
 }
 
+/* Ends the piece of keys under way and adds it to those before. */
+static void t_end_piece(const kv8_attention_job *job, t_queue *queue, bool is_first) {
+    t_finish(job);
+    t_end(job, queue);
+    kv8_attention_add_piece(job, is_first);
+}
+
 /* The item's keys from first to last. */
 void T_NAME(const kv8_attention_job *job) {
     kv8_tile tiles[2];
-    int32_t key = job->item->key_begin;
+    int32_t key = job->item->key_begin, num_pieces = 0;
+    if (job->piece_keys > 0) key = key / KV8_TILE_KEYS * KV8_TILE_KEYS;
     bool more = kv8_tile_next(job, &key, &tiles[0]);
     if (more && !job->cursor->asked) t_ask_tile(job, &tiles[0]);
     job->cursor->asked = false;
@@ -76,7 +95,16 @@ void T_NAME(const kv8_attention_job *job) {
         for (int32_t head = 0; head < job->item->num_heads; head++)
             t_tile_of_head(job, tile, next, order, head, &queue);
         more = !last;
+        if (!more || job->piece_keys == 0 || other->begin % job->piece_keys != 0) continue;
+        t_end_piece(job, &queue, num_pieces++ == 0);
+        t_clear(job);
+        t_begin(job, &queue);
     }
-    t_finish(job);
-    t_end(job, &queue);
+    if (num_pieces == 0) {
+        t_finish(job);
+        t_end(job, &queue);
+        return;
+    }
+    t_end_piece(job, &queue, false);
+    kv8_attention_take_pieces(job);
 }

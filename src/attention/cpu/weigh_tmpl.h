@@ -63,7 +63,7 @@ V_INLINE v_f32 t_weigh_vector(const kv8_attention_job *job, const t_lanes *at, i
 static void t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_tile *tile,
                     const t_rows *rows, int32_t head, int32_t padded) {
     const kv8_attention_spec *const spec = job->spec;
-    const int64_t lanes = (int64_t)head * t_lanes_per_head(job) + at->row_begin;
+    const int64_t lanes = t_first_lane(job, at, head);
     const bool k_int8 = spec->k_dtype == KV8_INT8;
     const bool masked = tile->mixed || padded != tile->end - tile->begin;
     const bool plain = !k_int8 && !masked && !(job->args->logits_soft_cap > 0);
