@@ -32,19 +32,23 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     while (job->fold_rows * at.fold * 2 <= T_SIDE) at.fold = 1 << ++at.shift;
     if (left > T_SIDE / at.fold) at.num_rows = T_SIDE / at.fold;
     at.key_step = T_SIDE / at.fold;
+    at.columns = job->item->num_rows > at.key_step ? T_SIDE : at.key_step;
+    at.q_begin = row_begin / at.columns * at.columns;
     at.num_quartered = job->k_size == 1 ? job->spec->head_dim / 64 * 32 : 0;
     return at;
 }
-
-/* Columns of a unit: its rows stand beside each other, `fold` units in a vector. */
-static inline int32_t t_columns(const t_lanes *at) {
-    return T_SIDE / at->fold;
+/* Rows of the step's product: its own or, where an item has more than fold, those of `fold` steps.
+ */
+static inline int32_t t_rows_of_product(const kv8_attention_job *job, const t_lanes *at) {
+    const int32_t left = job->item->num_rows - at->q_begin;
+    return left < at->columns ? left : at->columns;
 }
+
 /* Whole 64 codes of K are left as unpacking has them: unit 8 L + 4 h + j of 32 is 16 h + 4 L + j.
  */
 static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u) {
     if (u < at->num_quartered) u = (u & ~31) | (u & 4) << 2 | (u & 24) >> 1 | (u & 3);
-    return (int64_t)u * t_columns(at) + row;
+    return (int64_t)u * at->columns + at->row_begin - at->q_begin + row;
 }
 
 /* t_place puts a row into the order of O's columns or back: V's codes too are left as unpacking has
@@ -57,10 +61,10 @@ static void t_place_value(const kv8_attention_job *job) {
     t_place(job, job->value);
 }
 
-/* s = the step's scores: for 32 keys at a time, all of head_dim. */
+/* s = the product's scores: for 32 keys at a time, all of head_dim. */
 static void t_push_scores(t_queue *queue, const kv8_attention_job *job, const t_lanes *at,
                           const float *q, float *s) {
-    const int64_t columns = t_columns(at);
+    const int64_t columns = at->columns;
     const int32_t row = (int32_t)(columns * (int64_t)sizeof(float));
     for (int32_t key = 0; key < KV8_TILE_KEYS; key += 2 * T_SIDE) {
         t_op op = {.code = T_SCORES_BEGIN, .size = row, .left = job->k + key * job->q_row};
@@ -77,14 +81,15 @@ static void t_push_scores(t_queue *queue, const kv8_attention_job *job, const t_
     }
 }
 
-/* o += P V: for 32 columns at a time, all keys. O's rows are padded to 32. */
+/* o += P V, of the rows of the step's product: for 32 columns at a time, all keys. O's rows are
+ * padded to 32. */
 static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_lanes *at,
                           float *o) {
     const int32_t dim = kv8_spec_v_head_dim(job->spec);
     /* The last rows of an item of more than 16: O has no others to spare. */
-    const int32_t most = T_SIDE / at->fold;
-    const bool partial = at->num_rows < most && job->item->num_rows > most;
-    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = at->num_rows});
+    const int32_t rows = t_rows_of_product(job, at), most = at->columns;
+    const bool partial = rows < most && job->item->num_rows > most;
+    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = rows});
     for (int32_t d = 0; d < dim; d += 2 * T_SIDE) {
         t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + d, .sums = o + d};
         for (int32_t u = 0; u < T_UNITS; u += T_SIDE) {
@@ -114,6 +119,7 @@ typedef struct t_pass {
     const float *s;
     float *w, *p;
     int32_t count, fold;
+    bool asks; /* for the next tile's rows: those of T_ASKS */
     v_f32 scale;
     const float *k_scale, *v_scale;
     __m512i from;
@@ -164,7 +170,7 @@ static v_f32 t_weigh_doubled_of(const t_pass *pass, v_f32 shift, t_queue *queue,
 static V_NOINLINE v_f32 t_weigh_pass_of(const t_pass *pass, v_f32 shift, t_queue *queue,
                                         bool first) {
     if (pass->p != NULL) return t_weigh_doubled_of(pass, shift, queue, first);
-    const bool asks = first && pass->fold == T_ASKING_FOLD;
+    const bool asks = first && pass->asks;
     if (pass->k_scale != NULL && pass->v_scale != NULL && asks)
         return t_weigh_pass(pass, shift, queue, true, true, T_ASKS);
     if (pass->k_scale != NULL || pass->v_scale != NULL)
@@ -222,6 +228,7 @@ static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
                    .p = rows->queue->doubled ? job->p : NULL,
                    .count = KV8_TILE_KEYS / at->fold,
                    .fold = at->fold,
+                   .asks = at->fold == T_ASKING_FOLD && at->row_begin == 0,
                    .scale = v_mul(scale, v_set1(t_log2e)),
                    .k_scale = k_scale,
                    .v_scale = spec->v_dtype == KV8_INT8 ? rows->v_scale : NULL,
@@ -247,12 +254,12 @@ V_INLINE void t_turn_block(v_f32 *block, float *p, const int fold) {
     }
 }
 
-/* job->p [rows, T_UNITS] from the weights in lanes. */
+/* The step's rows of job->p [rows of the product, T_UNITS] from the weights in lanes. */
 static void t_turn(const kv8_attention_job *job, const t_lanes *at) {
     const int32_t per_lane = T_UNITS / at->fold;
     for (int32_t unit = 0; unit < per_lane; unit += T_SIDE) {
         v_f32 block[T_SIDE];
-        float *const p = job->p + unit;
+        float *const p = job->p + (at->row_begin - at->q_begin) * T_UNITS + unit;
         V_UNROLL
         for (int i = 0; i < T_SIDE; i++) /* past the last unit: of older steps, overwritten */
             block[i] = v_load(T_WEIGHTS(job) + (int64_t)(unit + i) * T_SIDE);
@@ -282,8 +289,8 @@ static void t_shape(const kv8_attention_job *job, t_queue *queue) {
     queue->k_row = (size_t)job->q_row * sizeof(float);
     queue->p_row = (size_t)(T_UNITS * doubled) * sizeof(float);
     queue->v_row = (size_t)(job->v_row / doubled) * sizeof(float);
-    queue->columns = t_columns(&at);
-    t_configure(queue->columns, doubled * at.num_rows);
+    queue->columns = at.columns;
+    t_configure(at.columns, doubled * t_rows_of_product(job, &at));
 }
 
 #include "decode_rows_amx.h"
@@ -309,9 +316,26 @@ static void t_end(const kv8_attention_job *job, t_queue *queue) {
     }
 }
 
-/* Products wait in the queue under the work that does not need them: the first step's scores under
- * the widening of V; a step's values, and the next step's scores, under softmax; the last step's
- * values under the widening of the next head's K. */
+/* The step's scores as t_score_at has them from those of a product of several steps. */
+static void t_take_scores(const t_lanes *at, const float *s, float *to) {
+    s += at->row_begin - at->q_begin;
+    for (int32_t key = 0; key < KV8_TILE_KEYS; key += at->fold, s += at->fold * T_SIDE) {
+        float *const vector = to + key * at->key_step;
+        if (at->fold == 2) {
+            const __m256 first = _mm256_loadu_ps(s), second = _mm256_loadu_ps(s + T_SIDE);
+            v_store(vector, _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1));
+            continue;
+        }
+        for (int32_t f = 0; f < at->fold; f++) {
+            for (int32_t row = 0; row < at->key_step; row++)
+                vector[f * at->key_step + row] = s[f * T_SIDE + row];
+        }
+    }
+}
+
+/* Products wait in the queue under the work that does not need them: the first scores under the
+ * widening of V; a product's values under the first softmax behind it, the next one's scores under
+ * its last softmax; a head's last values under the widening of the next head's K. */
 static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                            const uint8_t *order, int32_t head, t_queue *queue) {
     if (queue->spoiled && head == 0) t_stop_doubling(job, queue);
@@ -332,33 +356,38 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_rows_per_head(job);
     float *const o = job->o + (int64_t)head * num_rows * job->v_row;
     kv8_attention_job step = *job;
+    float of_step[KV8_TILE_KEYS * T_SIDE / 2] __attribute__((aligned(64)));
+    float *scores = job->s, *other = job->s + KV8_TILE_KEYS * T_SIDE;
     t_lanes at = t_lanes_of(job, 0);
     const int32_t burst = at.fold == T_ASKING_FOLD ? T_BURST_ASKING : T_BURST;
     t_ask_more(queue, burst);
-    t_push_scores(queue, job, &at, q, step.s);
+    t_push_scores(queue, job, &at, q, scores);
     t_spread_over(queue, T_TICKS);
     t_load_v(job, &rows, KV8_TILE_KEYS, order, at.fold);
     t_drain(queue);
     for (int32_t row = 0, end; row < num_rows; row = end) {
+        at = t_lanes_of(job, row);
         end = row + at.num_rows;
-        const t_lanes now = at;
-        float *const other = step.s == job->s ? job->s + KV8_TILE_KEYS * T_SIDE : job->s;
-        if (end < num_rows) {
-            at = t_lanes_of(job, end);
+        const bool last = end == at.q_begin + t_rows_of_product(job, &at);
+        if (last && end < num_rows)
             t_push_scores(queue, job, &at, q + (int64_t)end * job->q_row, other);
-        }
         t_spread_over(queue, T_TICKS);
         if (row == 0) t_ask_more(queue, burst);
-        const bool moved = t_weigh(&step, &now, tile, &rows, head);
+        step.s = at.columns == at.key_step ? scores : of_step;
+        if (step.s == of_step) t_take_scores(&at, scores, of_step);
+        const bool moved = t_weigh(&step, &at, tile, &rows, head);
         t_drain(queue);
         if (row == 0) t_ask_more(queue, burst);
-        t_turn(&step, &now);
+        t_turn(&step, &at);
         float *const sums = o + (int64_t)row * job->v_row;
-        if (moved) t_rescale(job, &now, sums);
-        t_add_nonfinite(&step, &now, tile, &nonfinite, sums);
-        t_push_values(queue, job, &now, sums);
+        if (moved) t_rescale(job, &at, sums);
+        t_add_nonfinite(&step, &at, tile, &nonfinite, sums);
         if (row == 0) t_ask_more(queue, burst);
-        step.s = other;
+        if (!last) continue;
+        t_push_values(queue, job, &at, o + (int64_t)at.q_begin * job->v_row);
+        float *const done = scores;
+        scores = other;
+        other = done;
     }
     t_spread_over(queue, T_TICKS);
 }

@@ -58,6 +58,7 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     }
     at.row_step = at.fold;
     at.key_step = 1;
+    at.q_begin = row_begin;
     return at;
 }
 

@@ -12,7 +12,9 @@ typedef struct t_lanes {
     int32_t row_begin, num_rows; /* within the head's rows of the item */
     int32_t fold, shift, vecs;   /* fold = 1 << shift; vecs is 1 when it is above 1 */
     int32_t row_step, key_step;  /* in lanes */
+    int32_t q_begin;             /* the row where the part of q_lanes that has the step's Q begins */
     int32_t num_quartered;       /* units of Q that a rung lays out in its own order */
+    int32_t columns;             /* of AMX: rows of a product, from q_begin on, at most */
 } t_lanes;
 
 /* Rows from row_begin on: at most two vectors. */

@@ -18,8 +18,9 @@ static void t_lay_out_q(const kv8_attention_job *job) {
         for (int32_t begin = 0; begin < item->num_rows;) {
             const t_lanes at = t_lanes_of(job, begin);
             const int64_t lane = t_first_lane(job, &at, head);
-            float *const to = job->q_lanes + ((int64_t)head * rows + begin) * job->q_row;
-            const int64_t step = t_q_at(&at, 0, at.fold); /* between units of a lane */
+            float *const to = job->q_lanes + ((int64_t)head * rows + at.q_begin) * job->q_row;
+            /* between units of a lane */
+            const int64_t step = t_q_at(&at, 0, at.fold) - t_q_at(&at, 0, 0);
             int64_t place[KV8_MAX_HEAD_DIM];
             for (int32_t u = 0; at.num_quartered > 0 && u < depth; u++)
                 place[u] = t_q_at(&at, 0, u);
