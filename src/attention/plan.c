@@ -81,7 +81,7 @@ static void lay_out_scratch(kv8_attention_plan *plan) {
     kv8_attention_scratch *const at = &plan->scratch;
     int64_t end = 0;
     const int64_t laid_out = rows + KV8_ITEM_SPARE_LANES;
-    const int64_t lanes = rows * most_fold(plan) + KV8_ITEM_SPARE_LANES;
+    const int64_t lanes = laid_out * most_fold(plan);
     at->q = place(&end, rows * plan->q_row);
     at->q_lanes = place(&end, laid_out * plan->q_row);
     at->lane_scale = place(&end, lanes);

@@ -29,26 +29,25 @@ static inline void t_order_units(int32_t fold, uint8_t *order) {
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     const int32_t left = job->item->num_rows - row_begin;
     t_lanes at = {.row_begin = row_begin, .num_rows = left, .fold = 1, .vecs = 1, .row_step = 1};
-    while (job->fold_rows * at.fold * 2 <= T_SIDE) at.fold = 1 << ++at.shift;
-    if (left > T_SIDE / at.fold) at.num_rows = T_SIDE / at.fold;
+    if (left > T_SIDE) at.num_rows = T_SIDE;
+    at.sums = 1;
+    while (job->fold_rows * at.sums * 2 <= T_SIDE) at.sums *= 2;
+    const bool folds = job->item->num_rows * at.sums <= T_SIDE;
+    while (folds && at.fold < at.sums) at.fold = 1 << ++at.shift;
     at.key_step = T_SIDE / at.fold;
-    at.columns = job->item->num_rows > at.key_step ? T_SIDE : at.key_step;
-    at.q_begin = row_begin / at.columns * at.columns;
     at.num_quartered = job->k_size == 1 ? job->spec->head_dim / 64 * 32 : 0;
     return at;
 }
-/* Rows of the step's product: its own or, where an item has more than fold, those of `fold` steps.
- */
-static inline int32_t t_rows_of_product(const kv8_attention_job *job, const t_lanes *at) {
-    const int32_t left = job->item->num_rows - at->q_begin;
-    return left < at->columns ? left : at->columns;
-}
 
+/* Columns of a unit: its rows stand beside each other, `fold` units in a vector. */
+static inline int32_t t_columns(const t_lanes *at) {
+    return T_SIDE / at->fold;
+}
 /* Whole 64 codes of K are left as unpacking has them: unit 8 L + 4 h + j of 32 is 16 h + 4 L + j.
  */
 static inline int64_t t_q_at(const t_lanes *at, int32_t row, int32_t u) {
     if (u < at->num_quartered) u = (u & ~31) | (u & 4) << 2 | (u & 24) >> 1 | (u & 3);
-    return (int64_t)u * at->columns + at->row_begin - at->q_begin + row;
+    return (int64_t)u * t_columns(at) + row;
 }
 
 /* t_place puts a row into the order of O's columns or back: V's codes too are left as unpacking has
@@ -61,10 +60,10 @@ static void t_place_value(const kv8_attention_job *job) {
     t_place(job, job->value);
 }
 
-/* s = the product's scores: for 32 keys at a time, all of head_dim. */
+/* s = the step's scores: for 32 keys at a time, all of head_dim. */
 static void t_push_scores(t_queue *queue, const kv8_attention_job *job, const t_lanes *at,
                           const float *q, float *s) {
-    const int64_t columns = at->columns;
+    const int64_t columns = t_columns(at);
     const int32_t row = (int32_t)(columns * (int64_t)sizeof(float));
     for (int32_t key = 0; key < KV8_TILE_KEYS; key += 2 * T_SIDE) {
         t_op op = {.code = T_SCORES_BEGIN, .size = row, .left = job->k + key * job->q_row};
@@ -81,15 +80,13 @@ static void t_push_scores(t_queue *queue, const kv8_attention_job *job, const t_
     }
 }
 
-/* o += P V, of the rows of the step's product: for 32 columns at a time, all keys. O's rows are
- * padded to 32. */
+/* o += P V: for 32 columns at a time, all keys. O's rows are padded to 32. */
 static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_lanes *at,
                           float *o) {
     const int32_t dim = kv8_spec_v_head_dim(job->spec);
     /* The last rows of an item of more than 16: O has no others to spare. */
-    const int32_t rows = t_rows_of_product(job, at), most = at->columns;
-    const bool partial = rows < most && job->item->num_rows > most;
-    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = rows});
+    const bool partial = at->num_rows < T_SIDE && job->item->num_rows > T_SIDE;
+    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = at->num_rows});
     for (int32_t d = 0; d < dim; d += 2 * T_SIDE) {
         t_op op = {.code = T_VALUES_BEGIN, .left = job->p, .right = job->v + d, .sums = o + d};
         for (int32_t u = 0; u < T_UNITS; u += T_SIDE) {
@@ -101,7 +98,7 @@ static void t_push_values(t_queue *queue, const kv8_attention_job *job, const t_
         op.code = T_VALUES_STORE;
         t_push(queue, op);
     }
-    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = most});
+    if (partial) t_push(queue, (t_op){.code = T_CONFIGURE, .size = T_SIDE});
 }
 
 /* --- softmax --- */
@@ -114,12 +111,11 @@ static const float t_most = 0x1p40f;
 
 /* One vector of rows: where its scores are, where the weights go (p: P with doubled rows, or NULL),
  * and what the scores are multiplied with; int8's row scales or NULL, and from which of `fold` of
- * them each lane takes its own. */
+ * them each lane takes its own. Each of `step` vectors has a sum of its own. */
 typedef struct t_pass {
     const float *s;
     float *w, *p;
-    int32_t count, fold;
-    bool asks; /* for the next tile's rows: those of T_ASKS */
+    int32_t count, fold, step;
     v_f32 scale;
     const float *k_scale, *v_scale;
     __m512i from;
@@ -141,9 +137,10 @@ V_INLINE v_f32 t_pass_score(const t_pass *p, int32_t i, const bool k_scaled) {
 /* w = 2^(scaled scores - shift) as pairs of keys; their sums per lane. `asks` rows are asked for
  * beside every pair of scores. */
 V_INLINE v_f32 t_weigh_pass(const t_pass *pass, v_f32 shift, t_queue *queue, const bool k_scaled,
-                            const bool v_scaled, const int asks) {
+                            const bool v_scaled, const int asks, const bool alone) {
     enum { STEP = KV8_TILE_KEYS / T_TICKS };
     const t_pass p = *pass;
+    const int32_t step = alone ? 1 : p.step;
     t_keep_awake(queue);
     v_f32 sum = v_set1(0.0f), sum2 = sum;
     for (int32_t begin = 0; begin < p.count; begin += STEP) {
@@ -151,16 +148,16 @@ V_INLINE v_f32 t_weigh_pass(const t_pass *pass, v_f32 shift, t_queue *queue, con
         const int32_t end = begin + STEP < p.count ? begin + STEP : p.count;
         for (int32_t i = begin; i < end; i += 2) {
             /* Not fused with the product: equal scores must differ by exactly 0. */
-            const v_f32 x = v_sub(t_pass_score(&p, i, k_scaled), shift);
-            const v_f32 y = v_sub(t_pass_score(&p, i + 1, k_scaled), shift);
+            const v_f32 x = v_sub(t_pass_score(&p, i * step, k_scaled), shift);
+            const v_f32 y = v_sub(t_pass_score(&p, (i + 1) * step, k_scaled), shift);
             v_f32 a = v_exp2(x, T_EXP_DEGREE), b = v_exp2(y, T_EXP_DEGREE);
             sum = v_add(sum, a);
             sum2 = v_add(sum2, b);
             if (v_scaled) {
-                a = v_mul(a, t_pass_scale(&p, p.v_scale, i));
-                b = v_mul(b, t_pass_scale(&p, p.v_scale, i + 1));
+                a = v_mul(a, t_pass_scale(&p, p.v_scale, i * step));
+                b = v_mul(b, t_pass_scale(&p, p.v_scale, (i + 1) * step));
             }
-            v_store(p.w + i / 2 * V_LANES, t_round_zip(a, b));
+            v_store(p.w + i / 2 * step * V_LANES, t_round_zip(a, b));
             if (asks > 0) t_ask_more(queue, asks);
         }
     }
@@ -170,30 +167,55 @@ static v_f32 t_weigh_doubled_of(const t_pass *pass, v_f32 shift, t_queue *queue,
 static V_NOINLINE v_f32 t_weigh_pass_of(const t_pass *pass, v_f32 shift, t_queue *queue,
                                         bool first) {
     if (pass->p != NULL) return t_weigh_doubled_of(pass, shift, queue, first);
-    const bool asks = first && pass->asks;
-    if (pass->k_scale != NULL && pass->v_scale != NULL && asks)
-        return t_weigh_pass(pass, shift, queue, true, true, T_ASKS);
-    if (pass->k_scale != NULL || pass->v_scale != NULL)
-        return t_weigh_pass(pass, shift, queue, pass->k_scale != NULL, pass->v_scale != NULL,
-                            asks ? T_ASKS : 0);
-    if (asks) return t_weigh_pass(pass, shift, queue, false, false, T_ASKS);
-    return t_weigh_pass(pass, shift, queue, false, false, 0);
+    const bool asks = first && pass->fold == T_ASKING_FOLD;
+    const bool k_scaled = pass->k_scale != NULL, v_scaled = pass->v_scale != NULL;
+    if (pass->step > 1) {
+        if (!k_scaled && !v_scaled) return t_weigh_pass(pass, shift, queue, false, false, 0, false);
+        return t_weigh_pass(pass, shift, queue, k_scaled, v_scaled, 0, false);
+    }
+    if (k_scaled && v_scaled && asks)
+        return t_weigh_pass(pass, shift, queue, true, true, T_ASKS, true);
+    if (k_scaled || v_scaled)
+        return t_weigh_pass(pass, shift, queue, k_scaled, v_scaled, asks ? T_ASKS : 0, true);
+    if (asks) return t_weigh_pass(pass, shift, queue, false, false, T_ASKS, true);
+    return t_weigh_pass(pass, shift, queue, false, false, 0, true);
+}
+
+/* sum[0 .. pass->step): a pass for each. */
+V_INLINE void t_weigh_sums(const t_pass *pass, v_f32 shift, t_queue *queue, bool first, v_f32 *sum,
+                           const bool alone) {
+    if (alone) {
+        sum[0] = t_weigh_pass_of(pass, shift, queue, first);
+        return;
+    }
+    t_pass one = *pass;
+    one.count /= pass->step;
+    for (int32_t i = 0; i < pass->step; i++) {
+        sum[i] = t_weigh_pass_of(&one, shift, queue, first);
+        one.s += V_LANES;
+        one.w += V_LANES;
+        if (one.k_scale != NULL) one.k_scale++;
+        if (one.v_scale != NULL) one.v_scale++;
+    }
 }
 
 /* The maxima and sums of a vector of rows move on. True when maxima did; then keep[] = what the
  * older sums are to be multiplied with. A NaN score leaves the maximum alone and makes the sum
  * NaN, as a score of +inf does. */
-static bool t_weigh_vector(const t_pass *pass, const t_lanes *at, float *lane_max, float *lane_sum,
-                           float *keep, t_queue *queue) {
+V_INLINE bool t_weigh_vector(const t_pass *pass, const t_lanes *at, float *lane_max,
+                             float *lane_sum, float *keep, t_queue *queue, const bool alone) {
+    const int32_t num_sums = alone ? 1 : pass->step;
     const v_f32 old = v_load(lane_max), one = v_set1(1.0f);
     __mmask16 over = _mm512_cmp_ps_mask(old, v_set1(-FLT_MAX), _CMP_LT_OQ);
     const bool first = over == 0xffff; /* no row has a maximum yet */
-    v_f32 sum = one;
+    v_f32 sum[T_SIDE];
     if (!first) {
-        sum = t_weigh_pass_of(pass, t_finite(old), queue, true);
-        over |= _mm512_cmp_ps_mask(sum, v_set1(t_most), _CMP_GT_OQ);
+        t_weigh_sums(pass, t_finite(old), queue, true, sum, alone);
+        for (int32_t i = 0; i < num_sums; i++)
+            over |= _mm512_cmp_ps_mask(sum[i], v_set1(t_most), _CMP_GT_OQ);
         if (over == 0) {
-            v_store(lane_sum, v_add(v_load(lane_sum), sum));
+            for (int32_t i = 0; i < num_sums; i++)
+                v_store(lane_sum + i * V_LANES, v_add(v_load(lane_sum + i * V_LANES), sum[i]));
             return false;
         }
     }
@@ -205,10 +227,14 @@ static bool t_weigh_vector(const t_pass *pass, const t_lanes *at, float *lane_ma
     const v_f32 moved = t_max_of_row(at, _mm512_maskz_mov_ps(over, one));
     const v_f32 max = v_select_lt(moved, one, old, top), shift = t_finite(max);
     const v_f32 factor = v_select_lt(moved, one, one, v_exp2(v_sub(old, shift), 5));
-    sum = t_weigh_pass_of(pass, shift, queue, first);
-    sum = v_fma(v_load(lane_sum), factor, sum);
-    v_store(lane_max, t_kept_max(max, sum));
-    v_store(lane_sum, sum);
+    t_weigh_sums(pass, shift, queue, first, sum, alone);
+    v_f32 kept = max;
+    for (int32_t i = 0; i < num_sums; i++) {
+        sum[i] = v_fma(v_load(lane_sum + i * V_LANES), factor, sum[i]);
+        kept = t_kept_max(kept, sum[i]);
+        v_store(lane_sum + i * V_LANES, sum[i]);
+    }
+    v_store(lane_max, kept);
     v_store(keep, factor);
     return true;
 }
@@ -228,7 +254,7 @@ static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
                    .p = rows->queue->doubled ? job->p : NULL,
                    .count = KV8_TILE_KEYS / at->fold,
                    .fold = at->fold,
-                   .asks = at->fold == T_ASKING_FOLD && at->row_begin == 0,
+                   .step = at->sums / at->fold,
                    .scale = v_mul(scale, v_set1(t_log2e)),
                    .k_scale = k_scale,
                    .v_scale = spec->v_dtype == KV8_INT8 ? rows->v_scale : NULL,
@@ -239,8 +265,9 @@ static bool t_weigh(const kv8_attention_job *job, const t_lanes *at, const kv8_t
         pass.scale = v_set1(1.0f);
         pass.k_scale = NULL;
     }
-    return t_weigh_vector(&pass, at, job->lane_max + lane, job->lane_sum + lane, job->keep,
-                          rows->queue);
+    float *const max = job->lane_max + lane, *const sum = job->lane_sum + lane;
+    if (pass.step == 1) return t_weigh_vector(&pass, at, max, sum, job->keep, rows->queue, true);
+    return t_weigh_vector(&pass, at, max, sum, job->keep, rows->queue, false);
 }
 
 /* 16 units of every lane to rows of p, lane by lane: `fold` lanes are one row's. Whole vectors are
@@ -254,15 +281,23 @@ V_INLINE void t_turn_block(v_f32 *block, float *p, const int fold) {
     }
 }
 
-/* The step's rows of job->p [rows of the product, T_UNITS] from the weights in lanes. */
+/* job->p [rows, T_UNITS] from the weights in lanes. */
 static void t_turn(const kv8_attention_job *job, const t_lanes *at) {
-    const int32_t per_lane = T_UNITS / at->fold;
+    const int32_t per_lane = T_UNITS / at->fold, step = at->sums / at->fold;
     for (int32_t unit = 0; unit < per_lane; unit += T_SIDE) {
         v_f32 block[T_SIDE];
-        float *const p = job->p + (at->row_begin - at->q_begin) * T_UNITS + unit;
-        V_UNROLL
-        for (int i = 0; i < T_SIDE; i++) /* past the last unit: of older steps, overwritten */
-            block[i] = v_load(T_WEIGHTS(job) + (int64_t)(unit + i) * T_SIDE);
+        float *const p = job->p + unit;
+        if (step == 1) {
+            V_UNROLL
+            for (int i = 0; i < T_SIDE; i++) /* past the last unit: of older steps, overwritten */
+                block[i] = v_load(T_WEIGHTS(job) + (int64_t)(unit + i) * T_SIDE);
+        } else {
+            const int32_t per_sum = per_lane / step, shift = __builtin_ctz((uint32_t)per_sum);
+            for (int i = 0; i < T_SIDE; i++) {
+                const int32_t u = unit + i, from = (u & (per_sum - 1)) * step + (u >> shift);
+                block[i] = v_load(T_WEIGHTS(job) + (int64_t)from * T_SIDE);
+            }
+        }
         switch (at->fold) {
             case 1: t_turn_block(block, p, 1); break;
             case 2: t_turn_block(block, p, 2); break;
@@ -289,8 +324,7 @@ static void t_shape(const kv8_attention_job *job, t_queue *queue) {
     queue->k_row = (size_t)job->q_row * sizeof(float);
     queue->p_row = (size_t)(T_UNITS * doubled) * sizeof(float);
     queue->v_row = (size_t)(job->v_row / doubled) * sizeof(float);
-    queue->columns = at.columns;
-    t_configure(at.columns, doubled * t_rows_of_product(job, &at));
+    t_configure(T_SIDE / at.fold, doubled * at.num_rows);
 }
 
 #include "decode_rows_amx.h"
@@ -316,26 +350,9 @@ static void t_end(const kv8_attention_job *job, t_queue *queue) {
     }
 }
 
-/* The step's scores as t_score_at has them from those of a product of several steps. */
-static void t_take_scores(const t_lanes *at, const float *s, float *to) {
-    s += at->row_begin - at->q_begin;
-    for (int32_t key = 0; key < KV8_TILE_KEYS; key += at->fold, s += at->fold * T_SIDE) {
-        float *const vector = to + key * at->key_step;
-        if (at->fold == 2) {
-            const __m256 first = _mm256_loadu_ps(s), second = _mm256_loadu_ps(s + T_SIDE);
-            v_store(vector, _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1));
-            continue;
-        }
-        for (int32_t f = 0; f < at->fold; f++) {
-            for (int32_t row = 0; row < at->key_step; row++)
-                vector[f * at->key_step + row] = s[f * T_SIDE + row];
-        }
-    }
-}
-
-/* Products wait in the queue under the work that does not need them: the first scores under the
- * widening of V; a product's values under the first softmax behind it, the next one's scores under
- * its last softmax; a head's last values under the widening of the next head's K. */
+/* Products wait in the queue under the work that does not need them: the first step's scores under
+ * the widening of V; a step's values, and the next step's scores, under softmax; the last step's
+ * values under the widening of the next head's K. */
 static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, const kv8_tile *next,
                            const uint8_t *order, int32_t head, t_queue *queue) {
     if (queue->spoiled && head == 0) t_stop_doubling(job, queue);
@@ -356,38 +373,33 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
     const float *const q = job->q_lanes + (int64_t)head * job->q_row * t_rows_per_head(job);
     float *const o = job->o + (int64_t)head * num_rows * job->v_row;
     kv8_attention_job step = *job;
-    float of_step[KV8_TILE_KEYS * T_SIDE / 2] __attribute__((aligned(64)));
-    float *scores = job->s, *other = job->s + KV8_TILE_KEYS * T_SIDE;
     t_lanes at = t_lanes_of(job, 0);
     const int32_t burst = at.fold == T_ASKING_FOLD ? T_BURST_ASKING : T_BURST;
     t_ask_more(queue, burst);
-    t_push_scores(queue, job, &at, q, scores);
+    t_push_scores(queue, job, &at, q, step.s);
     t_spread_over(queue, T_TICKS);
-    t_load_v(job, &rows, KV8_TILE_KEYS, order, at.fold);
+    t_load_v(job, &rows, KV8_TILE_KEYS, order, at.sums);
     t_drain(queue);
     for (int32_t row = 0, end; row < num_rows; row = end) {
-        at = t_lanes_of(job, row);
         end = row + at.num_rows;
-        const bool last = end == at.q_begin + t_rows_of_product(job, &at);
-        if (last && end < num_rows)
+        const t_lanes now = at;
+        float *const other = step.s == job->s ? job->s + KV8_TILE_KEYS * T_SIDE : job->s;
+        if (end < num_rows) {
+            at = t_lanes_of(job, end);
             t_push_scores(queue, job, &at, q + (int64_t)end * job->q_row, other);
+        }
         t_spread_over(queue, T_TICKS);
         if (row == 0) t_ask_more(queue, burst);
-        step.s = at.columns == at.key_step ? scores : of_step;
-        if (step.s == of_step) t_take_scores(&at, scores, of_step);
-        const bool moved = t_weigh(&step, &at, tile, &rows, head);
+        const bool moved = t_weigh(&step, &now, tile, &rows, head);
         t_drain(queue);
         if (row == 0) t_ask_more(queue, burst);
-        t_turn(&step, &at);
+        t_turn(&step, &now);
         float *const sums = o + (int64_t)row * job->v_row;
-        if (moved) t_rescale(job, &at, sums);
-        t_add_nonfinite(&step, &at, tile, &nonfinite, sums);
+        if (moved) t_rescale(job, &now, sums);
+        t_add_nonfinite(&step, &now, tile, &nonfinite, sums);
+        t_push_values(queue, job, &now, sums);
         if (row == 0) t_ask_more(queue, burst);
-        if (!last) continue;
-        t_push_values(queue, job, &at, o + (int64_t)at.q_begin * job->v_row);
-        float *const done = scores;
-        scores = other;
-        other = done;
+        step.s = other;
     }
     t_spread_over(queue, T_TICKS);
 }

@@ -112,6 +112,7 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
     t_lanes at = {.row_begin = row_begin, .num_rows = job->item->num_rows - row_begin, .fold = 1};
     while (job->item->num_rows * at.fold * 2 <= T_SIDE) at.fold = 1 << ++at.shift;
     at.vecs = at.row_step = 1;
+    at.sums = at.fold;
     at.key_step = T_SIDE / at.fold;
     return at;
 }

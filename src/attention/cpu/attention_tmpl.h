@@ -56,9 +56,8 @@ static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin) {
         at.vecs = 1;
         if (at.num_rows > V_LANES / at.fold) at.num_rows = V_LANES / at.fold;
     }
-    at.row_step = at.fold;
+    at.row_step = at.sums = at.fold;
     at.key_step = 1;
-    at.q_begin = row_begin;
     return at;
 }
 

@@ -20,12 +20,9 @@
 #define T_EXP_DEGREE 5
 #endif
 
-/* Rows that those of one head take in laid-out Q, and their lanes. */
+/* Rows that those of one head take in laid-out Q. */
 static inline int32_t t_rows_per_head(const kv8_attention_job *job) {
     return (int32_t)kv8_round_up((size_t)job->item->num_rows, V_LANES);
-}
-static inline int32_t t_lanes_per_head(const kv8_attention_job *job, int32_t fold) {
-    return (int32_t)kv8_round_up((size_t)job->item->num_rows * (size_t)fold, V_LANES);
 }
 
 #ifndef T_TICK

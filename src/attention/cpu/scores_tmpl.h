@@ -12,17 +12,22 @@ typedef struct t_lanes {
     int32_t row_begin, num_rows; /* within the head's rows of the item */
     int32_t fold, shift, vecs;   /* fold = 1 << shift; vecs is 1 when it is above 1 */
     int32_t row_step, key_step;  /* in lanes */
-    int32_t q_begin;             /* the row where the part of q_lanes that has the step's Q begins */
-    int32_t num_quartered;       /* units of Q that a rung lays out in its own order */
-    int32_t columns;             /* of AMX: rows of a product, from q_begin on, at most */
+    /* Of a row, each of the keys at `sums` from each other: in its fold lanes; or, where it does
+     * not fold but others of its request may, in so many vectors. */
+    int32_t sums;
+    int32_t num_quartered; /* units of Q that a rung lays out in its own order */
 } t_lanes;
 
 /* Rows from row_begin on: at most two vectors. */
 static t_lanes t_lanes_of(const kv8_attention_job *job, int32_t row_begin);
 
-/* The step's first lane in the lane arrays. */
+/* Lanes of sums that the rows of one head take, and the step's first. */
+static inline int32_t t_lanes_per_head(const kv8_attention_job *job, const t_lanes *at) {
+    const size_t rows = kv8_round_up((size_t)job->item->num_rows, (size_t)(V_LANES / at->fold));
+    return (int32_t)rows * at->sums;
+}
 static inline int64_t t_first_lane(const kv8_attention_job *job, const t_lanes *at, int32_t head) {
-    return (int64_t)head * t_lanes_per_head(job, at->fold) + at->row_begin * at->fold;
+    return (int64_t)head * t_lanes_per_head(job, at) + at->row_begin * at->sums;
 }
 
 /* Where key i of the step's row `row` lies among the scores. */

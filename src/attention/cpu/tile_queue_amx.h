@@ -41,7 +41,7 @@ typedef enum t_code {
     T_VALUES_BEGIN,
     T_VALUES,
     T_VALUES_STORE,
-    T_CONFIGURE, /* `size` rows */
+    T_CONFIGURE, /* 16 columns, `size` rows */
 } t_code;
 
 /* Two products with one operand in common: of 32 keys and 16 columns of Q, of rows of P and 32
@@ -62,7 +62,6 @@ enum {
 typedef struct t_queue {
     size_t k_row, p_row, v_row; /* bytes */
     int32_t next, count, per_tick;
-    int32_t columns; /* of Q's tiles */
     /* decode_rows_amx.h's way: O's sums of older tiles, and of this one too, take turns. */
     bool doubled, spoiled; /* V has elements that are no numbers */
     int32_t turn, unseen;  /* unseen: the head whose sums are to be looked at, or -1 */
@@ -107,7 +106,7 @@ V_INLINE void t_issue(const t_queue *queue, const t_op *op) {
             _tile_stored(4, sums, v_row);
             _tile_stored(5, sums + 64, v_row);
             break;
-        case T_CONFIGURE: t_configure(queue->columns, op->size); break;
+        case T_CONFIGURE: t_configure(T_SIDE, op->size); break;
     }
 }
 

@@ -18,9 +18,8 @@ static void t_lay_out_q(const kv8_attention_job *job) {
         for (int32_t begin = 0; begin < item->num_rows;) {
             const t_lanes at = t_lanes_of(job, begin);
             const int64_t lane = t_first_lane(job, &at, head);
-            float *const to = job->q_lanes + ((int64_t)head * rows + at.q_begin) * job->q_row;
-            /* between units of a lane */
-            const int64_t step = t_q_at(&at, 0, at.fold) - t_q_at(&at, 0, 0);
+            float *const to = job->q_lanes + ((int64_t)head * rows + begin) * job->q_row;
+            const int64_t step = t_q_at(&at, 0, at.fold); /* between units of a lane */
             int64_t place[KV8_MAX_HEAD_DIM];
             for (int32_t u = 0; at.num_quartered > 0 && u < depth; u++)
                 place[u] = t_q_at(&at, 0, u);
@@ -48,10 +47,10 @@ static void t_lay_out_q(const kv8_attention_job *job) {
 static inline float t_weight(const kv8_attention_job *job, const t_lanes *at, int32_t row,
                              int32_t i) {
 #if T_PAIRS
-    const int32_t fold = at->fold, pair = i / (2 * fold) * fold + i % fold;
+    const int32_t sums = at->sums, pair = i / (2 * sums) * sums + i % sums;
     uint32_t bits;
     memcpy(&bits, T_WEIGHTS(job) + t_score_at(at, row, pair), sizeof bits);
-    bits = i / fold % 2 == 0 ? bits << 16 : bits & 0xffff0000u;
+    bits = i / sums % 2 == 0 ? bits << 16 : bits & 0xffff0000u;
     float weight;
     memcpy(&weight, &bits, sizeof weight);
     return weight;

@@ -18,7 +18,8 @@ static void t_ask_tile(const kv8_attention_job *job, const kv8_tile *tile) {
 }
 
 static int64_t t_all_lanes(const kv8_attention_job *job) {
-    return (int64_t)job->item->num_heads * t_lanes_per_head(job, t_lanes_of(job, 0).fold);
+    const t_lanes at = t_lanes_of(job, 0);
+    return (int64_t)job->item->num_heads * t_lanes_per_head(job, &at);
 }
 static int64_t t_all_rows(const kv8_attention_job *job) {
     return (int64_t)job->item->num_heads * job->item->num_rows;
@@ -51,7 +52,7 @@ static void t_finish(const kv8_attention_job *job) {
             const int64_t lane = t_first_lane(job, &at, head);
             for (int32_t row = 0; row < at.num_rows; row++) {
                 float sum = 0;
-                for (int32_t f = 0; f < at.fold; f++)
+                for (int32_t f = 0; f < at.sums; f++)
                     sum += job->lane_sum[lane + t_score_at(&at, row, f)];
                 const int64_t out = (int64_t)head * item->num_rows + begin + row;
                 job->max[out] = job->lane_max[lane + t_score_at(&at, row, 0)] * t_ln2;
@@ -81,7 +82,7 @@ void T_NAME(const kv8_attention_job *job) {
     t_queue queue;
     t_begin(job, &queue);
     uint8_t order[KV8_TILE_KEYS];
-    t_order_units(t_lanes_of(job, 0).fold, order);
+    t_order_units(t_lanes_of(job, 0).sums, order);
     for (int now = 0; more; now ^= 1) {
         const bool last = !kv8_tile_next(job, &key, &tiles[now ^ 1]);
         kv8_tile *const tile = &tiles[now], *const other = &tiles[now ^ 1];
