@@ -47,8 +47,9 @@ typedef struct kv8_attention_spec {
     int32_t has_mask;                   /* args.mask_bits is given to every run */
     int32_t has_key_range;              /* args.key_begin and key_end are */
     /* A row's output bits depend on its query and its keys alone: not on the batch, on threads, nor
-     * on which rows of its request a run has. Runs compared have one spec. Keys that requests share
-     * are then read by each of them. */
+     * on which rows of its request a run has. Runs compared have one spec. On the host last bits
+     * may still differ where a row of V has an element that is not finite. Keys that requests share
+     * are read by each of them. */
     int32_t batch_invariant;
     kv8_isa isa;
     kv8_attention_math math; /* asked for and not possible here: KV8_ERR_UNSUPPORTED */

@@ -132,8 +132,8 @@ static block_cut cut_block(const work *w, const block *it, int64_t weight_limit)
         }
     }
     keys = kv8_ceil_div(keys, KV8_TILE_KEYS) * KV8_TILE_KEYS;
-    cut.keys =
-        keys > 0 && keys < it->keys.end - cut.tile_begin ? keys : it->keys.end - cut.tile_begin;
+    const int32_t all_keys = it->keys.end - cut.tile_begin;
+    cut.keys = keys > 0 && keys < all_keys ? (int32_t)keys : all_keys;
     cut.num_splits = cut.keys > 0
                          ? (int32_t)kv8_ceil_div(it->keys.end - cut.tile_begin - cut.lead, cut.keys)
                          : 1;

@@ -135,7 +135,7 @@ V_INLINE v_f32 t_pass_score(const t_pass *p, int32_t i, const bool k_scaled) {
 }
 
 /* w = 2^(scaled scores - shift) as pairs of keys; their sums per lane. `asks` rows are asked for
- * beside every pair of scores. */
+ * beside every pair of scores. `alone`: pass->step is 1. */
 V_INLINE v_f32 t_weigh_pass(const t_pass *pass, v_f32 shift, t_queue *queue, const bool k_scaled,
                             const bool v_scaled, const int asks, const bool alone) {
     enum { STEP = KV8_TILE_KEYS / T_TICKS };

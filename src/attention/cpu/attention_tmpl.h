@@ -18,7 +18,7 @@
  * rows of one unit beside each other. When the rows fill at most half a vector, each lane takes
  * one of `fold` pieces of the row: consecutive units in S^T (its lanes are added at the end of the
  * block), keys afterwards. The tile is widened once for every row of the item, and the scores of
- * one step are all that exist. Which fold is job->fold_rows', so that an item has one.
+ * one step are all that exist. job->fold_rows decides the fold: an item has one.
  * The walk over the keys is walk_tmpl.h, which AMX shares, as it does what this includes but for
  * weigh_tmpl.h. Not here: which rows and keys (run.c); normalisation, sink and output dtype
  * (finish.c).

@@ -12,8 +12,8 @@ typedef struct t_lanes {
     int32_t row_begin, num_rows; /* within the head's rows of the item */
     int32_t fold, shift, vecs;   /* fold = 1 << shift; vecs is 1 when it is above 1 */
     int32_t row_step, key_step;  /* in lanes */
-    /* Of a row, each of the keys at `sums` from each other: in its fold lanes; or, where it does
-     * not fold but others of its request may, in so many vectors. */
+    /* Sums of a row's weights, of every sums-th key each: in its fold lanes or, where an item has
+     * more rows than fold, in so many vectors. */
     int32_t sums;
     int32_t num_quartered; /* units of Q that a rung lays out in its own order */
 } t_lanes;
@@ -77,7 +77,7 @@ static inline bool t_scales_q(const kv8_attention_job *job) {
 }
 
 /* Vector `vec` of the scores: times scale, int8 K's row scales (or NULL), capped, in log2 units.
- * Without a cap in the order of those that need no more than factors. */
+ * Without a cap, factors in the order in which tiles without a mask have theirs. */
 static void t_finish_scores(const kv8_attention_job *job, const t_lanes *at, int32_t vec,
                             int32_t count, v_f32 scale, const float *k_scale) {
     const float cap = job->args->logits_soft_cap;
