@@ -117,9 +117,7 @@ struct StripEnds {
 #pragma unroll
         for (int h = 0; h < STRIPS; h++) {
             const int strip = min(first + h, a.w.num_strips - 1);
-            const uint8_t *const end = a.w.data + work.item.expert * a.w.expert_bytes +
-                                       static_cast<int64_t>(strip + 1) * a.w.strip_bytes -
-                                       KV8_STRIP_END_BYTES;
+            const uint8_t *const end = strip_end(a, work.item.expert, strip);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 factor[h][r] =
@@ -150,25 +148,29 @@ __device__ __forceinline__ float gate_soon(float gate, float up, float alpha, fl
     return g * share * (l + 1.0f);
 }
 
-// A strip's gated outputs of eight rows (of the work, from `first` on), packed: a strip is a chunk
-// of a row's tile. Lane (g, c) has output g of rows 2c and 2c + 1, and stores outputs 2c and 2c + 1
-// of row g.
+// A strip's gated outputs, packed: a strip is a chunk of a row's tile. Lane (g, c) has output g of
+// rows 2c and 2c + 1 of every eight, and stores outputs 2c and 2c + 1 of row g. Rows that fill an
+// item up are stored too: without a question for each, eight rows do not wait for those before.
+template <int N>
 __device__ __forceinline__ void store_gated(const kv8_experts_matmul_args &a, const Work &work,
-                                            int strip, int first, const float *d,
-                                            const float *factor, const float *bias) {
-    const int lane = threadIdx.x % 32, row = first + lane / 4;
-    float y[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        y[i] =
-            gate_soon(d[i] * factor[0] + bias[0], d[2 + i] * factor[1] + bias[1], a.alpha, a.limit);
-    const __half2 both = __floats2half2_rn(y[0], y[1]);
-    const uint32_t outputs = transpose_matrix(*reinterpret_cast<const uint32_t *>(&both));
+                                            unsigned strip, const float (&d)[N / 2],
+                                            const float (&factor)[2], const float (&bias)[2]) {
+    const unsigned lane = threadIdx.x % 32, g = lane / 4;
     const int tiles = (a.w.num_strips + 7) / 8, rows = work.packed_rows();
-    const int64_t tile = static_cast<int64_t>(work.item.packed) * tiles + strip / 8 * rows;
-    if (row < work.item.count)
-        *reinterpret_cast<uint32_t *>(static_cast<uint8_t *>(a.y) + (tile + row) * ROW_BYTES +
-                                      ((strip ^ row) % 8 * 16 + lane % 4 * 4)) = outputs;
+    const int64_t row = static_cast<int64_t>(work.item.packed) * tiles + strip / 8 * rows + g;
+    uint8_t *const to =
+        static_cast<uint8_t *>(a.y) + row * ROW_BYTES + (strip ^ g) % 8 * 16 + lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {  // rows 8j to 8j + 7
+        float y[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            y[i] = gate_soon(d[4 * j + i] * factor[0] + bias[0],
+                             d[4 * j + 2 + i] * factor[1] + bias[1], a.alpha, a.limit);
+        const __half2 both = __floats2half2_rn(y[0], y[1]);
+        const uint32_t outputs = transpose_matrix(*reinterpret_cast<const uint32_t *>(&both));
+        if (8 * j < rows) *reinterpret_cast<uint32_t *>(to + 8 * j * ROW_BYTES) = outputs;
+    }
 }
 
 // What the end of a work needs from global memory, asked for at its beginning where registers are
@@ -198,30 +200,28 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const int first = work.strips + warp_strip<SHAPE>();
     const auto &strips = ends.strips;
+    if constexpr (!SHAPE::DOWN) {
+#pragma unroll
+        for (int h = 0; h < SHAPE::STRIPS; h++)
+            if (first + h < work.end)
+                store_gated<N>(a, work, first + h, sums.d[h], strips.factor[h], strips.bias[h]);
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {  // columns 8j to 8j + 7
-        if constexpr (SHAPE::DOWN) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int place = __shfl_sync(~0u, ends.places[j / 4], j % 4 * 8 + 2 * c + i);
-                float *const to = static_cast<float *>(a.y) +
-                                  static_cast<int64_t>(place) * (a.w.num_strips * 16) + first * 16 +
-                                  g;
-                const bool counts = 8 * j + 2 * c + i < work.item.count;
+        for (int i = 0; i < 2; i++) {
+            const int place = __shfl_sync(~0u, ends.places[j / 4], j % 4 * 8 + 2 * c + i);
+            float *const to = static_cast<float *>(a.y) +
+                              static_cast<int64_t>(place) * (a.w.num_strips * 16) + first * 16 + g;
+            const bool counts = 8 * j + 2 * c + i < work.item.count;
 #pragma unroll
-                for (int h = 0; h < SHAPE::STRIPS; h++) {
-                    if (!counts || first + h >= work.end) continue;
-                    const float *const d = &sums.d[h][4 * j + i];
-                    to[h * 16] = d[0] * strips.factor[h][0] + strips.bias[h][0];
-                    to[h * 16 + 8] = d[2] * strips.factor[h][1] + strips.bias[h][1];
-                }
+            for (int h = 0; h < SHAPE::STRIPS; h++) {
+                if (!counts || first + h >= work.end) continue;
+                const float *const d = &sums.d[h][4 * j + i];
+                to[h * 16] = d[0] * strips.factor[h][0] + strips.bias[h][0];
+                to[h * 16 + 8] = d[2] * strips.factor[h][1] + strips.bias[h][1];
             }
-        } else {
-#pragma unroll
-            for (int h = 0; h < SHAPE::STRIPS; h++)
-                if (first + h < work.end)
-                    store_gated(a, work, first + h, 8 * j, &sums.d[h][4 * j], strips.factor[h],
-                                strips.bias[h]);
         }
     }
 }
@@ -393,14 +393,15 @@ __device__ __forceinline__ void consume(const kv8_experts_matmul_args &a, const 
                                         Rings &rings, uint32_t x_stages, uint32_t ring) {
     Consumer<SHAPE> consumer = {a, rings, x_stages, ring, 0, 0, 0, 0, 0, 0};
     take_turn();
-    // Inlined, since a consumer that is passed by address lies in memory.
-    works.for_each(
-        a, [&](const Work &work) __attribute__((always_inline)) {
-            if (work.strips + static_cast<int>(threadIdx.x) / 128 * SHAPE::GROUP_STRIPS >= work.end)
-                consumer.pass(work);
-            else
-                multiply_by(consumer, work);
-        });
+    const int num_works = works.own_works(a);
+    for (int w = 0; w < num_works; w++) {
+        barrier_wait(smem_address(&rings.full[consumer.x_stage]), consumer.x_phase);
+        const Work work = rings.works[w % (MAX_X_STAGES + 1)];
+        if (work.strips + static_cast<int>(threadIdx.x) / 128 * SHAPE::GROUP_STRIPS >= work.end)
+            consumer.pass(work);
+        else
+            multiply_by(consumer, work);
+    }
 }
 
 template <class SHAPE>
@@ -432,6 +433,8 @@ __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &arg
     } else {
         registers_give<SHAPE::CONSUMERS == 256 ? 40 : 32>();
         // Which weights is known before the kernel ahead has ended, rows are not.
+        const int warp = (static_cast<int>(threadIdx.x) - SHAPE::CONSUMERS) / 32;
+        if (warp == 2) fetch_ends<SHAPE>(a, works);
         if (threadIdx.x == SHAPE::CONSUMERS) copy_weights<SHAPE>(args, works, rings, ring);
         if (threadIdx.x != SHAPE::CONSUMERS + 32) return;
         take_turn();

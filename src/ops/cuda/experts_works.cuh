@@ -5,6 +5,7 @@
 #pragma once
 #include "experts_items.cuh"
 #include "ptx_pairs_sm90.cuh"
+#include "take_turn.cuh"
 
 namespace kv8 {
 
@@ -54,10 +55,12 @@ struct Work {
     }
 };
 
-// Barriers of tiles of rows and of chunks of weights.
+// Barriers of tiles of rows and of chunks of weights; and the works, which whoever copies their
+// rows leaves for those that multiply: as many as have rows in a stage, and the one before.
 struct Rings {
     uint64_t full[MAX_X_STAGES], empty[MAX_X_STAGES];
     uint64_t copied[W_STAGES], read[W_STAGES];
+    Work works[MAX_X_STAGES + 1];
 };
 
 // Who takes which works: pairs of blocks, a work of neighbouring strips each.
@@ -88,11 +91,23 @@ struct Works {
         __syncthreads();
     }
 
+    static constexpr int PAIR = BLOCKS * SHAPE::WORK_STRIPS;
+    __device__ __forceinline__ int works_of_item(const kv8_experts_matmul_args &a) const {
+        return (a.w.num_strips + PAIR - 1) / PAIR;
+    }
+    // How many works for_each() gives this block.
+    __device__ __forceinline__ int own_works(const kv8_experts_matmul_args &a) const {
+        const unsigned num_works = list.first_item[a.num_experts] * works_of_item(a);
+        const unsigned pairs = gridDim.x / BLOCKS, pair = blockIdx.x / BLOCKS;
+        const unsigned rounds = num_works / pairs, turn = rounds % 2 == 0 ? pair : pairs - 1 - pair;
+        return rounds + (turn < num_works % pairs ? 1 : 0);
+    }
+
     // This block's of each of its pair's, to use(work): pairs take them in serpentine order.
     template <class USE>
     __device__ __forceinline__ void for_each(const kv8_experts_matmul_args &a, USE &&use) const {
-        constexpr int PAIR = BLOCKS * SHAPE::WORK_STRIPS, GROUP = SHAPE::GROUP_STRIPS;
-        const int each = (a.w.num_strips + PAIR - 1) / PAIR;  // works of an item
+        constexpr int GROUP = SHAPE::GROUP_STRIPS;
+        const int each = works_of_item(a);
         const int num_works = list.first_item[a.num_experts] * each;
         const int pairs = gridDim.x / BLOCKS;
         int pair = blockIdx.x / BLOCKS;
@@ -112,11 +127,29 @@ struct Works {
     }
 };
 
+// Factors and biases of a strip.
+__device__ __forceinline__ const uint8_t *strip_end(const kv8_experts_matmul_args &a, int expert,
+                                                    int strip) {
+    return a.w.data + expert * a.w.expert_bytes +
+           static_cast<int64_t>(strip + 1) * a.w.strip_bytes - KV8_STRIP_END_BYTES;
+}
+
 __device__ __forceinline__ int chunks_of(const kv8_experts_matmul_args &a) {
     return (a.w.num_tiles + CHUNK - 1) / CHUNK;
 }
 
-// --- the producers: a thread for the weights, one for the rows ---
+// --- the producers: a thread for the weights, one for the rows, a warp for what ends need ---
+
+// The ends of the works' strips, which no chunk has, to L2. By a warp.
+template <class SHAPE>
+__device__ __forceinline__ void fetch_ends(const kv8_experts_matmul_args &a,
+                                           const Works<SHAPE> &works) {
+    works.for_each(a, [&](const Work &work) {
+        const int strip = work.strips + static_cast<int>(threadIdx.x) % 32;
+        static_assert(SHAPE::WORK_STRIPS <= 32);
+        if (strip < work.end) fetch_line(strip_end(a, work.item.expert, strip));
+    });
+}
 
 // Chunks of the works' strips, one after another and work after work.
 template <class SHAPE>
@@ -161,7 +194,7 @@ __device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a,
                                           uint32_t stages) {
     constexpr int STAGES = SHAPE::X_STAGES;
     const int rank = cluster_rank();
-    uint32_t issued = 0;
+    uint32_t issued = 0, num_works = 0;
     const auto await_empty = [&] {
         if (issued >= STAGES)
             wait_for_bytes(smem_address(&rings.empty[issued % STAGES]), (issued / STAGES - 1) & 1);
@@ -175,6 +208,7 @@ __device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a,
             const uint32_t stage = issued % STAGES, full = smem_address(&rings.full[stage]);
             uint32_t to = stages + stage * SHAPE::X_STAGE_BYTES + rank * half;
             await_empty();
+            if (tile == 0) rings.works[num_works++ % (MAX_X_STAGES + 1)] = work;
             expect_bytes(full, SHAPE::X_TILES * tile_bytes);
             for (int i = 0; i < SHAPE::X_TILES; i++, tile++, to += SHAPE::X_TILE_BYTES)
                 copy_bulk_to(to, from + min(tile, a.w.num_tiles - 1) * int64_t{tile_bytes}, half,
