@@ -36,16 +36,16 @@ KV8_SHARED kv8_status kv8_cache_get_layer(const kv8_cache *cache, int32_t layer,
 typedef struct kv8_cache_device_layer {
     const float *k_scale, *v_scale; /* [num_kv_heads], of sequences without their own */
     uint64_t *counters;             /* as kv8_append_args has them */
+    kv8_page_table pages;           /* of the sequences that kv8_cache_load_tables named last */
 } kv8_cache_device_layer;
 KV8_SHARED kv8_status kv8_cache_get_device_layer(const kv8_cache *cache, int32_t layer,
                                                  kv8_cache_device_layer *layer_out);
 /* The counters of all layers and heads together, at the cost of those of one. */
 KV8_SHARED kv8_status kv8_cache_sum_counters(const kv8_cache *cache, kv8_cache_counters *sums_out);
-/* kv8_cache_page_table_device, what did not change since the last call left where it lies.
- * lists_alone: last_page_len may be that of an earlier call. */
-KV8_SHARED kv8_status kv8_cache_load_pages(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
-                                           int32_t num_seqs, bool lists_alone,
-                                           kv8_page_table *pages_out);
+/* kv8_cache_page_table_device of all layers; what did not change since the last call is left where
+ * it lies. lists_alone: last_page_len may be that of an earlier call. */
+KV8_SHARED kv8_status kv8_cache_load_tables(kv8_cache *cache, const kv8_seq *seqs, int32_t num_seqs,
+                                            bool lists_alone);
 /* Whether any of these living sequences has scales of its own. */
 KV8_SHARED bool kv8_cache_has_own_scales(const kv8_cache *cache, const kv8_seq *seqs,
                                          int32_t num_seqs);

@@ -82,7 +82,7 @@ kv8_status kv8_cache_scales(const kv8_cache *cache, int32_t layer, const kv8_seq
 
 static kv8_status check_on_device(const kv8_cache *cache, int32_t layer) {
     KV8_TRY(kv8_cache_check_layer(cache, layer));
-    if (cache->store->ops->page_table != NULL) return KV8_OK;
+    if (cache->store->ops->load_tables != NULL) return KV8_OK;
     return kv8_fail(KV8_ERR_INVALID, "cache: its pages are in host memory, not on a GPU");
 }
 
@@ -100,20 +100,22 @@ bool kv8_cache_has_own_scales(const kv8_cache *cache, const kv8_seq *seqs, int32
     return false;
 }
 
-kv8_status kv8_cache_load_pages(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
-                                int32_t num_seqs, bool lists_alone, kv8_page_table *pages_out) {
-    KV8_TRY(check_on_device(cache, layer));
-    return cache->store->ops->page_table(cache->store, layer, seqs, num_seqs, lists_alone,
-                                         pages_out);
+kv8_status kv8_cache_load_tables(kv8_cache *cache, const kv8_seq *seqs, int32_t num_seqs,
+                                 bool lists_alone) {
+    KV8_TRY(check_on_device(cache, 0));
+    return cache->store->ops->load_tables(cache->store, 0, cache->num_groups, seqs, num_seqs,
+                                          lists_alone);
 }
 
 kv8_status kv8_cache_page_table_device(kv8_cache *cache, int32_t layer, const kv8_seq *seqs,
                                        int32_t num_seqs, kv8_page_table *pages_out) {
     KV8_REQUIRE(cache, pages_out);
     if (num_seqs > 0) KV8_REQUIRE(seqs);
-    kv8_page_table pages;
-    KV8_TRY(kv8_cache_load_pages(cache, layer, seqs, num_seqs, false, &pages));
-    KV8_WRITE_STRUCT(kv8_page_table, pages_out, &pages);
+    KV8_TRY(check_on_device(cache, layer));
+    KV8_TRY(cache->store->ops->load_tables(cache->store, cache->layers[layer].group, 1, seqs,
+                                           num_seqs, false));
+    const kv8_cache_device_layer own = cache->store->ops->device_layer(cache->store, layer);
+    KV8_WRITE_STRUCT(kv8_page_table, pages_out, &own.pages);
     return KV8_OK;
 }
 

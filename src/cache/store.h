@@ -25,9 +25,10 @@ typedef struct kv8_store_ops {
     /* [num_layers, 2, num_kv_heads, 2 (clips, NaN)], until the next call of the store. */
     kv8_status (*read_counters)(kv8_store *store, const uint64_t **counters_out);
     kv8_status (*reset_counters)(kv8_store *store);
-    /* kv8_cache_load_pages and kv8_cache_scales_device; NULL in a store of the host. */
-    kv8_status (*page_table)(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
-                             bool lists_alone, kv8_page_table *pages_out);
+    /* kv8_cache_load_tables, of groups [first, first + num_groups), and kv8_cache_scales_device;
+     * NULL in a store of the host. */
+    kv8_status (*load_tables)(kv8_store *store, int32_t first, int32_t num_groups,
+                              const kv8_seq *seqs, int32_t num_seqs, bool lists_alone);
     kv8_status (*scales)(kv8_store *store, int32_t layer, const kv8_seq *seqs, int32_t num_seqs,
                          const float **k_scale_out, const float **v_scale_out);
     /* kv8_cache_get_device_layer; NULL in a store of the host. */

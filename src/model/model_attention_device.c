@@ -15,12 +15,13 @@ static bool same_place(const kv8_layer_place *a, const kv8_layer_place *b) {
     return a->k.data == b->k.data && a->v.data == b->v.data &&
            a->k.stride_page == b->k.stride_page && a->k.stride_slot == b->k.stride_slot &&
            a->k.stride_head == b->k.stride_head && a->own.k_scale == b->own.k_scale &&
-           a->own.counters == b->own.counters;
+           a->own.counters == b->own.counters &&
+           a->own.pages.page_indptr == b->own.pages.page_indptr;
 }
 
 static bool fits(const kv8_device_attention *set, const kv8_cache *cache,
                  const kv8_cache_shape *shape) {
-    if (set->num_groups == 0 || shape->page_size != set->shape.page_size ||
+    if (set->num_kinds == 0 || shape->page_size != set->shape.page_size ||
         shape->max_seq_len != set->shape.max_seq_len || shape->max_seqs != set->shape.max_seqs)
         return false;
     for (int32_t i = 0; i < set->num_layers; i++) {
@@ -166,19 +167,10 @@ static kv8_status find_kind(kv8_model *model, const kv8_cache *cache, int32_t la
     return status == KV8_OK ? status : kv8_fail_within(status, "layer %d", layer);
 }
 
-static void find_group(kv8_device_attention *set, const kv8_cache *cache, int32_t layer) {
-    int32_t g = 0;
-    while (g < set->num_groups && !kv8_cache_same_group(cache, set->group_layer[g], layer)) g++;
-    if (g == set->num_groups) set->group_layer[set->num_groups++] = layer;
-    set->layers[layer].group = g;
-}
-
 /* Every array of a set: X(member, count). */
-#define EACH_ARRAY(X)          \
-    X(kinds, num_layers)       \
-    X(layers, num_layers)      \
-    X(tables, num_layers)      \
-    X(group_layer, num_layers) \
+#define EACH_ARRAY(X)     \
+    X(kinds, num_layers)  \
+    X(layers, num_layers) \
     X(scales, 2 * (size_t)num_layers)
 
 static kv8_status create_set(kv8_model *model, const kv8_cache *cache) {
@@ -195,7 +187,6 @@ static kv8_status create_set(kv8_model *model, const kv8_cache *cache) {
     for (int32_t i = 0; i < num_layers; i++) {
         KV8_TRY(read_place(cache, i, &set->layers[i]));
         KV8_TRY(find_kind(model, cache, i));
-        find_group(set, cache, i);
     }
     set->why_not_tokens = kv8_why_not_tokens(model, model->options.device, cache);
     return KV8_OK;
@@ -274,13 +265,7 @@ kv8_status kv8_device_attention_fit(kv8_model *model, const kv8_cache *cache) {
 kv8_status kv8_device_attention_load(kv8_model *model, kv8_cache *cache, const kv8_step *step,
                                      bool lists_alone) {
     kv8_device_attention *const set = model->on_device->attention;
-    for (int32_t g = 0; g < set->num_groups; g++) {
-        kv8_page_table pages = KV8_PAGE_TABLE_INIT;
-        KV8_TRY(kv8_cache_load_pages(cache, set->group_layer[g], step->seqs, step->num_seqs,
-                                     lists_alone, &pages));
-        if (pages.page_indptr != set->tables[g].page_indptr) set->version++;
-        set->tables[g] = pages;
-    }
+    KV8_TRY(kv8_cache_load_tables(cache, step->seqs, step->num_seqs, lists_alone));
     for (int32_t i = 0; set->own_scales && i < set->num_layers; i++)
         KV8_TRY(kv8_cache_scales_device(cache, i, step->seqs, step->num_seqs, &set->scales[2 * i],
                                         &set->scales[2 * i + 1]));
@@ -310,7 +295,7 @@ static kv8_status append(const kv8_model *model, int32_t layer, const kv8_device
     args.batch = batch->num_seqs;
     args.max_rows = batch->num_rows;
     args.indptr = batch->indptr;
-    args.pages = &set->tables[place->group];
+    args.pages = &place->own.pages;
     args.k = rows->k;
     args.v = rows->v;
     args.k_stride_row = args.v_stride_row = rows->kv_stride_row;
@@ -365,7 +350,7 @@ static kv8_attention_args attention_args(const kv8_model *model, int32_t layer,
     kv8_attention_args args = KV8_ATTENTION_ARGS_INIT;
     args.batch = batch->num_seqs;
     args.qo_indptr = batch->indptr;
-    args.pages = &set->tables[place->group];
+    args.pages = &place->own.pages;
     args.q = rows->q;
     args.k = &place->k;
     args.v = &place->v;

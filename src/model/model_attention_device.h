@@ -36,7 +36,7 @@ typedef struct kv8_layer_kind {
 typedef struct kv8_layer_place {
     kv8_paged k, v;
     kv8_cache_device_layer own;
-    int32_t kind, group;
+    int32_t kind;
 } kv8_layer_place;
 
 typedef struct kv8_device_attention {
@@ -44,9 +44,7 @@ typedef struct kv8_device_attention {
     kv8_cache_shape shape;
     kv8_layer_kind *kinds;   /* [num_kinds] of num_layers */
     kv8_layer_place *layers; /* [num_layers] */
-    kv8_page_table *tables;  /* [num_groups] of num_layers */
-    int32_t *group_layer;    /* [num_groups] the first layer of each */
-    int32_t num_layers, num_kinds, num_groups;
+    int32_t num_layers, num_kinds;
     int32_t class_seqs[KV8_NUM_CLASSES]; /* requests of a run at most */
     uint64_t last_use;                   /* the number of the last step with it; 0: empty */
     uint64_t version;                    /* another one: addresses of before mean nothing now */

@@ -52,6 +52,7 @@ static const struct {
     {"kv8_draw_", KV8_WORK_SAMPLING},
     {"kv8_gpt_oss_token", KV8_WORK_WHOLE},
     {"kv8_to_f16_", KV8_WORK_MOVEMENT},
+    {"kv8_page_lists_", KV8_WORK_MOVEMENT},
 };
 
 kv8_work kv8_work_of_kernel(const char *name) {

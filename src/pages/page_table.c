@@ -1,4 +1,4 @@
-/* page_table.c - page lists of a batch, in CSR or dense form. Copies lists; changes nothing.
+/* page_table.c - page lists of a batch, in CSR or dense form, and what changed of a list.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
@@ -23,11 +23,23 @@ static kv8_status check_batch(const kv8_pages *pages, const kv8_seq *seqs, int32
 
 void kv8_pages_last_lengths(const kv8_pages *pages, const kv8_seq *seqs, int32_t num_seqs,
                             int32_t *last_page_len_out) {
-    for (int32_t b = 0; b < num_seqs; b++) {
-        const int32_t length = pages->sequences[kv8_seq_index(seqs[b])].length;
-        const int32_t before = kv8_pages_for(pages, length) - 1;
-        last_page_len_out[b] = length == 0 ? 0 : length - before * pages->page_size;
-    }
+    for (int32_t b = 0; b < num_seqs; b++)
+        last_page_len_out[b] = kv8_pages_last_length(pages, kv8_seq_index(seqs[b]));
+}
+
+int32_t kv8_pages_last_length(const kv8_pages *pages, int32_t idx) {
+    const int32_t length = pages->sequences[idx].length;
+    return length == 0 ? 0 : length - (kv8_pages_for(pages, length) - 1) * pages->page_size;
+}
+
+int32_t kv8_pages_changed_from(const kv8_pages *pages, int32_t idx, int32_t group) {
+    const kv8_sequence *const sequence = &pages->sequences[idx];
+    return (int32_t)kv8_min_i64(sequence->changed_from[group],
+                                kv8_pages_for(pages, sequence->length));
+}
+
+void kv8_pages_mark_sent(kv8_pages *pages, int32_t idx, int32_t group) {
+    pages->sequences[idx].changed_from[group] = INT32_MAX;
 }
 
 kv8_status kv8_pages_table(const kv8_pages *pages, int32_t group, const kv8_seq *seqs,

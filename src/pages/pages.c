@@ -62,6 +62,8 @@ static kv8_status create_sequences(kv8_pages *pages) {
     KV8_TRY(
         kv8_alloc(allocator, num_held_from(pages), sizeof(int32_t), "sequence windows", &memory));
     pages->held_from = memory;
+    KV8_TRY(kv8_alloc(allocator, num_held_from(pages), sizeof(int32_t), "changed lists", &memory));
+    pages->changed_from = memory;
     KV8_TRY(kv8_alloc(allocator, num_list_entries(pages), sizeof(int32_t), "page tables", &memory));
     pages->lists = memory;
     KV8_TRY(kv8_alloc(allocator, num_token_ids(pages), sizeof(int32_t), "token ids", &memory));
@@ -70,6 +72,7 @@ static kv8_status create_sequences(kv8_pages *pages) {
         kv8_sequence *const sequence = &pages->sequences[i];
         const size_t first_group = i * (size_t)pages->num_groups;
         sequence->held_from = pages->held_from + first_group;
+        sequence->changed_from = pages->changed_from + first_group;
         sequence->lists = pages->lists + first_group * (size_t)pages->table_pages;
         sequence->token_ids = pages->token_ids + i * seq_capacity(pages);
         pages->free_seqs[max_seqs - 1 - i] = (int32_t)i;
@@ -109,6 +112,7 @@ void kv8_pages_destroy(kv8_pages *pages) {
     const size_t max_seqs = (size_t)pages->max_seqs;
     kv8_release(allocator, pages->token_ids, num_token_ids(pages), sizeof(int32_t));
     kv8_release(allocator, pages->lists, num_list_entries(pages), sizeof(int32_t));
+    kv8_release(allocator, pages->changed_from, num_held_from(pages), sizeof(int32_t));
     kv8_release(allocator, pages->held_from, num_held_from(pages), sizeof(int32_t));
     kv8_release(allocator, pages->free_seqs, max_seqs, sizeof(int32_t));
     kv8_release(allocator, pages->sequences, max_seqs, sizeof(kv8_sequence));

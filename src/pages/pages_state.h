@@ -33,6 +33,7 @@ typedef struct kv8_sequence {
     kv8_prefix_hash chain; /* hash of the first chain_pages pages */
     uint64_t salt;         /* what the chain begins with: sequences of another salt share nothing */
     int32_t *held_from;    /* [num_groups] */
+    int32_t *changed_from; /* [num_groups] entries of the list since kv8_pages_mark_sent */
     int32_t *lists;        /* [num_groups, table_pages] */
     int32_t *token_ids;    /* [as many as the page lists can reach] */
 } kv8_sequence;
@@ -50,12 +51,16 @@ struct kv8_pages {
     kv8_sequence *sequences;
     int32_t *free_seqs; /* stack of indices; the next one is [max_seqs - num_seqs - 1] */
     /* Backing of the arrays of all sequences; sizes in pages.c. */
-    int32_t *held_from, *lists, *token_ids;
+    int32_t *held_from, *changed_from, *lists, *token_ids;
 };
 
 static inline int32_t *kv8_sequence_list(const kv8_pages *pages, const kv8_sequence *sequence,
                                          int32_t group) {
     return sequence->lists + (size_t)group * (size_t)pages->table_pages;
+}
+/* Entries of a list from this one on are not what they were. */
+static inline void kv8_sequence_changes(kv8_sequence *sequence, int32_t group, int32_t entry) {
+    if (entry < sequence->changed_from[group]) sequence->changed_from[group] = entry;
 }
 /* Pages of a list that reaches up to `length` tokens. */
 static inline int32_t kv8_pages_for(const kv8_pages *pages, int32_t length) {

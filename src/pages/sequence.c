@@ -70,7 +70,8 @@ static kv8_status open_sequence(kv8_pages *pages, kv8_sequence **sequence_out) {
     sequence->chain_pages = 0;
     sequence->salt = 0;
     sequence->chain = (kv8_prefix_hash){0};
-    for (int32_t g = 0; g < pages->num_groups; g++) sequence->held_from[g] = 0;
+    for (int32_t g = 0; g < pages->num_groups; g++)
+        sequence->held_from[g] = sequence->changed_from[g] = 0;
     *sequence_out = sequence;
     return KV8_OK;
 }
@@ -169,6 +170,7 @@ static void move_window(kv8_pages *pages, kv8_sequence *sequence, int32_t g, con
     int32_t *const list = kv8_sequence_list(pages, sequence, g);
     give_pages(&pages->groups[g], list, plan->first, plan->keep);
     for (int32_t i = plan->first; i < plan->keep; i++) list[i] = KV8_NO_PAGE;
+    if (plan->first < plan->keep) kv8_sequence_changes(sequence, g, plan->first);
     sequence->held_from[g] = plan->held_from;
 }
 
@@ -186,6 +188,7 @@ static kv8_status own_tail(kv8_pages *pages, kv8_sequence *sequence, int32_t g,
     const kv8_status status = pages->copy_page(pages->cookie, g, own, shared);
     /* The shared page keeps its other references, so giving it back never frees it. */
     *tail = status == KV8_OK ? own : shared;
+    kv8_sequence_changes(sequence, g, plan->old_end - 1);
     kv8_page_pool_give(&group->pool, status == KV8_OK ? shared : own, false);
     return status;
 }
@@ -230,6 +233,7 @@ static kv8_status grow(kv8_pages *pages, kv8_sequence *sequence, int32_t num_tok
         int32_t *const list = kv8_sequence_list(pages, sequence, g);
         for (int32_t i = plan.old_end; i < plan.new_end; i++)
             list[i] = take_page(&pages->groups[g]);
+        if (plan.old_end < plan.new_end) kv8_sequence_changes(sequence, g, plan.old_end);
     }
     return KV8_OK;
 }

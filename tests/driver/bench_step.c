@@ -1,10 +1,10 @@
 /* bench_step.c - the host's own time of a step of a model on a GPU, without one: the driver is the
  * stand-in of tests/driver, whose calls are counted and whose time is taken off. Microseconds by
- * requests at a depth of 1024, of an engine's step and of its parts, and of kv8_model_step alone;
+ * requests at a depth, of an engine's step and of its parts, and of kv8_model_step alone;
  * the model has the layers, heads and widths of gpt-oss, 4 experts and a small vocabulary, which
  * the host's work does not depend on.
  *
- *   bench_step [layers [requests]]     24 and 36, and 1 to 512, without
+ *   bench_step [layers [requests [depth]]]     24 and 36, 1 to 512, and 1024, without
  *
  * "admit": a step that admits as many requests, which fork others that rest.
  *
@@ -31,15 +31,18 @@
 
 enum {
     VOCAB = 512,
-    DEPTH = 1024,
-    SHARED = 960, /* tokens of every prompt that all have */
+    OWN = 64, /* tokens of a prompt that no other has */
     MAX_SEQS = 512,
     BLOCK = 16, /* steps */
     BLOCKS = 12,
     ROUNDS = 5, /* of engines */
-    LONGEST = DEPTH + (BLOCKS + 2) * BLOCK,
-    STEP_TOKENS = 2048
+    GENERATED = (BLOCKS + 2) * BLOCK,
+    STEP_TOKENS = 2048,
+    MAX_DEPTH = 1 << 17
 };
+
+static int depth = 1024; /* tokens of a prompt */
+static int32_t prompt[MAX_DEPTH];
 
 typedef struct machine {
     kv8_device *device;
@@ -93,8 +96,8 @@ static void open_cache(machine *m, int num) {
     kv8_kv_setting setting;
     kv8_kv_cache_options options = KV8_KV_CACHE_OPTIONS_INIT;
     options.max_seqs = 2 * num;
-    options.max_seq_len = LONGEST;
-    options.num_tokens = LONGEST + (int64_t)num * (LONGEST - SHARED);
+    options.max_seq_len = depth + GENERATED;
+    options.num_tokens = options.max_seq_len + (int64_t)num * (OWN + GENERATED);
     options.step_tokens = STEP_TOKENS;
     TRY(kv8_kv_setting_parse("e4m3", &setting));
     TRY(kv8_kv_setting_cache_create(&m->cache, m->model, &setting, &options));
@@ -115,8 +118,9 @@ static void forget_launches(void) {
 
 /* --- prompts --- */
 
-static void write_prompt(int32_t *ids, int i) {
-    for (int t = 0; t < DEPTH; t++) ids[t] = 1 + (t < SHARED ? t : t * (i + 7)) % (VOCAB - 1);
+static void write_prompt(int i) {
+    for (int t = 0; t < depth; t++)
+        prompt[t] = 1 + (t < depth - OWN ? t : t * (i + 7)) % (VOCAB - 1);
 }
 
 /* --- an engine's steps --- */
@@ -134,20 +138,21 @@ static kv8_engine *open_engine(const machine *m, int num) {
     kv8_engine *engine = NULL;
     TRY(kv8_engine_create(&engine, m->model, m->cache, &options));
     for (int i = 0; i < num; i++) {
-        int32_t ids[DEPTH], events = 0;
+        int32_t events = 0;
         uint64_t id = 0;
         kv8_sampling sampling = KV8_SAMPLING_INIT;
         sampling.temperature = 1;
         sampling.top_p = 0.9f;
         sampling.seed = (uint64_t)i;
         kv8_request request = KV8_REQUEST_INIT;
-        request.token_ids = ids;
-        request.num_tokens = DEPTH;
-        request.max_tokens = LONGEST - DEPTH;
+        request.token_ids = prompt;
+        request.num_tokens = depth;
+        request.max_tokens = GENERATED;
         request.sampling = &sampling;
-        write_prompt(ids, i);
+        write_prompt(i);
         TRY(kv8_engine_submit(engine, &request, &id));
-        if (i == 0) TRY(kv8_engine_step(engine, &events)); /* others find its pages */
+        for (int t = 0; i == 0 && t < depth; t += STEP_TOKENS) /* others find its pages */
+            TRY(kv8_engine_step(engine, &events));
     }
     return engine;
 }
@@ -198,12 +203,11 @@ static void time_admission(const machine *m, int num, spent *best) {
     kv8_engine *engine = NULL;
     TRY(kv8_engine_create(&engine, m->model, m->cache, &options));
     for (int i = 0; i < num; i++) {
-        int32_t ids[DEPTH];
         kv8_request request = KV8_REQUEST_INIT;
-        request.token_ids = ids;
-        request.num_tokens = DEPTH;
+        request.token_ids = prompt;
+        request.num_tokens = depth;
         request.hold = 1;
-        write_prompt(ids, i);
+        write_prompt(i);
         TRY(kv8_engine_submit(engine, &request, &resting[i]));
         run_out(engine);
     }
@@ -245,14 +249,14 @@ static double time_tables(const machine *m, const kv8_seq *seqs, int num) {
 
 /* A step of the model, and in it the page tables of both kinds of layers. */
 static void time_model(const machine *m, int num, spent *best) {
-    static int32_t indptr[MAX_SEQS + 1], ids[MAX_SEQS * DEPTH], rows[MAX_SEQS];
+    static int32_t indptr[MAX_SEQS + 1], ids[MAX_SEQS], rows[MAX_SEQS];
     static float logits[MAX_SEQS * VOCAB];
     static kv8_seq seqs[MAX_SEQS];
     for (int i = 0; i < num; i++) {
         int32_t matched = 0;
-        write_prompt(ids, i);
-        TRY(kv8_cache_prefix_match(m->cache, ids, DEPTH, &seqs[i], &matched));
-        TRY(kv8_cache_extend(m->cache, seqs[i], DEPTH - matched, ids + matched));
+        write_prompt(i);
+        TRY(kv8_cache_prefix_match(m->cache, prompt, depth, &seqs[i], &matched));
+        TRY(kv8_cache_extend(m->cache, seqs[i], depth - matched, prompt + matched));
         TRY(kv8_cache_publish(m->cache, seqs[i]));
     }
     for (int i = 0; i < num; i++) {
@@ -310,6 +314,9 @@ static void time_layers(machine *m, int layers, int asked) {
 
 int main(int argc, char **argv) {
     const int asked = argc > 1 ? atoi(argv[1]) : 0, requests = argc > 2 ? atoi(argv[2]) : 0;
+    if (argc > 3) depth = atoi(argv[3]);
+    if (depth < OWN || depth > MAX_DEPTH)
+        return fprintf(stderr, "bench_step: depth is %d\n", depth), 2;
     machine m = {0};
     forget_launches();
     TRY(kv8_device_open(&m.device, 0));

@@ -178,7 +178,7 @@ static kv8_token_layer layer_of(const kv8_model *model, int32_t idx, int format)
     const kv8_gpt_oss_device_layer *const l = &d->layers[idx];
     const kv8_device_attention *const set = model->on_device->attention;
     const kv8_layer_place *const place = &set->layers[idx];
-    const kv8_page_table *const table = &set->tables[place->group];
+    const kv8_page_table *const table = &place->own.pages;
     const int64_t size = (int64_t)kv8_dtype_size(formats[format].dtype);
     uint64_t *const counters = place->own.counters;
     return (kv8_token_layer){
