@@ -193,20 +193,13 @@ struct WorkEnds {
     }
 };
 
+// Down's outputs of a warp's strips, each by its place.
 template <int N, class SHAPE>
-__device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, const Work &work,
-                                           const TileSums<SHAPE::STRIPS, N> &sums,
-                                           const WorkEnds<SHAPE> &ends) {
+__device__ __forceinline__ void store_places(const kv8_experts_matmul_args &a, const Work &work,
+                                             int first, const TileSums<SHAPE::STRIPS, N> &sums,
+                                             const WorkEnds<SHAPE> &ends) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    const int first = work.strips + warp_strip<SHAPE>();
     const auto &strips = ends.strips;
-    if constexpr (!SHAPE::DOWN) {
-#pragma unroll
-        for (int h = 0; h < SHAPE::STRIPS; h++)
-            if (first + h < work.end)
-                store_gated<N>(a, work, first + h, sums.d[h], strips.factor[h], strips.bias[h]);
-        return;
-    }
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {  // columns 8j to 8j + 7
 #pragma unroll
@@ -223,6 +216,22 @@ __device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, con
                 to[h * 16 + 8] = d[2] * strips.factor[h][1] + strips.bias[h][1];
             }
         }
+    }
+}
+
+template <int N, class SHAPE>
+__device__ __forceinline__ void store_sums(const kv8_experts_matmul_args &a, const Work &work,
+                                           const TileSums<SHAPE::STRIPS, N> &sums,
+                                           const WorkEnds<SHAPE> &ends) {
+    const int first = work.strips + warp_strip<SHAPE>();
+    if constexpr (SHAPE::DOWN) {
+        store_places<N, SHAPE>(a, work, first, sums, ends);
+    } else {
+#pragma unroll
+        for (int h = 0; h < SHAPE::STRIPS; h++)
+            if (first + h < work.end)
+                store_gated<N>(a, work, first + h, sums.d[h], ends.strips.factor[h],
+                               ends.strips.bias[h]);
     }
 }
 
