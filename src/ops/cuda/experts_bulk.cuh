@@ -94,6 +94,7 @@ __device__ __forceinline__ void stream_bulk(const kv8_experts_matmul_args &a) {
     for (int i = 0; i < ring.num_chunks && now.left > 0; i++) ring.fill(i, now.at, quarter);
     if (DOWN) take_turn();  // also without work
     const int end_item = (share.end + a.w.num_strips - 1) / a.w.num_strips;
+    const EndsAt ends_at(a);
     for (int first = share.begin / a.w.num_strips; first < end_item;) {
         const Held held(a, list, first, end_item);
         __syncthreads();  // the rows before have been read
@@ -102,10 +103,16 @@ __device__ __forceinline__ void stream_bulk(const kv8_experts_matmul_args &a) {
         copy_wait_all();
         __syncthreads();
         first += held.count;
+        int item_of_outputs = -1;
+        uint8_t *outputs = nullptr;
         while (now.left > 0 && now.item < first) {
             const int idx = now.item - held.first;
             const Item item = held.item(idx);
-            const Ends ends(a, now.at);
+            const Ends ends(ends_at, now.at);
+            if (now.item != item_of_outputs) {
+                item_of_outputs = now.item;
+                outputs = outputs_at<DOWN>(a, item, which);
+            }
             BulkWalk next = now;
             next.next(a, list, num_teams);
             const auto multiply = [&](auto tiles) {
@@ -128,7 +135,7 @@ __device__ __forceinline__ void stream_bulk(const kv8_experts_matmul_args &a) {
                 }
                 ring.parity ^= 1;
                 exchange_sums<TILES_N>(exchange, sums, which, 1 + team);
-                end_strip<TILES_N, DOWN>(a, ends, exchange, which, item, now.strip);
+                end_strip<TILES_N, DOWN>(a, ends, exchange, which, outputs, now.strip);
             };
             for_tiles<MOST>(item, multiply);
             now = next;

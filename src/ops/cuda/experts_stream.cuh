@@ -56,7 +56,7 @@ __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
     const uint32_t rows = rings + num_teams * (TEAM_WARPS * STAGES * CHUNK_BYTES);
     const uint32_t tile_bytes = TILE_ROWS * a.x_row_bytes;
     const uint32_t lane_x = lane % 8 * a.x_row_bytes + lane / 8 * 16;
-
+    const EndsAt ends_at(a);
     if (!DOWN) take_turn();  // down knows its weights earlier than its rows
     count_stream_items<MOST>(a, list);
     const Share share = share_of<MOST>(a, list);
@@ -104,8 +104,9 @@ __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
 
         int stage = 0;
         for (; now.left > 0; now.next(a, held, num_teams)) {
-            const Ends ends(a, now.at);
+            const Ends ends(ends_at, now.at);
             const Item item = held.item(now.idx);
+            uint8_t *const outputs = outputs_at<DOWN>(a, item, which);
             const uint32_t x_at = rows + now.idx * tile_bytes + lane_x;
             const auto multiply = [&](auto tiles) {
                 constexpr int TILES_N = decltype(tiles)::value;
@@ -124,7 +125,7 @@ __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                 }
                 exchange_sums<TILES_N>(exchange, sums, which, 1 + team);
-                end_strip<TILES_N, DOWN>(a, ends, exchange, which, item, now.strip);
+                end_strip<TILES_N, DOWN>(a, ends, exchange, which, outputs, now.strip);
             };
             for_tiles<MOST>(item, multiply);
         }

@@ -30,17 +30,25 @@ __device__ __forceinline__ void copy_rows(const kv8_experts_matmul_args &a, cons
 
 // --- a strip's end ---
 
+// Where a strip's factors and biases for this lane begin, of rows g.
+struct EndsAt {
+    int factor, bias;
+    __device__ __forceinline__ explicit EndsAt(const kv8_experts_matmul_args &a) {
+        const int end = a.w.num_tiles * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES);
+        factor = end + threadIdx.x % 32 / 4 * 4;
+        bias = end + 64 + threadIdx.x % 32 / 4 * 2;
+    }
+};
+
 // What ends a lane's rows g and g + 8, of gate_up a gate and its up: loaded as the strip begins.
 struct Ends {
     float factor[2], bias[2];
-    __device__ __forceinline__ Ends(const kv8_experts_matmul_args &a, const uint8_t *strip) {
-        const uint8_t *const end =
-            strip + a.w.num_tiles * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES);
-        const int row = threadIdx.x % 32 / 4;
+    __device__ __forceinline__ Ends(const EndsAt &at, const uint8_t *strip) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            factor[i] = __ldg(reinterpret_cast<const float *>(end) + row + 8 * i);
-            const uint32_t bits = __ldg(reinterpret_cast<const uint16_t *>(end + 64) + row + 8 * i);
+            factor[i] = __ldg(reinterpret_cast<const float *>(strip + at.factor) + 8 * i);
+            const uint32_t bits =
+                __ldg(reinterpret_cast<const uint16_t *>(strip + at.bias) + 8 * i);
             bias[i] = __uint_as_float(bits << 16);
         }
     }
@@ -49,14 +57,25 @@ struct Ends {
     }
 };
 
-template <int TILES_N, bool DOWN>
-__device__ __forceinline__ void end_strip(const kv8_experts_matmul_args &a, const Ends &ends,
-                                          const float2 *exchange, int quarter, const Item &item,
-                                          int strip) {
+// Where this lane's outputs of an item's strips go, those of strip 0; NULL: it ends none.
+template <bool DOWN>
+__device__ __forceinline__ uint8_t *outputs_at(const kv8_experts_matmul_args &a, const Item &item,
+                                               int quarter) {
     const int lane = threadIdx.x % 32, g = lane / 4;
     const int column = quarter / 2 * 8 + lane % 4 * 2 + quarter % 2;
-    if (quarter >= 2 * TILES_N || column >= item.count) return;
-    const float2 *const from = exchange + quarter * 32 + lane;
+    if (column >= item.count) return nullptr;
+    const int place = item.first + column;
+    const int64_t row = DOWN ? a.routing.sorted[place] : place;
+    return static_cast<uint8_t *>(a.y) +
+           (DOWN ? (row * a.w.num_strips * 16 + g) * 4 : (row * a.w.num_strips * 8 + g) * 2);
+}
+
+template <int TILES_N, bool DOWN>
+__device__ __forceinline__ void end_strip(const kv8_experts_matmul_args &a, const Ends &ends,
+                                          const float2 *exchange, int quarter, uint8_t *outputs,
+                                          int strip) {
+    if (outputs == nullptr) return;
+    const float2 *const from = exchange + quarter * 32 + threadIdx.x % 32;
     float sum[2] = {0, 0};
 #pragma unroll
     for (int w = 0; w < TEAM_WARPS; w++) {
@@ -64,18 +83,13 @@ __device__ __forceinline__ void end_strip(const kv8_experts_matmul_args &a, cons
         sum[0] += part.x;
         sum[1] += part.y;
     }
-    const int place = item.first + column;
     if constexpr (DOWN) {
-        float *const to = static_cast<float *>(a.y) +
-                          static_cast<int64_t>(a.routing.sorted[place]) * a.w.num_strips * 16 +
-                          strip * 16 + g;
+        float *const to = reinterpret_cast<float *>(outputs) + strip * 16;
         to[0] = ends.value(sum[0], 0);
         to[8] = ends.value(sum[1], 1);
     } else {
-        const float y = gate(ends.value(sum[0], 0), ends.value(sum[1], 1), a.alpha, a.limit);
-        static_cast<__half *>(
-            a.y)[static_cast<int64_t>(place) * a.w.num_strips * 8 + strip * 8 + g] =
-            __float2half_rn(y);
+        const float y = gate_soon(ends.value(sum[0], 0), ends.value(sum[1], 1), a.alpha, a.limit);
+        reinterpret_cast<__half *>(outputs)[strip * 8] = __float2half_rn(y);
     }
 }
 

@@ -136,18 +136,6 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
     return r;
 }
 
-// gate() by approximations of one instruction each, which keep within f32's rounding of it: 2^x and
-// 1 / x flush what is subnormal to 0. NaN stays.
-__device__ __forceinline__ float gate_soon(float gate, float up, float alpha, float limit) {
-    float g, l, power, share;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(g) : "f"(gate), "f"(limit));
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(l) : "f"(up), "f"(limit));
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(l) : "f"(-limit));
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(g * (-1.44269504f * alpha)));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(1.0f + power));
-    return g * share * (l + 1.0f);
-}
-
 // A strip's gated outputs, packed: a strip is a chunk of a row's tile. Lane (g, c) has output g of
 // rows 2c and 2c + 1 of every eight, and stores outputs 2c and 2c + 1 of row g. Rows that fill an
 // item up are stored too: without a question for each, eight rows do not wait for those before.
