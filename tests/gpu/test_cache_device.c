@@ -426,6 +426,60 @@ static void long_appends_are_cut(void **state) {
     kv8_device_free(g->device, source_on_gpu);
 }
 
+/* Lists of thousands of pages, which several blocks and launches make tables of; they grow by a few
+ * pages and by many, shrink, fork and change places. */
+static void long_lists_stay(void **state) {
+    const gpu *const g = gpu_get(state);
+    enum { LONG = 1 << 15, NUM = 4, MOST = NUM * LONG };
+    static const kv8_cache_layer two[2] = {
+        {sizeof(kv8_cache_layer), KV8_E4M3, KV8_E4M3, -1, NULL, NULL},
+        {sizeof(kv8_cache_layer), KV8_E4M3, KV8_E4M3, 100, NULL, NULL},
+    };
+    kv8_cache_options options = small_options(two, 2);
+    options.page_size = 1;
+    options.num_pages = options.num_window_pages = MOST;
+    options.max_seqs = NUM + 1;
+    options.max_seq_len = LONG;
+    options.device = g->device;
+    options.stream = g->stream;
+    kv8_cache *cache = NULL;
+    assert_ok(kv8_cache_create(&cache, &options));
+    int32_t *const want = malloc(sizeof *want * MOST), *const got = malloc(sizeof *got * MOST);
+    kv8_seq seqs[NUM];
+    test_rng rng = {5};
+    for (int i = 0; i < NUM; i++) {
+        seqs[i] = new_seq(cache);
+        assert_ok(kv8_cache_extend(cache, seqs[i], LONG / (i + 1) - 600, NULL));
+    }
+    for (int step = 0; step < 40; step++) {
+        const int32_t one = rng_range(&rng, 0, NUM - 1), length = seq_length(cache, seqs[one]);
+        const int32_t room = LONG - length, many = rng_range(&rng, 0, 9) == 0 ? 5000 : 3;
+        if (step % 10 == 7) { /* may be out of the window's reach */
+            const kv8_status status = kv8_cache_truncate(cache, seqs[one], length - 2);
+            assert_true(status == KV8_OK || status == KV8_ERR_INVALID);
+        } else if (step % 10 == 9) {
+            const kv8_seq other = seqs[one];
+            seqs[one] = seqs[0];
+            seqs[0] = other;
+        } else if (room >= many)
+            assert_ok(kv8_cache_extend(cache, seqs[one], many, NULL));
+        for (int32_t layer = 0; layer < 2; layer++) {
+            kv8_page_table table = KV8_PAGE_TABLE_INIT;
+            int32_t indptr[NUM + 1], last[NUM], got_indptr[NUM + 1];
+            assert_ok(kv8_cache_page_table(cache, layer, seqs, NUM, indptr, want, MOST, last));
+            assert_ok(kv8_cache_page_table_device(cache, layer, seqs, NUM, &table));
+            gpu_download(g, got_indptr, table.page_indptr, sizeof got_indptr);
+            assert_memory_equal(got_indptr, indptr, sizeof indptr);
+            const size_t bytes = (size_t)indptr[NUM] * sizeof *want;
+            gpu_download(g, got, table.page_indices, bytes);
+            assert_memory_equal(got, want, bytes);
+        }
+    }
+    free(want);
+    free(got);
+    kv8_cache_destroy(cache);
+}
+
 static void wrong_inputs_are_refused(void **state) {
     const gpu *const g = gpu_get(state);
     kv8_cache_options options = options_of(4, KV8_LAYOUT_NHD);
@@ -467,6 +521,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_live_the_same_life),
         cmocka_unit_test(long_appends_are_cut),
+        cmocka_unit_test(long_lists_stay),
         cmocka_unit_test(wrong_inputs_are_refused),
     };
     return cmocka_run_group_tests_name("cache_device", tests, gpu_open, gpu_close);
