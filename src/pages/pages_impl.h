@@ -114,6 +114,7 @@ kv8_status kv8_pages_table(const kv8_pages *pages, int32_t group, const kv8_seq 
 /* Of sequences that such a table was made of, at the same version, the last array alone. */
 void kv8_pages_last_lengths(const kv8_pages *pages, const kv8_seq *seqs, int32_t num_seqs,
                             int32_t *last_page_len_out);
+/* Tokens in a sequence's last page; 0 of an empty one. */
 int32_t kv8_pages_last_length(const kv8_pages *pages, int32_t idx);
 /* For who keeps a copy of a sequence's list in a group: entries below this one are those of the
  * last kv8_pages_mark_sent, which says that the copy has them all. */
