@@ -137,10 +137,15 @@ bool kv8_pages_is_private(const kv8_pages *pages, int32_t idx) {
 typedef struct growth {
     int32_t held_from;         /* the new one */
     int32_t first, keep;       /* pages [first, keep) are given back */
-    int32_t old_end, new_end;  /* pages [old_end, new_end) are taken */
-    bool copy_tail;            /* page old_end - 1 is shared and will be written */
     int32_t needed, available; /* pages taken; pages free once [first, keep) are given back */
 } growth;
+
+/* The last page is another's too and will be written. */
+static bool shares_tail(const kv8_pages *pages, const kv8_sequence *sequence, int32_t g) {
+    if (sequence->length % pages->page_size == 0) return false;
+    const int32_t last = kv8_pages_for(pages, sequence->length) - 1;
+    return pages->groups[g].pool.refcount[kv8_sequence_list(pages, sequence, g)[last]] > 1;
+}
 
 static growth plan_growth(const kv8_pages *pages, const kv8_sequence *sequence, int32_t g,
                           int32_t num_tokens) {
@@ -149,16 +154,14 @@ static growth plan_growth(const kv8_pages *pages, const kv8_sequence *sequence, 
     const int32_t page_size = pages->page_size, length = sequence->length;
     growth plan = {.held_from = sequence->held_from[g],
                    .first = sequence->held_from[g] / page_size,
-                   .old_end = kv8_pages_for(pages, length),
-                   .new_end = kv8_pages_for(pages, length + num_tokens)};
+                   .needed = kv8_pages_for(pages, length + num_tokens) -
+                             kv8_pages_for(pages, length) + shares_tail(pages, sequence, g)};
     plan.keep = plan.first;
     const int32_t keep = kv8_keep_from(pages, group, length) / page_size;
     if (keep > plan.first) {
         plan.keep = keep;
         plan.held_from = keep * page_size;
     }
-    plan.copy_tail = length % page_size != 0 && group->pool.refcount[list[plan.old_end - 1]] > 1;
-    plan.needed = plan.new_end - plan.old_end + (plan.copy_tail ? 1 : 0);
     plan.available = group->pool.num_free;
     for (int32_t i = plan.first; i < plan.keep; i++)
         plan.available += group->pool.refcount[list[i]] == 1;
@@ -175,12 +178,13 @@ static void move_window(kv8_pages *pages, kv8_sequence *sequence, int32_t g, con
 }
 
 /* Makes the tail the sequence's own to write. */
-static kv8_status own_tail(kv8_pages *pages, kv8_sequence *sequence, int32_t g,
-                           const growth *plan) {
+static kv8_status own_tail(kv8_pages *pages, kv8_sequence *sequence, int32_t g) {
     if (sequence->length % pages->page_size == 0) return KV8_OK;
     kv8_page_group *const group = &pages->groups[g];
-    int32_t *const tail = &kv8_sequence_list(pages, sequence, g)[plan->old_end - 1];
-    if (!plan->copy_tail) { /* a published page that truncate cut into will hold something else */
+    const int32_t last = kv8_pages_for(pages, sequence->length) - 1;
+    int32_t *const tail = &kv8_sequence_list(pages, sequence, g)[last];
+    if (!shares_tail(pages, sequence,
+                     g)) { /* a published page that truncate cut into will hold something else */
         kv8_prefix_index_remove(&group->index, *tail);
         return KV8_OK;
     }
@@ -188,7 +192,7 @@ static kv8_status own_tail(kv8_pages *pages, kv8_sequence *sequence, int32_t g,
     const kv8_status status = pages->copy_page(pages->cookie, g, own, shared);
     /* The shared page keeps its other references, so giving it back never frees it. */
     *tail = status == KV8_OK ? own : shared;
-    kv8_sequence_changes(sequence, g, plan->old_end - 1);
+    kv8_sequence_changes(sequence, g, last);
     kv8_page_pool_give(&group->pool, status == KV8_OK ? shared : own, false);
     return status;
 }
@@ -224,16 +228,13 @@ static kv8_status grow(kv8_pages *pages, kv8_sequence *sequence, int32_t num_tok
         const growth plan = plan_growth(pages, sequence, g, num_tokens);
         move_window(pages, sequence, g, &plan);
     }
-    for (int32_t g = 0; g < pages->num_groups; g++) {
-        const growth plan = plan_growth(pages, sequence, g, num_tokens);
-        KV8_TRY(own_tail(pages, sequence, g, &plan));
-    }
-    for (int32_t g = 0; g < pages->num_groups; g++) {
-        const growth plan = plan_growth(pages, sequence, g, num_tokens);
+    for (int32_t g = 0; g < pages->num_groups; g++) KV8_TRY(own_tail(pages, sequence, g));
+    const int32_t old_end = kv8_pages_for(pages, sequence->length);
+    const int32_t new_end = kv8_pages_for(pages, sequence->length + num_tokens);
+    for (int32_t g = 0; g < pages->num_groups && old_end < new_end; g++) {
         int32_t *const list = kv8_sequence_list(pages, sequence, g);
-        for (int32_t i = plan.old_end; i < plan.new_end; i++)
-            list[i] = take_page(&pages->groups[g]);
-        if (plan.old_end < plan.new_end) kv8_sequence_changes(sequence, g, plan.old_end);
+        for (int32_t i = old_end; i < new_end; i++) list[i] = take_page(&pages->groups[g]);
+        kv8_sequence_changes(sequence, g, old_end);
     }
     return KV8_OK;
 }
