@@ -1,4 +1,5 @@
-/* device_staging.c - pieces of page-locked memory on their way to the device.
+/* device_staging.c - pieces of page-locked memory on their way to the device, and device memory
+ * that begins as zeros.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "device_staging.h"
@@ -37,4 +38,18 @@ kv8_status kv8_staging_stage(kv8_staging *staging, size_t bytes, kv8_staged *out
 
 kv8_status kv8_staging_send(const kv8_staging *staging, const kv8_staged *piece) {
     return kv8_stream_copy(staging->stream, piece->device, piece->host, piece->bytes);
+}
+
+kv8_status kv8_take_zeros(kv8_stream *stream, size_t count, size_t size, void **out) {
+    kv8_device *const device = kv8_stream_device(stream);
+    size_t bytes = 0;
+    *out = NULL;
+    if (!kv8_mul_size(count, size, &bytes))
+        return kv8_fail(KV8_ERR_INVALID, "cache: %zu times %zu bytes overflow", count, size);
+    KV8_TRY(kv8_device_alloc(device, bytes, out));
+    const kv8_status status = kv8_stream_fill(stream, *out, 0, bytes);
+    if (status == KV8_OK) return KV8_OK;
+    kv8_device_free(device, *out);
+    *out = NULL;
+    return status;
 }

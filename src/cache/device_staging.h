@@ -28,4 +28,7 @@ typedef struct kv8_staged {
 kv8_status kv8_staging_stage(kv8_staging *staging, size_t bytes, kv8_staged *out);
 kv8_status kv8_staging_send(const kv8_staging *staging, const kv8_staged *piece);
 
+/* Device memory of `count` times `size` bytes that holds zeros; *out is NULL on failure. */
+kv8_status kv8_take_zeros(kv8_stream *stream, size_t count, size_t size, void **out);
+
 #endif

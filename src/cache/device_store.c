@@ -10,7 +10,6 @@
 
 enum {
     ROWS_PER_LAUNCH = 1 << 14,
-    MIN_STAGING = 1 << 18,    /* of one piece */
     NUM_SOURCES = KV8_F16 + 1 /* dtypes that rows come in: f32, bf16, f16 */
 };
 
@@ -56,10 +55,9 @@ static size_t max_size(size_t a, size_t b) {
 }
 /* The largest thing that is staged in one piece. */
 static size_t largest_piece(const kv8_cache *cache) {
-    size_t bytes = MIN_STAGING;
+    size_t bytes = kv8_device_tables_staged_bytes(cache);
     for (int32_t i = 0; i < cache->shape.num_layers; i++)
         bytes = max_size(bytes, cache->layers[i].page_bytes);
-    bytes = max_size(bytes, kv8_device_tables_staged_bytes(cache));
     bytes = max_size(bytes, counters_bytes(cache));
     return max_size(bytes, ROWS_PER_LAUNCH * sizeof(int64_t) + indptr_bytes(cache) +
                                2 * scales_bytes(cache) + 4 * KV8_STAGING_ALIGNMENT);
@@ -293,24 +291,11 @@ static void destroy(kv8_store *store) {
     kv8_release(cache->allocator, own, 1, sizeof *own);
 }
 
-/* Device memory that holds zeros. */
-static kv8_status alloc_zeroed(const device_store *store, size_t count, size_t size, void **out) {
-    size_t bytes = 0;
-    *out = NULL;
-    if (!kv8_mul_size(count, size, &bytes))
-        return kv8_fail(KV8_ERR_INVALID, "cache: %zu times %zu bytes overflow", count, size);
-    KV8_TRY(kv8_device_alloc(store->device, bytes, out));
-    const kv8_status status = kv8_stream_fill(store->stream, *out, 0, bytes);
-    if (status == KV8_OK) return KV8_OK;
-    kv8_device_free(store->device, *out);
-    *out = NULL;
-    return status;
-}
-
 static kv8_status create_scales(device_store *store) {
     const kv8_cache *const cache = store->cache;
     void *memory = NULL;
-    KV8_TRY(alloc_zeroed(store, 2 * (size_t)cache->shape.num_layers, scales_bytes(cache), &memory));
+    KV8_TRY(kv8_take_zeros(store->stream, 2 * (size_t)cache->shape.num_layers, scales_bytes(cache),
+                           &memory));
     store->scales = memory;
     const size_t bytes = kv8_num_scales(cache) * sizeof(float);
     KV8_TRY(kv8_device_alloc(store->device, bytes, &memory));
@@ -359,14 +344,15 @@ kv8_status kv8_device_store_create(kv8_store **out, kv8_cache *cache, const void
         .base = {&device_ops}, .cache = cache, .device = place->device, .stream = place->stream};
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(kv8_staging_take(&store->staging, store->stream, largest_piece(cache)));
-    KV8_TRY_GOTO(alloc_zeroed(store, 1, counters_bytes(cache), &memory));
+    KV8_TRY_GOTO(kv8_take_zeros(store->stream, 1, counters_bytes(cache), &memory));
     store->counters = memory;
     KV8_TRY_GOTO(create_scales(store));
     KV8_TRY_GOTO(kv8_device_tables_create(&store->tables, cache, &store->staging));
     for (int32_t i = 0; i < cache->shape.num_layers; i++) {
         kv8_layer *const layer = &cache->layers[i];
-        KV8_TRY_GOTO(alloc_zeroed(store, (size_t)kv8_pages_num_pages(cache->pages, layer->group),
-                                  layer->page_bytes, &memory));
+        KV8_TRY_GOTO(kv8_take_zeros(store->stream,
+                                    (size_t)kv8_pages_num_pages(cache->pages, layer->group),
+                                    layer->page_bytes, &memory));
         layer->data = memory;
     }
     *out = &store->base;

@@ -70,18 +70,6 @@ static kv8_status take_groups(kv8_device_tables *t) {
     return KV8_OK;
 }
 
-/* `count` integers for each group, zeros. */
-static kv8_status take_ints(const kv8_device_tables *t, size_t count, int32_t **out) {
-    kv8_device *const device = kv8_stream_device(t->staging->stream);
-    void *memory = NULL;
-    size_t bytes = 0;
-    if (!kv8_mul_size(count, (size_t)t->cache->num_groups * sizeof **out, &bytes))
-        return kv8_fail(KV8_ERR_INVALID, "cache: page tables of %zu entries overflow", count);
-    KV8_TRY(kv8_device_alloc(device, bytes, &memory));
-    *out = memory;
-    return kv8_stream_fill(t->staging->stream, memory, 0, bytes);
-}
-
 kv8_status kv8_device_tables_create(kv8_device_tables **out, const kv8_cache *cache,
                                     kv8_staging *staging) {
     *out = NULL;
@@ -93,8 +81,12 @@ kv8_status kv8_device_tables_create(kv8_device_tables **out, const kv8_cache *ca
     t->table_entries = 2 * (num_seqs_of(cache) + 1) + num_seqs_of(cache) * t->list_entries;
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(take_groups(t));
-    KV8_TRY_GOTO(take_ints(t, num_seqs_of(cache) * t->list_entries, &t->lists));
-    KV8_TRY_GOTO(take_ints(t, t->table_entries, &t->tables));
+    const size_t each = (size_t)cache->num_groups * sizeof(int32_t);
+    KV8_TRY_GOTO(
+        kv8_take_zeros(staging->stream, num_seqs_of(cache) * t->list_entries, each, &memory));
+    t->lists = memory;
+    KV8_TRY_GOTO(kv8_take_zeros(staging->stream, t->table_entries, each, &memory));
+    t->tables = memory;
     *out = t;
     return KV8_OK;
 fail:

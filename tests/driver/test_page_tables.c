@@ -236,6 +236,27 @@ static void what_failed_is_sent_again(void **state) {
     close_fixture(&f);
 }
 
+/* A load that fails once a part of it has run leaves nobody's table, also not that of before. */
+static void a_table_half_sent_is_nobodys(void **state) {
+    (void)state;
+    fixture f;
+    open_fixture(&f, LONG_LEN);
+    kv8_seq seqs[SEQS];
+    for (int32_t i = 0; i < SEQS; i++) {
+        assert_ok(kv8_cache_seq_create(f.cache, &seqs[i]));
+        assert_ok(kv8_cache_extend(f.cache, seqs[i], LONG_LEN, NULL));
+    }
+    f.num_seqs = 2;
+    memcpy(f.seqs, seqs, sizeof seqs);
+    check_tables(&f, false);
+    const int32_t launches = stand_in_num_launches();
+    stand_in_fail("cuLaunchKernelEx", 2, 1);
+    assert_int_not_equal(kv8_cache_load_tables(f.cache, &seqs[2], 2, false), KV8_OK);
+    check_tables(&f, false);
+    assert_true(stand_in_num_launches() - launches >= 2);
+    close_fixture(&f);
+}
+
 /* Whose table lies there already as much as any other. */
 static void a_sequence_that_ended_is_refused(void **state) {
     (void)state;
@@ -257,6 +278,7 @@ int main(void) {
         cmocka_unit_test(long_lists_go_in_pieces),
         cmocka_unit_test(a_sequence_may_be_named_twice),
         cmocka_unit_test(what_failed_is_sent_again),
+        cmocka_unit_test(a_table_half_sent_is_nobodys),
         cmocka_unit_test(a_sequence_that_ended_is_refused),
     };
     return cmocka_run_group_tests_name("page_tables", tests, NULL, NULL);

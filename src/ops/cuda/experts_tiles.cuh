@@ -8,10 +8,10 @@
 // Each warp of two or three warpgroups of consumers has two strips, or one of the largest works.
 // Two threads of one more (experts_works.cuh) have the copy engine bring the packed rows
 // (experts_pack.cu), tiles of 64 inputs under the 128-byte swizzle, the B operand; and the codes,
-// chunks of tiles ahead and into the next work. A consumer warp widens the codes of its strips in
-// registers, scaled: the A operand, never stored. It does so 16 or 32 inputs at a time between
-// products: while one operand is widened, those before it are multiplied, or those of other
-// warpgroups.
+// chunks of tiles ahead and into the next work. A warp fetches what ends strips to L2. A consumer
+// warp widens the codes of its strips in registers, scaled: the A operand, never stored. It does so
+// 16 or 32 inputs at a time between products: while one operand is widened, those before it are
+// multiplied, or those of other warpgroups.
 //
 // Scaled weights are f16: exact for scales down to 2^-24 of the row's largest; what is smaller
 // rounds to a multiple of 2^-24 of the largest scale, as f32 sums would.
