@@ -183,8 +183,8 @@ static kv8_status own_tail(kv8_pages *pages, kv8_sequence *sequence, int32_t g) 
     kv8_page_group *const group = &pages->groups[g];
     const int32_t last = kv8_pages_for(pages, sequence->length) - 1;
     int32_t *const tail = &kv8_sequence_list(pages, sequence, g)[last];
-    if (!shares_tail(pages, sequence,
-                     g)) { /* a published page that truncate cut into will hold something else */
+    if (!shares_tail(pages, sequence, g)) {
+        /* A published page that truncate cut into will hold something else. */
         kv8_prefix_index_remove(&group->index, *tail);
         return KV8_OK;
     }
