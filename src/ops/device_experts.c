@@ -31,7 +31,8 @@ struct kv8_device_experts {
     kernel_form router; /* from the residual stream to the routing of few rows */
     kernel_form router_columns, router_rows; /* the same of more, but for the sort */
     kernel_form streams[NUM_PARTS][NUM_STREAMS], tiles[NUM_PARTS][NUM_TILES], packs[NUM_TILES];
-    void *memory; /* of all below, in device memory */
+    kernel_form whole[NUM_PARTS][NUM_STREAMS]; /* streams in which a warp has whole strips */
+    void *memory;                              /* of all below, in device memory */
     kv8_experts_routing routing;
     /* f16 [max_rows * top_k, intermediate] in the order of routing.sorted, or packed. */
     uint16_t *gated;
@@ -146,38 +147,61 @@ static int32_t x_row_bytes(const kv8_experts_shape *shape, int part) {
     return strips_of(shape, part, NULL).num_tiles * KV8_TILE_COLS * 2 + 16;
 }
 
-/* As many warps as fit beside an item's rows, and two tiles of rows where there is room. */
-static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_experts_shape *shape,
-                             int part, int which) {
-    const kv8_device_info *const info = kv8_device_get_info(device);
-    const int ring = kv8_kernel_exists(device, stream_names[BULK][part][which]) ? BULK : BY_LANES;
-    const int32_t chunks = KV8_EXPERTS_BULK_CHUNKS(strips_of(shape, part, NULL).num_tiles);
-    const int32_t ring_bytes = ring == BULK
-                                   ? KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_BULK_RING_BYTES(chunks)
-                                   : KV8_EXPERTS_TEAM_BYTES;
-    const size_t team_bytes = (size_t)(ring_bytes + KV8_EXPERTS_SUM_BYTES);
+/* Threads and shared memory of a streaming kernel: `bytes`, and two tiles of rows where there is
+ * room, or of items of one tile one. x_tiles 0: they do not fit. */
+static kernel_form form_of_stream(kv8_device *device, const kv8_experts_shape *shape, int part,
+                                  int which, uint32_t threads, size_t bytes) {
+    const size_t room =
+        kv8_device_get_info(device)->shared_bytes_per_block - KV8_EXPERTS_STATIC_BYTES;
     const size_t tile_bytes = 8 * (size_t)x_row_bytes(shape, part);
-    const size_t room = info->shared_bytes_per_block - KV8_EXPERTS_STATIC_BYTES;
-    const int32_t least_tiles = which == X8 ? 1 : KV8_EXPERTS_ITEM_TILES;
-    *form = (kernel_form){.x_tiles = 0};
-    for (uint32_t teams = KV8_EXPERTS_MAX_TEAMS; teams > 0 && form->x_tiles == 0; teams /= 2) {
-        for (int32_t tiles = KV8_EXPERTS_ITEM_TILES; tiles >= least_tiles && form->x_tiles == 0;
-             tiles--) {
-            const size_t bytes = teams * team_bytes + (size_t)tiles * tile_bytes;
-            if (bytes > room) continue;
-            form->x_tiles = tiles;
-            form->launch.block[0] = teams * KV8_EXPERTS_TEAM_THREADS;
-            form->launch.dynamic_bytes = bytes;
-        }
-    }
-    if (form->x_tiles == 0) return KV8_OK;
-    KV8_TRY(kv8_kernel_get(&form->kernel, device, stream_names[ring][part][which],
-                           sizeof(kv8_experts_matmul_args), form->launch.dynamic_bytes));
+    const int32_t least = which == X8 ? 1 : KV8_EXPERTS_ITEM_TILES;
+    int32_t tiles = KV8_EXPERTS_ITEM_TILES;
+    while (tiles >= least && bytes + (size_t)tiles * tile_bytes > room) tiles--;
+    if (tiles < least) return (kernel_form){.x_tiles = 0};
+    return (kernel_form){
+        .x_tiles = tiles,
+        .launch = {.block = {threads}, .dynamic_bytes = bytes + (size_t)tiles * tile_bytes}};
+}
+
+/* As many blocks as the GPU holds, if it has the kernel. */
+static kv8_status get_stream_kernel(kernel_form *form, kv8_device *device, const char *name) {
     int32_t blocks = 0;
+    if (!kv8_kernel_exists(device, name)) form->x_tiles = 0;
+    if (form->x_tiles == 0) return KV8_OK;
+    KV8_TRY(kv8_kernel_get(&form->kernel, device, name, sizeof(kv8_experts_matmul_args),
+                           form->launch.dynamic_bytes));
     KV8_TRY(kv8_kernel_max_blocks(&form->kernel, form->launch.block[0], form->launch.dynamic_bytes,
                                   &blocks));
-    form->launch.grid[0] = (uint32_t)(kv8_max_i64(blocks, 1) * info->num_sms);
+    form->launch.grid[0] =
+        (uint32_t)(kv8_max_i64(blocks, 1) * kv8_device_get_info(device)->num_sms);
     return KV8_OK;
+}
+
+/* As many teams of warps as fit beside an item's rows. */
+static kv8_status get_stream(kernel_form *form, kv8_device *device, const kv8_experts_shape *shape,
+                             int part, int which) {
+    const int ring = kv8_kernel_exists(device, stream_names[BULK][part][which]) ? BULK : BY_LANES;
+    const int32_t num_tiles = strips_of(shape, part, NULL).num_tiles;
+    const int32_t ring_bytes = ring == BULK
+                                   ? KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_BULK_RING_BYTES(num_tiles)
+                                   : KV8_EXPERTS_TEAM_BYTES;
+    const size_t team_bytes = (size_t)(ring_bytes + KV8_EXPERTS_SUM_BYTES);
+    *form = (kernel_form){.x_tiles = 0};
+    for (uint32_t teams = KV8_EXPERTS_MAX_TEAMS; teams > 0 && form->x_tiles == 0; teams /= 2)
+        *form = form_of_stream(device, shape, part, which, teams * KV8_EXPERTS_TEAM_THREADS,
+                               teams * team_bytes);
+    return get_stream_kernel(form, device, stream_names[ring][part][which]);
+}
+
+/* The same where a warp has whole strips. */
+static kv8_status get_whole(kernel_form *form, kv8_device *device, const kv8_experts_shape *shape,
+                            int part, int which) {
+    static const char *const names[NUM_PARTS][NUM_STREAMS] = {
+        {"kv8_experts_gate_up_x8_whole__sm90", "kv8_experts_gate_up_x16_whole__sm90"},
+        {"kv8_experts_down_x8_whole__sm90", "kv8_experts_down_x16_whole__sm90"}};
+    *form = form_of_stream(device, shape, part, which, 32 * KV8_EXPERTS_WHOLE_WARPS,
+                           KV8_EXPERTS_WHOLE_BYTES);
+    return get_stream_kernel(form, device, names[part][which]);
 }
 
 /* On wgmma, where the GPU has it. */
@@ -291,8 +315,10 @@ static kv8_status get_kernels(kv8_device_experts *e) {
     for (int which = 0; which < NUM_TILES; which++)
         KV8_TRY(get_pack(&e->packs[which], e->device, which));
     for (int part = 0; part < NUM_PARTS; part++) {
-        for (int which = 0; which < NUM_STREAMS; which++)
+        for (int which = 0; which < NUM_STREAMS; which++) {
             KV8_TRY(get_stream(&e->streams[part][which], e->device, &e->shape, part, which));
+            KV8_TRY(get_whole(&e->whole[part][which], e->device, &e->shape, part, which));
+        }
         for (int which = 0; which < NUM_TILES; which++)
             KV8_TRY(get_tiles(&e->tiles[part][which], e->device, part, which));
         if (e->streams[part][X8].x_tiles == 0)
@@ -446,28 +472,41 @@ static bool are_alike(const kv8_experts_args *args) {
     return args->seq_rows >= LEAST_ROWS && (int64_t)MOST_SEQS * args->seq_rows >= args->n;
 }
 
+/* Has every warp several pairs of strips, whole? Those sum in another order. */
+static bool takes_whole(const kv8_device_experts *e, int part, int which, int64_t places) {
+    enum { ROWS_IN_HALVES = 3, PAIRS = 5 }; /* of an expert; of a warp, of all experts' */
+    const int64_t blocks = e->whole[part][which].launch.grid[0], experts = e->shape.num_experts;
+    const int64_t pairs = experts * part_rows(&e->shape, part) / (2 * KV8_STRIP_ROWS);
+    return blocks > 0 && !e->has_fixed_order && 2 * places >= ROWS_IN_HALVES * experts &&
+           pairs >= PAIRS * KV8_EXPERTS_WHOLE_WARPS * blocks;
+}
+
 /* Which kernels on wgmma, by rows an expert on average; -1: none, where there are few or the GPU
  * has them not. They sum in another order than the streaming ones. */
 static int choose_tiles(const kv8_device_experts *e, const kv8_experts_args *args) {
+    enum { FROM_WHOLE = 12 }; /* where streams take whole strips */
     static const int32_t from[2][NUM_TILES] = {{9, 40, 104}, {4, 20, 20}}; /* [alike] */
     const int64_t places = (int64_t)args->n * e->shape.top_k, experts = e->shape.num_experts;
-    const int32_t *const least = from[are_alike(args)];
+    const bool alike = are_alike(args);
     int which = -1;
-    while (which + 1 < NUM_TILES && places >= least[which + 1] * experts) which++;
+    while (which + 1 < NUM_TILES && places >= from[alike][which + 1] * experts) which++;
     if (e->has_fixed_order || which < 0) return -1;
+    if (!alike && places < FROM_WHOLE * experts && takes_whole(e, DOWN, X16, places)) return -1;
     const bool exist = e->packs[which].launch.grid[0] != 0 &&
                        e->tiles[GATE_UP][which].launch.grid[0] != 0 &&
                        e->tiles[DOWN][which].launch.grid[0] != 0;
     return exist ? which : -1;
 }
 
-/* By rows an expert on average: then many experts have twice as many. Both sum in one order. */
+/* By rows an expert on average: some experts have twice as many. */
 static const kernel_form *choose_stream(const kv8_device_experts *e, int part, int32_t n) {
-    enum { X16_FROM_HALVES = 11 }; /* of a row */
-    const int64_t places = (int64_t)n * e->shape.top_k;
-    const kernel_form *const streams = e->streams[part];
-    const bool many = n > 8 && 2 * places > (int64_t)X16_FROM_HALVES * e->shape.num_experts;
-    return many && streams[X16].x_tiles > 0 ? &streams[X16] : &streams[X8];
+    enum { X16_FROM = 22, X16_FROM_WHOLE = 21 }; /* in quarters of a row */
+    const int64_t places = (int64_t)n * e->shape.top_k, experts = e->shape.num_experts;
+    if (takes_whole(e, part, X16, places) && 4 * places >= X16_FROM_WHOLE * experts)
+        return &e->whole[part][X16];
+    if (takes_whole(e, part, X8, places)) return &e->whole[part][X8];
+    const bool many = n > 8 && 4 * places > X16_FROM * experts;
+    return &e->streams[part][many && e->streams[part][X16].x_tiles > 0 ? X16 : X8];
 }
 
 static kv8_status launch_mapped(const kv8_device_experts *e, kv8_stream *stream,

@@ -144,16 +144,19 @@ static void kernels_follow_the_rows_and_the_gpu(void **state) {
     (void)state;
     static const struct {
         int32_t sm_version;
-        const char *few, *many, *more, *most;
-    } gpus[] = {{80, "_x8__sm80", "_x16__sm80", "_x16__sm80", "_x16__sm80"},
-                {90, "_x8__sm90", "_x48__sm90a", "_x96__sm90a", "_x192__sm90a"},
-                {100, "_x8__sm90", "_x16__sm90", "_x16__sm90", "_x16__sm90"},
-                {120, "_x8__sm90", "_x8__sm90", "_x8__sm90", "_x8__sm90"}}; /* 16 do not fit */
+        const char *few, *some, *many, *more, *most;
+    } gpus[] = {{80, "_x8__sm80", "_x8__sm80", "_x16__sm80", "_x16__sm80", "_x16__sm80"},
+                {90, "_x8__sm90", "_x8_whole__sm90", "_x48__sm90a", "_x96__sm90a", "_x192__sm90a"},
+                {100, "_x8__sm90", "_x8_whole__sm90", "_x16_whole__sm90", "_x16_whole__sm90",
+                 "_x16_whole__sm90"},
+                /* 16 do not fit, nor whole strips */
+                {120, "_x8__sm90", "_x8__sm90", "_x8__sm90", "_x8__sm90", "_x8__sm90"}};
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
         stand s = open_stand(gpus[i].sm_version, 132);
         open_experts(&s);
         check_run(&s, 1, few, gpus[i].few);
-        check_run(&s, 64, few, gpus[i].few);
+        check_run(&s, 47, few, gpus[i].few);
+        check_run(&s, 48, few, gpus[i].some);
         const char *const *const names = gpus[i].sm_version == 90 ? packed : many;
         check_run(&s, 512, names, gpus[i].many);
         check_run(&s, 2048, names, gpus[i].more);
@@ -168,12 +171,14 @@ static void rows_of_one_sequence_choose_alike(void **state) {
     static const struct {
         int32_t n, seq_rows;
         const char *end;
-    } runs[] = {{127, 127, "_x8__sm90"},     {128, 128, "_x48__sm90a"},  {639, 639, "_x48__sm90a"},
-                {640, 640, "_x192__sm90a"},  {640, 80, "_x192__sm90a"},  {640, 79, "_x48__sm90a"},
-                {128, 16, "_x48__sm90a"},    {2048, 0, "_x96__sm90a"},   {2048, 1, "_x96__sm90a"},
-                {2048, 256, "_x192__sm90a"}, {2048, 255, "_x96__sm90a"}, {287, 1, "_x16__sm90"},
-                {288, 1, "_x48__sm90a"},     {1279, 1, "_x48__sm90a"},   {1280, 1, "_x96__sm90a"},
-                {3327, 1, "_x96__sm90a"},    {3328, 1, "_x192__sm90a"}};
+    } runs[] = {
+        {127, 127, "_x8_whole__sm90"}, {128, 128, "_x48__sm90a"},    {639, 639, "_x48__sm90a"},
+        {640, 640, "_x192__sm90a"},    {640, 80, "_x192__sm90a"},    {640, 79, "_x48__sm90a"},
+        {128, 16, "_x48__sm90a"},      {2048, 0, "_x96__sm90a"},     {2048, 1, "_x96__sm90a"},
+        {2048, 256, "_x192__sm90a"},   {2048, 255, "_x96__sm90a"},   {167, 1, "_x8_whole__sm90"},
+        {168, 1, "_x16_whole__sm90"},  {383, 1, "_x16_whole__sm90"}, {384, 1, "_x48__sm90a"},
+        {1279, 1, "_x48__sm90a"},      {1280, 1, "_x96__sm90a"},     {3327, 1, "_x96__sm90a"},
+        {3328, 1, "_x192__sm90a"}};
     stand s = open_stand(90, 132);
     open_experts(&s);
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
@@ -191,29 +196,34 @@ static void rows_of_one_sequence_choose_alike(void **state) {
     close_stand(&s);
 }
 
-/* Items of up to 16 rows where there are more than 5.5 an expert; where their rows do not fit,
- * never. As many warps as fit beside them. */
+/* Items of up to 16 rows where there are more than 5.5 an expert, or 5.25 where warps have whole
+ * strips; where their rows do not fit, never. As many warps as fit beside them. */
 static void items_grow_with_the_rows(void **state) {
     (void)state;
-    enum { MOST_OF_FEW = 11 * 128 / 2 / 4 };
     static const struct {
-        int32_t sm_version, few_tiles, many_tiles, few_teams, many_teams;
-        const char *many;
-    } gpus[] = {{80, 1, 2, 4, 2, "_x16__"}, {90, 2, 2, 4, 4, "_x16__"}, {120, 1, 1, 1, 1, "_x8__"}};
+        int32_t sm_version;
+        bool has_fixed_order; /* which whole strips would change */
+        int32_t most_of_few, few_tiles, many_tiles;
+        uint32_t few_threads, many_threads;
+        const char *few, *many;
+    } gpus[] = {{80, false, 176, 1, 2, 512, 256, "_x8__", "_x16__"},
+                {90, false, 167, 2, 2, 384, 384, "_x8_whole__", "_x16_whole__"},
+                {90, true, 176, 2, 2, 512, 512, "_x8__", "_x16__"},
+                {120, false, 176, 1, 1, 128, 128, "_x8__", "_x8__"}};
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
         for (int is_many = 0; is_many < 2; is_many++) {
             stand s = open_stand(gpus[i].sm_version, 132);
             open_experts(&s);
-            assert_ok(run_rows(&s, MOST_OF_FEW + is_many));
+            if (gpus[i].has_fixed_order) kv8_device_experts_fix_order(s.experts);
+            assert_ok(run_rows(&s, gpus[i].most_of_few + is_many));
             const int32_t at = stand_in_num_launches() - 3;
             for (int part = 0; part < 2; part++) {
                 const stand_in_launch *const launch = stand_in_get_launch(at + part);
                 const kv8_experts_matmul_args *const a = launch->args;
-                assert_non_null(strstr(launch->name, is_many ? gpus[i].many : "_x8__"));
+                assert_non_null(strstr(launch->name, is_many ? gpus[i].many : gpus[i].few));
                 assert_int_equal(a->x_tiles, is_many ? gpus[i].many_tiles : gpus[i].few_tiles);
-                assert_int_equal(
-                    launch->block[0],
-                    KV8_EXPERTS_TEAM_THREADS * (is_many ? gpus[i].many_teams : gpus[i].few_teams));
+                assert_int_equal(launch->block[0],
+                                 is_many ? gpus[i].many_threads : gpus[i].few_threads);
             }
             close_stand(&s);
         }
@@ -235,7 +245,7 @@ static void without_clusters_rows_stream(void **state) {
         for (int64_t i = 0; i < 3; i++) {
             const bool streams = (nth - 1) % 3 == i;
             check_run(&s, sizes[i].rows, streams ? many : packed,
-                      streams ? "_x16__sm90" : sizes[i].tiles);
+                      streams ? "_x16_whole__sm90" : sizes[i].tiles);
         }
         close_stand(&s);
     }

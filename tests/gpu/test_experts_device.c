@@ -416,6 +416,21 @@ static void works_by_the_hundred(void **state) {
     const experts_case c = {.shape = shape_of(20, 1, 64, 8192), .n = 490};
     check_case(g, &c, 250);
 }
+/* Of each product so many strips that warps have whole ones, in chunks that are not all of as many
+ * tiles; items of one tile of rows and of two, some of them more than one of an expert. */
+static void whole_strips(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    const kv8_experts_shape shapes[] = {shape_of(255, 8, 352, 512), shape_of(255, 8, 1024, 352)};
+    static const int32_t rows[] = {50, 150, 200, 330};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        for (size_t j = 0; j < sizeof rows / sizeof *rows; j++) {
+            const experts_case c = {
+                .shape = shapes[i], .n = rows[j], .spread = j == 1 ? ALIKE : RANDOM};
+            check_case(g, &c, 260 + i);
+        }
+    }
+    check_case(g, &(experts_case){.shape = shapes[0], .n = 100, .wide = true}, 270);
+}
 static void padding_is_left_alone(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     static const int32_t rows[][2] = {{2, 1}, {16, 9}, {512, 300}};
@@ -525,10 +540,11 @@ static void wrong_inputs_are_refused(void **state) {
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_number_of_rows),   cmocka_unit_test(shapes_large_and_small),
-        cmocka_unit_test(works_by_the_hundred), cmocka_unit_test(padding_is_left_alone),
-        cmocka_unit_test(scales_of_all_sizes),  cmocka_unit_test(a_scale_of_255_is_nan),
-        cmocka_unit_test(routing_at_its_edges), cmocka_unit_test(wrong_inputs_are_refused),
+        cmocka_unit_test(any_number_of_rows),       cmocka_unit_test(shapes_large_and_small),
+        cmocka_unit_test(works_by_the_hundred),     cmocka_unit_test(whole_strips),
+        cmocka_unit_test(padding_is_left_alone),    cmocka_unit_test(scales_of_all_sizes),
+        cmocka_unit_test(a_scale_of_255_is_nan),    cmocka_unit_test(routing_at_its_edges),
+        cmocka_unit_test(wrong_inputs_are_refused),
     };
     return cmocka_run_group_tests_name("experts_device", tests, gpu_open, gpu_close);
 }

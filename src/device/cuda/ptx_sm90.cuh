@@ -100,6 +100,14 @@ __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
                  : "memory");
 }
 
+// One lane of a warp, whichever: what it alone does the compiler gives the uniform datapath.
+__device__ __forceinline__ bool elected() {
+    uint32_t is;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(is));
+    return is != 0;
+}
+
 // --- clusters ---
 
 __device__ inline uint32_t cluster_rank() {

@@ -12,7 +12,7 @@
  * Strips of gate and up have gates in rows 0 to 7 and their ups in rows 8 to 15. A row's factor is
  * a power of two, and its scale bytes are those of the checkpoint plus what brings the largest to
  * 127: a weight is code * 2^(scale - 127) * factor. A row with a scale of 255 is NaN: its bias is.
- * Inputs that fill the last tile are 0.
+ * Inputs that fill the last tile are 0. An expert has an even number of strips.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef KV8_EXPERTS_ARGS_H
@@ -51,9 +51,23 @@ enum {
     /* Shared memory of a team: rings, and the sums of its warps. */
     KV8_EXPERTS_TEAM_BYTES = KV8_EXPERTS_TEAM_WARPS * KV8_EXPERTS_STAGES * KV8_EXPERTS_CHUNK_TILES *
                              KV8_EXPERTS_STAGE_BYTES,
-    KV8_EXPERTS_BULK_TILES = 6, /* of a chunk that the copy engine brings */
-    KV8_EXPERTS_BULK_CHUNK_BYTES =
+    /* Where the copy engine brings a warp its quarter of a strip: tiles of a chunk, its barrier,
+     * and what lies between two chunks, which begin at multiples of 128 bytes. */
+    KV8_EXPERTS_BULK_TILES = 6,
+    KV8_EXPERTS_BULK_BARRIER_AT =
         KV8_EXPERTS_BULK_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES),
+    KV8_EXPERTS_BULK_CHUNK_BYTES = (KV8_EXPERTS_BULK_BARRIER_AT + 8 + 127) / 128 * 128,
+    /* Where it brings a warp whole strips, two at once: warps; chunks of a warp's ring; of a chunk
+     * tiles of each strip, the first's barrier, and what lies between the two. */
+    KV8_EXPERTS_WHOLE_WARPS = 12,
+    KV8_EXPERTS_WHOLE_CHUNKS = 2,
+    KV8_EXPERTS_WHOLE_STRIPS = 2,
+    KV8_EXPERTS_WHOLE_TILES = 5,
+    KV8_EXPERTS_WHOLE_BARRIER_AT =
+        KV8_EXPERTS_WHOLE_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES),
+    KV8_EXPERTS_WHOLE_PART_BYTES = (KV8_EXPERTS_WHOLE_BARRIER_AT + 8 + 127) / 128 * 128,
+    KV8_EXPERTS_WHOLE_BYTES = KV8_EXPERTS_WHOLE_WARPS * KV8_EXPERTS_WHOLE_CHUNKS *
+                              KV8_EXPERTS_WHOLE_STRIPS * KV8_EXPERTS_WHOLE_PART_BYTES,
     KV8_EXPERTS_SUM_BYTES = KV8_EXPERTS_ITEM_TILES * KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
     /* The kernels on wgmma. */
     KV8_EXPERTS_PACK_THREADS = 256,
@@ -91,14 +105,11 @@ enum {
 #define KV8_EXPERTS_PACKED_ROW(first_row, expert) (((first_row) + 15) / 16 * 16 + 16 * (expert))
 #define KV8_EXPERTS_PACKED_ROWS(places, experts)  KV8_EXPERTS_PACKED_ROW(places, experts)
 
-/* The rings of the streaming kernels that the copy engine fills: a quarter of a strip's tiles in
- * chunks, and a barrier for each. */
-#define KV8_EXPERTS_BULK_CHUNKS(num_tiles)                                  \
+/* A warp's ring of chunks of a quarter of a strip's tiles. */
+#define KV8_EXPERTS_BULK_RING_BYTES(num_tiles)                              \
     ((((num_tiles) + KV8_EXPERTS_TEAM_WARPS - 1) / KV8_EXPERTS_TEAM_WARPS + \
       KV8_EXPERTS_BULK_TILES - 1) /                                         \
-     KV8_EXPERTS_BULK_TILES)
-#define KV8_EXPERTS_BULK_RING_BYTES(chunks) \
-    (((chunks) * (KV8_EXPERTS_BULK_CHUNK_BYTES + 8) + 15) / 16 * 16)
+     KV8_EXPERTS_BULK_TILES * KV8_EXPERTS_BULK_CHUNK_BYTES)
 
 /* Strips of every expert of one layer, expert by expert. */
 typedef struct kv8_expert_strips {

@@ -39,30 +39,41 @@ struct Sums {
     float s[TILES_N][4];
 };
 
-// A tile's products with the rows at x_at, this lane's address of ldmatrix; scaled and added. This
-// lane's codes and scales lie at codes_at and scales_at.
-template <int TILES_N>
-__device__ __forceinline__ void add_tile(Sums<TILES_N> &sums, uint32_t codes_at, uint32_t scales_at,
-                                         uint32_t x_at, int x_row_bytes) {
-    const Words<16> codes = load_shared<16>(codes_at);
-    const uint32_t scales = load_shared<4>(scales_at).w[0];
+// A tile's products, of STRIPS strips, with the rows at x_at, this lane's address of ldmatrix;
+// scaled and added. This lane's codes and scales lie at codes_at and scales_at, of the next strip
+// `apart` further.
+template <int TILES_N, int STRIPS>
+__device__ __forceinline__ void add_tile(Sums<TILES_N> (&sums)[STRIPS], uint32_t codes_at,
+                                         uint32_t scales_at, uint32_t apart, uint32_t x_at,
+                                         int x_row_bytes) {
+    Words<16> codes[STRIPS];
+    uint32_t scales[STRIPS];
+#pragma unroll
+    for (int h = 0; h < STRIPS; h++) {
+        codes[h] = load_shared<16>(codes_at + h * apart);
+        scales[h] = load_shared<4>(scales_at + h * apart).w[0];
+    }
 #pragma unroll
     for (int b = 0; b < 2; b++) {
-        uint32_t low[4], high[4];  // of rows g and g + 8
-        widen_codes(codes.w[b], low);
-        widen_codes(codes.w[2 + b], high);
-        const float scale[2] = {scale_of(scales, b), scale_of(scales, 2 + b)};
-        const uint32_t a0[4] = {low[0], high[0], low[1], high[1]};
-        const uint32_t a1[4] = {low[2], high[2], low[3], high[3]};
+        uint32_t x[TILES_N][4];
 #pragma unroll
-        for (int n = 0; n < TILES_N; n++) {
-            uint32_t x[4];
-            load_matrices(x, x_at + n * 8 * x_row_bytes + b * 64);
-            float d[4] = {0, 0, 0, 0};
-            mma<false>(d, a0, {x[0], x[1]});
-            mma<false>(d, a1, {x[2], x[3]});
+        for (int n = 0; n < TILES_N; n++) load_matrices(x[n], x_at + n * 8 * x_row_bytes + b * 64);
 #pragma unroll
-            for (int i = 0; i < 4; i++) sums.s[n][i] += d[i] * scale[i / 2];
+        for (int h = 0; h < STRIPS; h++) {
+            uint32_t low[4], high[4];  // of rows g and g + 8
+            widen_codes(codes[h].w[b], low);
+            widen_codes(codes[h].w[2 + b], high);
+            const float scale[2] = {scale_of(scales[h], b), scale_of(scales[h], 2 + b)};
+            const uint32_t a0[4] = {low[0], high[0], low[1], high[1]};
+            const uint32_t a1[4] = {low[2], high[2], low[3], high[3]};
+#pragma unroll
+            for (int n = 0; n < TILES_N; n++) {
+                float d[4] = {0, 0, 0, 0};
+                mma<false>(d, a0, {x[n][0], x[n][1]});
+                mma<false>(d, a1, {x[n][2], x[n][3]});
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[h].s[n][i] += d[i] * scale[i / 2];
+            }
         }
     }
 }

@@ -59,7 +59,7 @@ __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
     const EndsAt ends_at(a);
     if (!DOWN) take_turn();  // down knows its weights earlier than its rows
     count_stream_items<MOST>(a, list);
-    const Share share = share_of<MOST>(a, list);
+    const Share share = share_of<MOST>(a, list, a.w.num_strips);
     const int end_item = (share.end + a.w.num_strips - 1) / a.w.num_strips;
     for (int at = share.begin; at < share.end;) {
         const Held held(a, list, at / a.w.num_strips, end_item);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
             const uint32_t x_at = rows + now.idx * tile_bytes + lane_x;
             const auto multiply = [&](auto tiles) {
                 constexpr int TILES_N = decltype(tiles)::value;
-                Sums<TILES_N> sums = {};
+                Sums<TILES_N> sums[1] = {};
                 for (int tile = quarter.first; tile < quarter.last; tile += CHUNK) {
                     copy_next();
                     copy_wait<STAGES - 1>();
@@ -119,12 +119,12 @@ __device__ __forceinline__ void stream(const kv8_experts_matmul_args &a) {
                     for_chunk<CHUNK>(quarter.last - tile, [&](int i) {
                         const uint32_t from = chunk + i * STAGE_BYTES;
                         add_tile<TILES_N>(sums, from + lane * 16,
-                                          from + KV8_TILE_CODE_BYTES + lane * 4,
+                                          from + KV8_TILE_CODE_BYTES + lane * 4, 0,
                                           x_tile + i * (KV8_TILE_COLS * 2), a.x_row_bytes);
                     });
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                 }
-                exchange_sums<TILES_N>(exchange, sums, which, 1 + team);
+                exchange_sums<TILES_N>(exchange, sums[0], which, 1 + team);
                 end_strip<TILES_N, DOWN>(a, ends, exchange, which, outputs, now.strip);
             };
             for_tiles<MOST>(item, multiply);

@@ -49,13 +49,12 @@ __device__ __forceinline__ Item stream_item_of(const kv8_experts_matmul_args &a,
     return item_of<TILE_ROWS>(a, list, item);
 }
 
-// The first strip, of all items' one after another, at `cost` or behind it.
+// The first strip, of all items' one after another, at `cost` or behind it. An item has num_strips.
 __device__ __forceinline__ int strip_at(const kv8_experts_matmul_args &a, const StreamList<2> &list,
-                                        uint32_t cost) {
-    const uint32_t num_strips = a.w.num_strips;
+                                        uint32_t cost, uint32_t num_strips) {
     const int of_each = static_cast<int>(cost / num_strips);
     if (of_each >= list.first_cost[a.num_experts])
-        return list.first_item[a.num_experts] * a.w.num_strips;
+        return list.first_item[a.num_experts] * num_strips;
     int low = 0, high = a.num_experts - 1;  // the last expert whose items begin at it or before
     while (low < high) {
         const int mid = (low + high + 1) / 2;
@@ -74,10 +73,10 @@ __device__ __forceinline__ int strip_at(const kv8_experts_matmul_args &a, const 
     const int last = tiles_of(rows) - (items - 1) * tiles;
     const uint32_t strip_cost = STRIP_COST + TILE_COST * (idx + 1 < items ? tiles : last);
     const int strip = static_cast<int>((within + strip_cost - 1) / strip_cost);
-    return (list.first_item[low] + idx) * a.w.num_strips + strip;
+    return (list.first_item[low] + idx) * num_strips + strip;
 }
 
-// A block's strips: those from `begin` to `end`.
+// A block's strips, or what else an item has so many of: those from `begin` to `end`.
 struct Share {
     int begin, end;
     // Its part of `all`, of which it begins and ends at find(part).
@@ -90,13 +89,13 @@ struct Share {
 };
 template <int MOST>
 __device__ __forceinline__ Share share_of(const kv8_experts_matmul_args &a,
-                                          const StreamList<MOST> &list) {
+                                          const StreamList<MOST> &list, int num_strips) {
     if constexpr (MOST == 1)
-        return Share(list.first_item[a.num_experts] * a.w.num_strips,
+        return Share(list.first_item[a.num_experts] * num_strips,
                      [](uint32_t strip) { return static_cast<int>(strip); });
     else
-        return Share(list.first_cost[a.num_experts] * a.w.num_strips,
-                     [&](uint32_t cost) { return strip_at(a, list, cost); });
+        return Share(list.first_cost[a.num_experts] * num_strips,
+                     [&](uint32_t cost) { return strip_at(a, list, cost, num_strips); });
 }
 
 // Items whose rows lie in shared memory at once, from `first` on: one, or two of one tile. `end`:

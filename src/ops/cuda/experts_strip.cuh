@@ -70,6 +70,21 @@ __device__ __forceinline__ uint8_t *outputs_at(const kv8_experts_matmul_args &a,
            (DOWN ? (row * a.w.num_strips * 16 + g) * 4 : (row * a.w.num_strips * 8 + g) * 2);
 }
 
+// Ends a column, its sums of rows g and g + 8, that goes to `outputs`; NULL: nowhere.
+template <bool DOWN>
+__device__ __forceinline__ void end_column(const kv8_experts_matmul_args &a, const Ends &ends,
+                                           float low, float high, uint8_t *outputs, int strip) {
+    if (outputs == nullptr) return;
+    if constexpr (DOWN) {
+        float *const to = reinterpret_cast<float *>(outputs) + strip * 16;
+        to[0] = ends.value(low, 0);
+        to[8] = ends.value(high, 1);
+    } else {
+        const float y = gate_soon(ends.value(low, 0), ends.value(high, 1), a.alpha, a.limit);
+        reinterpret_cast<__half *>(outputs)[strip * 8] = __float2half_rn(y);
+    }
+}
+
 template <int TILES_N, bool DOWN>
 __device__ __forceinline__ void end_strip(const kv8_experts_matmul_args &a, const Ends &ends,
                                           const float2 *exchange, int quarter, uint8_t *outputs,
@@ -83,14 +98,7 @@ __device__ __forceinline__ void end_strip(const kv8_experts_matmul_args &a, cons
         sum[0] += part.x;
         sum[1] += part.y;
     }
-    if constexpr (DOWN) {
-        float *const to = reinterpret_cast<float *>(outputs) + strip * 16;
-        to[0] = ends.value(sum[0], 0);
-        to[8] = ends.value(sum[1], 1);
-    } else {
-        const float y = gate_soon(ends.value(sum[0], 0), ends.value(sum[1], 1), a.alpha, a.limit);
-        reinterpret_cast<__half *>(outputs)[strip * 8] = __float2half_rn(y);
-    }
+    end_column<DOWN>(a, ends, sum[0], sum[1], outputs, strip);
 }
 
 }  // namespace kv8

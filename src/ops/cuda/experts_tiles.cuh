@@ -432,8 +432,8 @@ __device__ __forceinline__ void multiply_works(const kv8_experts_tiles_args &arg
         // Which weights is known before the kernel ahead has ended, rows are not.
         const int warp = (static_cast<int>(threadIdx.x) - SHAPE::CONSUMERS) / 32;
         if (warp == 2) fetch_ends<SHAPE>(a, works);
-        if (threadIdx.x == SHAPE::CONSUMERS) copy_weights<SHAPE>(args, works, rings, ring);
-        if (threadIdx.x != SHAPE::CONSUMERS + 32) return;
+        if (warp == 0 && elected()) copy_weights<SHAPE>(args, works, rings, ring);
+        if (warp != 1 || !elected()) return;
         take_turn();
         copy_rows<SHAPE>(a, works, rings, x_stages);
     }

@@ -69,14 +69,6 @@ struct Sm90Shape {
 // Named barriers; of a warpgroup: its index more.
 enum { WARPGROUP_BARRIER = 1, CONSUMERS_BARRIER = 4, TURN_BARRIER = 8 };
 
-// One lane of a warp, whichever: no register is kept for it.
-__device__ __forceinline__ bool elected() {
-    uint32_t is;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
-                 : "=r"(is));
-    return is != 0;
-}
-
 __device__ __forceinline__ uint32_t load_word(uint32_t address) {
     uint32_t word;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
