@@ -124,10 +124,11 @@ KV8_API KV8_NODISCARD kv8_status kv8_cache_truncate(kv8_cache *cache, kv8_seq se
  * (indptr[0] = 0), which go to the last (indptr[i+1]-indptr[i]) positions of seqs[i]; no sequence
  * is there twice. k: [rows, num_kv_heads, k_head_dim] of src_dtype (F32, BF16 or F16), strides in
  * elements, last dimension contiguous; v likewise. K arrives rotated, or is rotated on the way by
- * cos_sin. Quantises: code = sat_rne(x / scale), or int8 as kv8_narrow_int8(x / scale); counts
- * clips and NaN per (layer, head). Positions in pages that a fork shares or that are published are
- * KV8_ERR_INVALID: extend, append, and only then fork or publish. Of a cache on a GPU k, v and
- * cos_sin lie in device memory, and are read when the stream comes to it. */
+ * cos_sin as kv8_rope_apply does it. Quantises: code = sat_rne(x / scale), or int8 as
+ * kv8_narrow_int8(x / scale); counts clips and NaN per (layer, head). Positions in pages that a
+ * fork shares or that are published are KV8_ERR_INVALID: extend, append, and only then fork or
+ * publish. Of a cache on a GPU k, v and cos_sin lie in device memory, and are read when the stream
+ * comes to it. */
 typedef struct kv8_append {
     size_t struct_size;
     int32_t num_seqs;

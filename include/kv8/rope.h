@@ -53,7 +53,8 @@ KV8_API const float *kv8_rope_inv_freq(const kv8_rope *rope, float *factor_out);
  * the attention factor. The angle is the f32 product position * inv_freq. */
 KV8_API void kv8_rope_angles(const kv8_rope *rope, const int32_t *positions, size_t n,
                              float *cos_sin_out);
-/* Rotates x [n, num_heads, head_dim] in place (strides in elements); f32. */
+/* Rotates x [n, num_heads, head_dim] in place (strides in elements); f32. On x86-64 subnormal
+ * floats (below 2^-126) count as 0. */
 KV8_API void kv8_rope_apply(const kv8_rope *rope, const float *cos_sin, size_t n, float *x,
                             int32_t num_heads, int64_t stride_row, int64_t stride_head);
 

@@ -96,21 +96,20 @@ typedef struct piece {
     const kv8_row_place *places; /* of each row */
 } piece;
 
-/* Whether every subnormal is a code of 0: 2^-126 by such a scale is below half of the least code of
- * 8 bits, and int8's own scale is none of them. Of what rotates it may be a code of -0, which int8
- * has not. */
-static bool narrows_subnormals_to_0(const kv8_append_job *job, const piece *p) {
+/* Whether subnormals count as 0: of what rotates; and where 8 bits hold none, 2^-126 by the scale
+ * being below half of their least, or int8's own scale leaving it. A scale that is not far above
+ * them would count as 0 itself. */
+static bool takes_subnormals_as_0(const kv8_append_job *job, const piece *p) {
     const kv8_append_target *const target = &job->target[p->kv];
     const kv8_row_format *const format = &target->format;
-    const bool by_row = format->scale == KV8_SCALE_F16;
-    if ((rotates(job, p->kv) && !by_row) || format->segment[1].count > 0) return false;
-    if (!by_row && (format->scale != KV8_SCALE_NONE || !kv8_is_float8(format->segment[0].dtype)))
-        return false;
+    const bool rotated = rotates(job, p->kv), by_row = format->scale == KV8_SCALE_F16;
+    if (format->segment[1].count > 0 || (!by_row && format->scale != KV8_SCALE_NONE)) return false;
+    if (!rotated && !by_row && !kv8_is_float8(format->segment[0].dtype)) return false;
     for (int32_t i = 0; i < p->end_row - p->begin_row; i++) {
         if (p->places[i].page < 0) continue;
         for (int32_t head = p->begin_head; head < p->end_head; head++) {
             const float scale = scale_of(target, &p->places[i], head);
-            if (by_row ? scale != 1.0f : scale < 0x1p-80f) return false;
+            if (by_row && !rotated ? scale != 1.0f : scale < 0x1p-80f) return false;
         }
     }
     return true;
@@ -145,7 +144,7 @@ static void append_task(void *cookie, size_t index, int32_t thread_idx) {
     p.end_head = p.begin_head + cut->heads_per_task;
     find_places(job, p.begin_row, p.end_row, places);
     for (p.kv = 0; p.kv < 2; p.kv++) {
-        const bool as_0 = narrows_subnormals_to_0(job, &p);
+        const bool as_0 = takes_subnormals_as_0(job, &p);
         const unsigned before = as_0 ? kv8_subnormals_off() : 0;
         for (int32_t head = p.begin_head; head < p.end_head; head++) append_head(cut, &p, head);
         if (as_0) kv8_subnormals_restore(before);

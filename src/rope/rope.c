@@ -11,6 +11,8 @@
 
 #include <math.h>
 
+#include "simd/subnormals.h"
+
 static const double PI = 3.14159265358979323846;
 
 /* The pair index at which a wave turns `rotations` times within the original context
@@ -199,6 +201,7 @@ void kv8_rope_angles(const kv8_rope *rope, const int32_t *positions, size_t n, f
 
 void kv8_rope_apply(const kv8_rope *rope, const float *cos_sin, size_t n, float *x,
                     int32_t num_heads, int64_t stride_row, int64_t stride_head) {
+    const unsigned before = kv8_subnormals_off();
     for (size_t row = 0; row < n; row++) {
         const float *const row_cos_sin = cos_sin + row * (size_t)rope->head_dim;
         for (int32_t head = 0; head < num_heads; head++) {
@@ -206,4 +209,5 @@ void kv8_rope_apply(const kv8_rope *rope, const float *cos_sin, size_t n, float 
             kv8_rope_rotate(row_cos_sin, rope->head_dim / 2, rope->interleaved, head_x);
         }
     }
+    kv8_subnormals_restore(before);
 }

@@ -265,7 +265,13 @@ static inline void open_plan_side(plan_side *on, const append_memory *m, const a
 
 /* --- comparing --- */
 
-/* A rotated NaN has any sign: element by element then, else all bytes of the pool. */
+/* What K rotates to on two machines: a NaN has any sign, and on x86-64 a subnormal counts as 0. */
+static inline bool rotates_alike(float a, float b) {
+    if (isnan(a) && isnan(b)) return true;
+    return fabsf(a) < 0x1p-100f && fabsf(a - b) <= 0x1p-125f + 0x1p-7f * fabsf(a);
+}
+
+/* K that was rotated element by element, else all bytes of the pool. */
 static inline void compare_pools(const uint8_t *got_pool, const append_case *c) {
     const uint8_t *const want = cpu.view[0].data;
     const size_t size = kv8_dtype_size(c->k);
@@ -278,7 +284,7 @@ static inline void compare_pools(const uint8_t *got_pool, const append_case *c) 
             const size_t at = i / size * size;
             assert_ok(kv8_widen(KV8_ISA_SCALAR, c->k, got_pool + at, 1, &pair[0]));
             assert_ok(kv8_widen(KV8_ISA_SCALAR, c->k, want + at, 1, &pair[1]));
-            if (isnan(pair[0]) && isnan(pair[1])) continue;
+            if (rotates_alike(pair[0], pair[1])) continue;
         }
         fail_msg("%s: byte %zu of the pool (page %zu, %zu) is 0x%02x, must be 0x%02x", case_name(c),
                  i, i / page_bytes, i % page_bytes, got_pool[i], want[i]);

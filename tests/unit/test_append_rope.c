@@ -48,13 +48,25 @@ static kv8_cache *new_cache(kv8_dtype dtype, kv8_layout layout, kv8_threads *thr
     return cache;
 }
 
+/* Bit for bit but for subnormals, which quotients of rows that are rotated on the way may not be.
+ */
+static void assert_same_values(const uint8_t *a, const uint8_t *b, kv8_dtype dtype) {
+    const size_t size = kv8_dtype_size(dtype);
+    for (size_t i = 0; i < DIM; i++) {
+        float x = 0, y = 0;
+        if (memcmp(a + i * size, b + i * size, size) == 0) continue;
+        assert_ok(kv8_widen(KV8_ISA_SCALAR, dtype, a + i * size, 1, &x));
+        assert_ok(kv8_widen(KV8_ISA_SCALAR, dtype, b + i * size, 1, &y));
+        assert_true(size > 1 && fabsf(x) < 0x1p-126f && fabsf(y) < 0x1p-126f);
+    }
+}
+
 static void assert_same_heads(const kv8_cache *a, kv8_seq seq_a, const kv8_cache *b, kv8_seq seq_b,
                               kv8_dtype dtype, int32_t position) {
-    const size_t k_bytes = DIM * kv8_dtype_size(dtype);
     for (int32_t head = 0; head < HEADS; head++) {
         const stored_head ka = find_head(a, 0, 0, dtype, seq_a, 4, position, head);
         const stored_head kb = find_head(b, 0, 0, dtype, seq_b, 4, position, head);
-        assert_memory_equal(ka.codes, kb.codes, k_bytes);
+        assert_same_values(ka.codes, kb.codes, dtype);
         if (dtype == KV8_INT8) assert_int_equal(ka.row_scale->bits, kb.row_scale->bits);
         const stored_head va = find_head(a, 0, 1, KV8_E4M3, seq_a, 4, position, head);
         const stored_head vb = find_head(b, 0, 1, KV8_E4M3, seq_b, 4, position, head);
