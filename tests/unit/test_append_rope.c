@@ -150,6 +150,43 @@ static void fused_bytes_equal_two_steps(void **state) {
     kv8_threads_destroy(threads);
 }
 
+#if defined(__x86_64__)
+/* By kv8_rope_apply and on the way into a cache; the caller's arithmetic stays what it was. */
+static void rotated_subnormals_count_as_0(void **state) {
+    (void)state;
+    kv8_rope *const rope = yarn_rope(DIM, false);
+    const int32_t position = 3, indptr[] = {0, 1};
+    float cos_sin[DIM], k[HEADS * DIM], v[V_ROW] = {0};
+    kv8_rope_angles(rope, &position, 1, cos_sin);
+    for (int i = 0; i < HEADS * DIM; i++) k[i] = i % 3 == 0 ? -0x1p-127f : 0x1p-130f;
+    kv8_cache *const cache = new_cache(KV8_BF16, KV8_LAYOUT_NHD, NULL);
+    const kv8_seq seq = new_seq(cache);
+    assert_ok(kv8_cache_extend(cache, seq, 1, NULL));
+    assert_ok(kv8_cache_append(cache, 0,
+                               &(kv8_append){.struct_size = sizeof(kv8_append),
+                                             .num_seqs = 1,
+                                             .seqs = &seq,
+                                             .indptr = indptr,
+                                             .src_dtype = KV8_F32,
+                                             .k = k,
+                                             .k_stride_head = DIM,
+                                             .v = v,
+                                             .v_stride_head = V_DIM,
+                                             .cos_sin = cos_sin}));
+    kv8_rope_apply(rope, cos_sin, 1, k, HEADS, HEADS * DIM, DIM);
+    for (int32_t head = 0; head < HEADS; head++) {
+        const uint8_t *const codes = find_head(cache, 0, 0, KV8_BF16, seq, 4, 0, head).codes;
+        float stored[DIM];
+        assert_ok(kv8_widen(KV8_ISA_SCALAR, KV8_BF16, codes, DIM, stored));
+        for (int i = 0; i < DIM; i++) assert_true(k[head * DIM + i] == 0 && stored[i] == 0);
+    }
+    volatile float tiny = 0x1p-130f;
+    assert_true(tiny * 0.5f == 0x1p-131f);
+    kv8_cache_destroy(cache);
+    kv8_rope_destroy(rope);
+}
+#endif
+
 static void wrong_inputs_are_refused(void **state) {
     (void)state;
     kv8_cache *const cache = new_cache(KV8_E4M3, KV8_LAYOUT_NHD, NULL);
@@ -186,6 +223,9 @@ static void wrong_inputs_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fused_bytes_equal_two_steps),
+#if defined(__x86_64__)
+        cmocka_unit_test(rotated_subnormals_count_as_0),
+#endif
         cmocka_unit_test(wrong_inputs_are_refused),
     };
     return cmocka_run_group_tests_name("append_rope", tests, NULL, NULL);
