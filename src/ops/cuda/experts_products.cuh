@@ -1,5 +1,5 @@
-// experts_products.cuh - products of a strip's tiles with up to 16 rows by a team of four warps, a
-// quarter of the tiles each: a tile's, and how the team adds up.
+// experts_products.cuh - products of strips' tiles with up to 16 rows: a tile's, and how the four
+// warps of a team, which have a quarter of the tiles each, add up.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
