@@ -73,20 +73,25 @@ static kv8_status submit(bench_session *s, kv8_request *request, int32_t num, ui
     return kv8_engine_submit(s->engine, request, id_out);
 }
 
-/* Steps until nothing is left to do, or a request fails: a test of fewer steps has no speed. */
+/* A step of the engine, in which no request may fail: a test of fewer steps has no speed. */
+static kv8_status run_step(bench_session *s, int32_t *num_events_out) {
+    const kv8_status status = kv8_engine_step(s->engine, num_events_out);
+    for (int32_t i = 0; status == KV8_OK && i < *num_events_out; i++) {
+        const kv8_event *const event = kv8_engine_event(s->engine, i);
+        if (event->finish != KV8_FINISH_FAILED) continue;
+        snprintf(s->failure, sizeof s->failure, "%s", event->message);
+        return KV8_ERR_INVALID;
+    }
+    return status;
+}
+
+/* Steps until nothing is left to do. */
 static kv8_status run_engine(bench_session *s) {
     int32_t num_events = 1;
-    while (num_events > 0 && cli_interrupted() == 0) {
-        const kv8_status status = kv8_engine_step(s->engine, &num_events);
-        if (status != KV8_OK) return status;
-        for (int32_t i = 0; i < num_events; i++) {
-            const kv8_event *const event = kv8_engine_event(s->engine, i);
-            if (event->finish != KV8_FINISH_FAILED) continue;
-            snprintf(s->failure, sizeof s->failure, "%s", event->message);
-            return KV8_ERR_INVALID;
-        }
-    }
-    return KV8_OK;
+    kv8_status status = KV8_OK;
+    while (status == KV8_OK && num_events > 0 && cli_interrupted() == 0)
+        status = run_step(s, &num_events);
+    return status;
 }
 
 /* A request of `num` tokens for each sequence of the row: a prompt, which ends with the first token
@@ -132,13 +137,17 @@ static kv8_status plan_steps(const bench_session *s, const model_args *args, con
 }
 
 /* Runs the test once for its profile: by kernel a few tokens of it, for what they read and where
- * the time goes; else all of it, for what lies between the steps. */
+ * the time goes; else all of it, for what lies between the steps, of decode those behind the first,
+ * which admits its requests. */
 static kv8_status profile_test(bench_session *s, const model_args *args, bool by_kernel,
                                test_row *row, kv8_profile *profile_out, double *seconds_out) {
     enum { FEW_TOKENS = 8 };
     int32_t num = model_test_tokens(row);
     if (by_kernel && row->num_gen > FEW_TOKENS) num = FEW_TOKENS;
     kv8_status status = submit_batch(s, row, num);
+    int32_t num_events = 0;
+    if (status == KV8_OK && !by_kernel && num > 1 && row->num_gen > 0)
+        status = run_step(s, &num_events);
     if (status == KV8_OK) status = kv8_model_begin_profile(s->model.model, by_kernel);
     if (status != KV8_OK) return status;
     kv8_step_plan plan;

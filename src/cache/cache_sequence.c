@@ -94,7 +94,7 @@ kv8_status kv8_cache_truncate(kv8_cache *cache, kv8_seq seq, int32_t length) {
 kv8_status kv8_cache_publish(kv8_cache *cache, kv8_seq seq) {
     int32_t idx = 0;
     KV8_TRY(kv8_cache_find(cache, seq, &idx));
-    return kv8_pages_publish(cache->pages, seq);
+    return kv8_pages_publish(cache->pages, seq, INT32_MAX);
 }
 
 kv8_status kv8_cache_prefix_match(kv8_cache *cache, const int32_t *token_ids, int32_t num_tokens,

@@ -20,8 +20,8 @@ typedef struct group_table {
 struct kv8_device_tables {
     const kv8_cache *cache;
     kv8_staging *staging;
-    kv8_kernel kernel;       /* name NULL: not asked for yet */
-    int32_t *lists, *tables; /* device, as kv8_page_lists_args has them */
+    kv8_kernel kernel;                       /* name NULL: not asked for yet */
+    int32_t *lists, *last_page_len, *tables; /* device, as kv8_page_lists_args has them */
     size_t list_entries, table_entries;
     group_table *groups; /* [num_groups] */
     /* Of the next launch: at most as many as tables have. */
@@ -42,10 +42,12 @@ static size_t most_rows(const kv8_cache *cache) {
 static size_t longest_list(const kv8_cache *cache) {
     return (size_t)kv8_pages_longest_list(cache->pages);
 }
-/* A list that is all new takes one piece. */
+/* A list that is all new takes one piece, and so do the last lengths of all groups. */
 size_t kv8_device_tables_staged_bytes(const kv8_cache *cache) {
-    const size_t one = sizeof(kv8_page_row) + longest_list(cache) * sizeof(int32_t);
-    return one > LEAST_PIECE ? one : LEAST_PIECE;
+    const size_t list = sizeof(kv8_page_row) + longest_list(cache) * sizeof(int32_t);
+    const size_t lengths = most_rows(cache) * sizeof(int32_t);
+    const size_t most = list > lengths ? list : lengths;
+    return most > LEAST_PIECE ? most : LEAST_PIECE;
 }
 
 /* --- create --- */
@@ -78,7 +80,7 @@ kv8_status kv8_device_tables_create(kv8_device_tables **out, const kv8_cache *ca
     kv8_device_tables *const t = memory;
     *t = (kv8_device_tables){.cache = cache, .staging = staging};
     t->list_entries = longest_list(cache);
-    t->table_entries = 2 * (num_seqs_of(cache) + 1) + num_seqs_of(cache) * t->list_entries;
+    t->table_entries = num_seqs_of(cache) + 1 + num_seqs_of(cache) * t->list_entries;
     kv8_status status = KV8_OK;
     KV8_TRY_GOTO(take_groups(t));
     const size_t each = (size_t)cache->num_groups * sizeof(int32_t);
@@ -87,6 +89,8 @@ kv8_status kv8_device_tables_create(kv8_device_tables **out, const kv8_cache *ca
     t->lists = memory;
     KV8_TRY_GOTO(kv8_take_zeros(staging->stream, t->table_entries, each, &memory));
     t->tables = memory;
+    KV8_TRY_GOTO(kv8_take_zeros(staging->stream, num_seqs_of(cache) + 1, each, &memory));
+    t->last_page_len = memory;
     *out = t;
     return KV8_OK;
 fail:
@@ -103,6 +107,7 @@ void kv8_device_tables_destroy(kv8_device_tables *t) {
     kv8_release(cache->allocator, t->groups, (size_t)cache->num_groups, sizeof *t->groups);
     kv8_release(cache->allocator, t->rows, most_rows(cache), sizeof *t->rows);
     kv8_release(cache->allocator, t->changed, most_rows(cache), sizeof *t->changed);
+    kv8_device_free(device, t->last_page_len);
     kv8_device_free(device, t->tables);
     kv8_device_free(device, t->lists);
     kv8_release(cache->allocator, t, 1, sizeof *t);
@@ -130,6 +135,7 @@ static kv8_status send_rows(kv8_device_tables *t) {
         .rows = device,
         .ints = device,
         .lists = t->lists,
+        .last_page_len = t->last_page_len,
         .tables = t->tables,
         .list_entries = (int64_t)t->list_entries,
         .table_entries = (int64_t)t->table_entries,
@@ -210,16 +216,26 @@ static int32_t *indptr_of(const kv8_device_tables *t, int32_t group) {
     return t->tables + (size_t)group * t->table_entries;
 }
 static int32_t *last_page_len_of(const kv8_device_tables *t, int32_t group) {
-    return indptr_of(t, group) + num_seqs_of(t->cache) + 1;
+    return t->last_page_len + (size_t)group * (num_seqs_of(t->cache) + 1);
 }
 
-static kv8_status load_last_lengths(kv8_device_tables *t, int32_t group, const kv8_seq *seqs,
-                                    int32_t num_seqs) {
+/* In one copy, with the zeros that each group's array ends in but the last one's. A length is that
+ * of all groups. */
+static kv8_status load_last_lengths(kv8_device_tables *t, int32_t first, int32_t num_groups,
+                                    const kv8_seq *seqs, int32_t num_seqs) {
+    const size_t stride = num_seqs_of(t->cache) + 1, num = (size_t)num_seqs;
     kv8_staged piece;
-    KV8_TRY(kv8_staging_stage(t->staging, (size_t)num_seqs * sizeof(int32_t), &piece));
-    void *const host = piece.host;
+    KV8_TRY(kv8_staging_stage(t->staging,
+                              ((size_t)(num_groups - 1) * stride + num) * sizeof(int32_t), &piece));
+    void *const memory = piece.host;
+    int32_t *const host = memory;
     kv8_pages_last_lengths(t->cache->pages, seqs, num_seqs, host);
-    return kv8_stream_copy(t->staging->stream, last_page_len_of(t, group), host, piece.bytes);
+    for (int32_t g = 1; g < num_groups; g++) {
+        int32_t *const to = host + (size_t)g * stride;
+        memset(to - (stride - num), 0, (stride - num) * sizeof *to);
+        memcpy(to, host, num * sizeof *to);
+    }
+    return kv8_stream_copy(t->staging->stream, last_page_len_of(t, first), host, piece.bytes);
 }
 
 static bool has_lists(const kv8_device_tables *t, int32_t group, const kv8_seq *seqs,
@@ -236,15 +252,13 @@ kv8_status kv8_device_tables_load(kv8_device_tables *t, int32_t first, int32_t n
     for (int32_t g = first; g < first + num_groups; g++)
         has_all = has_all && has_lists(t, g, seqs, num_seqs);
     if (!has_all) return load_lists(t, first, num_groups, seqs, num_seqs);
-    for (int32_t g = first; g < first + num_groups && !lists_alone; g++)
-        KV8_TRY(load_last_lengths(t, g, seqs, num_seqs));
-    return KV8_OK;
+    return lists_alone ? KV8_OK : load_last_lengths(t, first, num_groups, seqs, num_seqs);
 }
 
 kv8_page_table kv8_device_tables_get(const kv8_device_tables *t, int32_t group) {
     kv8_page_table table = KV8_PAGE_TABLE_INIT;
     table.page_indptr = indptr_of(t, group);
     table.last_page_len = last_page_len_of(t, group);
-    table.page_indices = table.last_page_len + num_seqs_of(t->cache) + 1;
+    table.page_indices = table.page_indptr + num_seqs_of(t->cache) + 1;
     return table;
 }

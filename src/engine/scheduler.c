@@ -1,7 +1,7 @@
 /* scheduler.c - the order of requests, the budget of a step, preemption.
  *
- * `order` of a request never changes, so both lists below stay sorted by it: `running` is an array
- * (a step visits all of it anyway), `waiting` a binary heap whose first is the next to be admitted.
+ * The place of a request never changes, so both lists below stay sorted by it: `running` is an
+ * array (a step visits all of it anyway), `waiting` a heap whose first is the next to be admitted.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler.h"
@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "pace.h"
+#include "waiting.h"
 
 typedef enum stage { GONE = 0, WAITS, RUNS, RESTS } stage;
 
@@ -18,10 +19,10 @@ typedef struct request {
     bool has_begun; /* was admitted once: no deadline ends it any more, and it counts as preempted
                      * while it waits */
     bool all_logits;
+    bool to_publish; /* what it has computed fills a page that nobody finds yet */
     uint64_t salt;
     kv8_request_id parent; /* 0 = none */
-    int64_t order;         /* arrival + priority * patience */
-    uint64_t serial;
+    kv8_waiting place;     /* order: arrival + priority * patience */
     uint64_t deadline_ns;
     void *owner;
     int32_t *tokens;                       /* [limit], the owner's */
@@ -42,7 +43,7 @@ struct kv8_scheduler {
     int32_t num_free;
     int32_t *running; /* [max_running] slots, sorted */
     int32_t num_running;
-    int32_t *waiting; /* [num_slots] heap of slots */
+    kv8_waiting *waiting; /* [num_waiting] of num_slots */
     int32_t num_waiting;
     int32_t num_new;         /* of those that wait, never admitted */
     kv8_scheduled_row *rows; /* [max_running] */
@@ -57,47 +58,19 @@ struct kv8_scheduler {
 
 /* --- the order --- */
 
-static bool comes_before(const request *a, const request *b) {
-    return a->order != b->order ? a->order < b->order : a->serial < b->serial;
-}
-
-static void heap_swap(kv8_scheduler *s, int32_t i, int32_t j) {
-    const int32_t slot = s->waiting[i];
-    s->waiting[i] = s->waiting[j];
-    s->waiting[j] = slot;
-}
-static bool heap_less(const kv8_scheduler *s, int32_t i, int32_t j) {
-    return comes_before(&s->slots[s->waiting[i]], &s->slots[s->waiting[j]]);
-}
-static void heap_rise(kv8_scheduler *s, int32_t i) {
-    for (; i > 0 && heap_less(s, i, (i - 1) / 2); i = (i - 1) / 2) heap_swap(s, i, (i - 1) / 2);
-}
-static void heap_sink(kv8_scheduler *s, int32_t i) {
-    for (;;) {
-        int32_t least = i;
-        for (int32_t child = 2 * i + 1; child <= 2 * i + 2; child++)
-            if (child < s->num_waiting && heap_less(s, child, least)) least = child;
-        if (least == i) return;
-        heap_swap(s, i, least);
-        i = least;
-    }
-}
 static void wait_push(kv8_scheduler *s, int32_t slot) {
-    s->waiting[s->num_waiting] = slot;
-    heap_rise(s, s->num_waiting++);
+    kv8_waiting_push(s->waiting, &s->num_waiting, s->slots[slot].place);
     s->num_new += !s->slots[slot].has_begun;
 }
 static void wait_remove(kv8_scheduler *s, int32_t i) {
-    s->num_new -= !s->slots[s->waiting[i]].has_begun;
-    s->waiting[i] = s->waiting[--s->num_waiting];
-    if (i == s->num_waiting) return;
-    heap_rise(s, i);
-    heap_sink(s, i);
+    s->num_new -= !s->slots[s->waiting[i].slot].has_begun;
+    kv8_waiting_remove(s->waiting, &s->num_waiting, i);
 }
 
 static int32_t run_insert(kv8_scheduler *s, int32_t slot) {
     int32_t i = s->num_running++;
-    for (; i > 0 && comes_before(&s->slots[slot], &s->slots[s->running[i - 1]]); i--)
+    const kv8_waiting *const place = &s->slots[slot].place;
+    for (; i > 0 && kv8_comes_before(place, &s->slots[s->running[i - 1]].place); i--)
         s->running[i] = s->running[i - 1];
     s->running[i] = slot;
     return i;
@@ -254,8 +227,7 @@ kv8_status kv8_scheduler_submit(kv8_scheduler *s, const kv8_arrival *a, uint64_t
                    .all_logits = a->all_logits,
                    .salt = parent < 0 ? a->salt : s->slots[parent].salt,
                    .parent = a->parent,
-                   .order = order_of(s, a, now_ns),
-                   .serial = s->next_serial++,
+                   .place = {order_of(s, a, now_ns), s->next_serial++, slot},
                    .deadline_ns = a->deadline_ns,
                    .owner = a->owner,
                    .tokens = a->tokens,
@@ -276,7 +248,13 @@ static void forget(kv8_scheduler *s, int32_t slot) {
     s->slots[slot].stage = GONE;
     s->free_slots[s->num_free++] = slot;
 }
+/* Others find the full pages of what the request has computed. */
+static void publish(const kv8_scheduler *s, request *r) {
+    if (r->to_publish) KV8_MUST(kv8_pages_publish(s->options.pages, r->seq, r->num_computed));
+    r->to_publish = false;
+}
 static void give_pages_back(kv8_scheduler *s, request *r) {
+    publish(s, r);
     KV8_MUST(kv8_pages_seq_destroy(s->options.pages, r->seq));
     r->seq = KV8_SEQ_NONE;
     r->num_computed = 0;
@@ -287,7 +265,7 @@ kv8_status kv8_scheduler_end(kv8_scheduler *s, kv8_request_id handle) {
     if (slot < 0) return kv8_fail(KV8_ERR_NOT_FOUND, "the request is gone");
     const stage was = s->slots[slot].stage;
     for (int32_t i = 0; was == WAITS && i < s->num_waiting; i++)
-        if (s->waiting[i] == slot) wait_remove(s, i);
+        if (s->waiting[i].slot == slot) wait_remove(s, i);
     for (int32_t i = 0; was == RUNS && i < s->num_running; i++)
         if (s->running[i] == slot) run_remove(s, i);
     s->stats.num_resting -= was == RESTS;
@@ -301,6 +279,7 @@ void kv8_scheduler_rest(kv8_scheduler *s, kv8_request_id handle) {
     assert(slot >= 0 && s->slots[slot].stage == RUNS);
     for (int32_t i = 0; i < s->num_running; i++)
         if (s->running[i] == slot) run_remove(s, i);
+    publish(s, &s->slots[slot]);
     s->slots[slot].stage = RESTS;
     KV8_MUST(kv8_pages_move_windows(s->options.pages, s->slots[slot].seq));
     s->stats.num_resting++;
@@ -310,7 +289,7 @@ void kv8_scheduler_rest(kv8_scheduler *s, kv8_request_id handle) {
 
 static void expire(kv8_scheduler *s, uint64_t now_ns, kv8_schedule *schedule) {
     for (int32_t i = 0; i < s->num_waiting;) {
-        const int32_t slot = s->waiting[i];
+        const int32_t slot = s->waiting[i].slot;
         const request *const r = &s->slots[slot];
         if (r->has_begun || r->deadline_ns == 0 || now_ns < r->deadline_ns) {
             i++;
@@ -476,7 +455,7 @@ static kv8_status begin_sequence(kv8_scheduler *s, request *r) {
 
 /* The first of those that wait runs, if it finds room; *running_idx_out is -1 if it does not. */
 static kv8_status admit(kv8_scheduler *s, int32_t *running_idx_out) {
-    const int32_t slot = s->waiting[0];
+    const int32_t slot = s->waiting[0].slot;
     request *const r = &s->slots[slot];
     *running_idx_out = -1;
     const kv8_status status = begin_sequence(s, r);
@@ -503,7 +482,10 @@ static bool may_admit(const kv8_scheduler *s) {
 }
 /* Not in a step that preempted somebody: what waits first then is what was just sent there. */
 static kv8_status plan_waiting(kv8_scheduler *s) {
-    if (may_admit(s)) count_growth(s);
+    if (may_admit(s)) {
+        kv8_scheduler_publish(s);
+        count_growth(s);
+    }
     while (may_admit(s)) {
         int32_t i = -1;
         bool got = false;
@@ -555,19 +537,28 @@ void kv8_scheduler_took(kv8_scheduler *s, double ns) {
     kv8_pace_learn(&s->pace, s->num_decoding, s->prompt_tokens, ns);
 }
 
-kv8_status kv8_scheduler_commit(kv8_scheduler *s, const int32_t *tokens) {
+void kv8_scheduler_commit(kv8_scheduler *s, const int32_t *tokens) {
+    const int32_t page_size = kv8_pages_page_size(s->options.pages);
     for (int32_t i = 0; i < s->num_rows; i++) {
         const kv8_scheduled_row *const row = &s->rows[i];
         request *const r = &s->slots[slot_of(s, row->request)];
+        const bool failed = tokens[i] == KV8_ROW_FAILED;
+        if (failed) publish(s, r); /* what was computed before */
         r->row = -1;
         r->num_computed += row->num_tokens;
         if (r->num_reached < r->num_computed) r->num_reached = r->num_computed;
-        if (tokens[i] == KV8_ROW_FAILED) continue;
-        if (s->options.share_prefixes) KV8_TRY(kv8_pages_publish(s->options.pages, r->seq));
+        if (failed) continue;
         if (row->samples) r->tokens[r->num_tokens++] = tokens[i];
+        if (!s->options.share_prefixes) continue;
+        r->to_publish |= row->num_tokens > 1 || r->num_computed % page_size == 0;
+        /* Pages of more are behind a window when the sequence grows again. */
+        if (row->num_tokens > 1) publish(s, r);
     }
     s->num_rows = 0;
-    return KV8_OK;
+}
+
+void kv8_scheduler_publish(kv8_scheduler *s) {
+    for (int32_t i = 0; i < s->num_running; i++) publish(s, &s->slots[s->running[i]]);
 }
 
 void kv8_scheduler_abandon(kv8_scheduler *s) {

@@ -108,11 +108,14 @@ kv8_status kv8_scheduler_plan(kv8_scheduler *scheduler, uint64_t now_ns,
 /* The planned step took this long: paced, the next ones are sized by it. Before commit. */
 void kv8_scheduler_took(kv8_scheduler *scheduler, double ns);
 /* The planned step was computed: tokens[i] is what row i chose, for rows that sample, or
- * KV8_ROW_FAILED for any: it chose nothing, and nobody finds its pages. Lets other requests find
- * the full pages of the rest. A request that failed, or has nothing left to compute or to choose,
- * is to be ended, or rest, before the next plan. */
+ * KV8_ROW_FAILED for any: it chose nothing, and nobody finds its pages. A request that is admitted
+ * later finds the full pages of the rest. A request that failed, or has nothing left to compute or
+ * to choose, is to be ended, or rest, before the next plan. */
 enum { KV8_ROW_FAILED = INT32_MIN };
-kv8_status kv8_scheduler_commit(kv8_scheduler *scheduler, const int32_t *tokens);
+void kv8_scheduler_commit(kv8_scheduler *scheduler, const int32_t *tokens);
+/* Pages that commit left for later can be found: for a caller that has time, between any two
+ * calls. Who needs them sooner, a plan that admits or a request that ends, does not wait for it. */
+void kv8_scheduler_publish(kv8_scheduler *scheduler);
 /* The planned step was not computed: its tokens leave the sequences again. */
 void kv8_scheduler_abandon(kv8_scheduler *scheduler);
 

@@ -209,7 +209,8 @@ static kv8_status run_step(simulation *s) {
     s->running_ns += ns * schedule.num_rows;
     s->num_steps++;
     kv8_scheduler_took(s->scheduler, ns);
-    KV8_TRY(kv8_scheduler_commit(s->scheduler, s->chosen));
+    kv8_scheduler_commit(s->scheduler, s->chosen);
+    kv8_scheduler_publish(s->scheduler);
     for (int32_t i = 0; i < schedule.num_rows; i++)
         if (schedule.rows[i].samples) KV8_TRY(take_token(s, schedule.rows[i].owner));
     return KV8_OK;

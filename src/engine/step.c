@@ -416,6 +416,7 @@ kv8_status kv8_engine_begin(kv8_engine *e) {
         gather(e, &e->schedule);
         e->is_computing = e->draws_on_device;
         if (e->is_computing) status = compute(e);
+        if (status == KV8_OK) kv8_scheduler_publish(e->scheduler);
     }
     if (status != KV8_OK) abandon(e);
     e->is_under_way = !fails(e, status);
@@ -441,7 +442,7 @@ static kv8_status finish_rows(kv8_engine *e) {
     e->stats.num_steps++;
     choose(e);
     kv8_scheduler_took(e->scheduler, (double)(kv8_time_ns() - begin));
-    KV8_TRY(kv8_scheduler_commit(e->scheduler, e->chosen));
+    kv8_scheduler_commit(e->scheduler, e->chosen);
     count_read(e);
     for (int32_t i = 0; i < e->num_shares; i++) tell(e, i);
     const uint64_t took = kv8_time_ns() - begin;

@@ -90,7 +90,8 @@ KV8_SHARED kv8_status kv8_pages_extend(kv8_pages *pages, kv8_seq seq, int32_t nu
 /* Gives back what a sequence of its length holds behind its windows, as the next extend would. */
 KV8_SHARED kv8_status kv8_pages_move_windows(kv8_pages *pages, kv8_seq seq);
 KV8_SHARED kv8_status kv8_pages_truncate(kv8_pages *pages, kv8_seq seq, int32_t length);
-KV8_SHARED kv8_status kv8_pages_publish(kv8_pages *pages, kv8_seq seq);
+/* The full pages of the first `length` tokens. */
+KV8_SHARED kv8_status kv8_pages_publish(kv8_pages *pages, kv8_seq seq, int32_t length);
 /* Only sequences of one salt share pages; 0 is that of seq_create. No tokens match nothing. */
 KV8_SHARED kv8_status kv8_pages_prefix_match(kv8_pages *pages, uint64_t salt,
                                              const int32_t *token_ids, int32_t num_tokens,

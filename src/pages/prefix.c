@@ -9,12 +9,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "pages_state.h"
 
-kv8_status kv8_pages_publish(kv8_pages *pages, kv8_seq seq) {
+kv8_status kv8_pages_publish(kv8_pages *pages, kv8_seq seq, int32_t length) {
     kv8_sequence *sequence = NULL;
     KV8_TRY(kv8_sequence_find(pages, seq, &sequence));
     if (!sequence->has_ids || sequence->is_private) return KV8_OK;
     const int32_t page_size = pages->page_size;
-    const int32_t num_full = sequence->length / page_size;
+    const int32_t num_full = (int32_t)kv8_min_i64(length, sequence->length) / page_size;
     for (int32_t i = sequence->chain_pages; i < num_full; i++) {
         const int32_t *const token_ids = sequence->token_ids + (size_t)i * (size_t)page_size;
         const kv8_prefix_hash parent = sequence->chain;

@@ -10,8 +10,8 @@
 
 static void run_row(const kv8_page_lists_args *a, const kv8_page_row *row, int64_t reach) {
     int32_t *const indptr = a->tables + row->group * a->table_entries;
-    int32_t *const last_page_len = indptr + a->max_seqs + 1;
-    int32_t *const indices = last_page_len + a->max_seqs + 1;
+    int32_t *const last_page_len = a->last_page_len + row->group * (a->max_seqs + 1);
+    int32_t *const indices = indptr + a->max_seqs + 1;
     if (row->sequence < 0) {
         for (int32_t b = row->row; b <= a->max_seqs; b++) indptr[b] = row->begin;
         for (int32_t b = row->row; b <= a->max_seqs; b++) last_page_len[b] = 0;

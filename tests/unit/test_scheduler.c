@@ -353,6 +353,31 @@ static void children_begin_where_their_parent_rests(void **state) {
     close_world(&w);
 }
 
+/* Pages that decode has filled are there for whoever is admitted next: of one that runs on, of one
+ * that has ended and of one that rests. */
+static void pages_filled_token_by_token_are_found(void **state) {
+    (void)state;
+    kv8_scheduler_options options = small;
+    options.share_prefixes = true;
+    for (int kind = 0; kind < 3; kind++) {
+        world w;
+        open_world(&w, 64, &options);
+        int32_t *const text = text_of(&w, 0, 1, 30);
+        const kv8_arrival first = {.tokens = text, .prompt_len = 30, .max_new_tokens = 60};
+        kv8_schedule schedule;
+        const kv8_request_id request = submit_arrival(&w, &first);
+        for (int i = 0; i < 19; i++) step(&w, 0, &schedule); /* 48 tokens are computed */
+        if (kind == 1) assert_ok(kv8_scheduler_end(w.scheduler, request));
+        if (kind == 2) kv8_scheduler_rest(w.scheduler, request);
+        const kv8_arrival second = {.tokens = text_of(&w, 0, 1, 30), .prompt_len = 49};
+        memcpy(second.tokens, text, 49 * sizeof *text);
+        submit_arrival(&w, &second);
+        step(&w, 0, &schedule);
+        assert_int_equal(schedule.rows[schedule.num_rows - 1].num_cached, 48);
+        close_world(&w);
+    }
+}
+
 static void pages_of_a_row_that_failed_are_not_found(void **state) {
     (void)state;
     world w;
@@ -367,13 +392,45 @@ static void pages_of_a_row_that_failed_are_not_found(void **state) {
         const kv8_request_id request = submit_arrival(&w, &arrival);
         if (i == 0) {
             assert_ok(kv8_scheduler_plan(w.scheduler, 0, &schedule));
-            assert_ok(kv8_scheduler_commit(w.scheduler, failed));
+            kv8_scheduler_commit(w.scheduler, failed);
         } else {
             step(&w, 0, &schedule);
         }
         assert_int_equal(schedule.rows[0].num_cached, i == 2 ? 16 : 0);
         assert_ok(kv8_scheduler_end(w.scheduler, request));
     }
+    close_world(&w);
+}
+
+/* Rows of one token filled a page, and the row after them fails. */
+static void pages_of_rows_before_the_one_that_failed_are_found(void **state) {
+    (void)state;
+    world w;
+    kv8_scheduler_options options = small;
+    options.share_prefixes = true;
+    open_world(&w, 64, &options);
+    static const int32_t computed[] = {1, -1}, failed[] = {2, KV8_ROW_FAILED};
+    kv8_schedule schedule;
+    const kv8_arrival long_one = {.tokens = text_of(&w, 0, 1, 16 * 31),
+                                  .prompt_len = 16 * 31,
+                                  .max_chunk = 31, /* of a step's 32 */
+                                  .max_new_tokens = 9};
+    (void)submit_arrival(&w, &long_one);
+    kv8_arrival arrival = {.tokens = text_of(&w, 500, 1, 40), .prompt_len = 40};
+    const kv8_request_id request = submit_arrival(&w, &arrival);
+    for (int i = 0; i < PAGE; i++) {
+        assert_ok(kv8_scheduler_plan(w.scheduler, 0, &schedule));
+        assert_int_equal(schedule.rows[1].num_tokens, 1);
+        kv8_scheduler_commit(w.scheduler, computed);
+    }
+    assert_ok(kv8_scheduler_plan(w.scheduler, 0, &schedule));
+    assert_int_equal(schedule.rows[1].num_tokens, 40 - PAGE);
+    kv8_scheduler_commit(w.scheduler, failed);
+    assert_ok(kv8_scheduler_end(w.scheduler, request));
+    arrival.tokens = text_of(&w, 500, 1, 40);
+    (void)submit_arrival(&w, &arrival);
+    assert_ok(kv8_scheduler_plan(w.scheduler, 0, &schedule));
+    assert_int_equal(schedule.rows[1].num_cached, PAGE);
     close_world(&w);
 }
 
@@ -390,7 +447,9 @@ int main(void) {
         cmocka_unit_test(chunks_and_rows_of_logits_have_their_bounds),
         cmocka_unit_test(rows_of_logits_come_once),
         cmocka_unit_test(children_begin_where_their_parent_rests),
+        cmocka_unit_test(pages_filled_token_by_token_are_found),
         cmocka_unit_test(pages_of_a_row_that_failed_are_not_found),
+        cmocka_unit_test(pages_of_rows_before_the_one_that_failed_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,8 +20,8 @@ extern "C" __global__ void __launch_bounds__(KV8_PAGE_LISTS_THREADS)
     kv8_page_lists__sm80(const __grid_constant__ kv8_page_lists_args a) {
     const kv8_page_row row = a.rows[blockIdx.x];
     int32_t *const indptr = a.tables + row.group * a.table_entries;
-    int32_t *const last_page_len = indptr + a.max_seqs + 1;
-    int32_t *const indices = last_page_len + a.max_seqs + 1 + row.begin;
+    int32_t *const last_page_len = a.last_page_len + row.group * (a.max_seqs + 1);
+    int32_t *const indices = indptr + a.max_seqs + 1 + row.begin;
     if (row.sequence < 0) {
         if (blockIdx.y == 0) fill_up(a, row, indptr, last_page_len);
         return;

@@ -25,9 +25,8 @@ typedef struct kv8_page_lists_args {
     const kv8_page_row *rows; /* one for each block of the grid's x */
     const int32_t *ints;      /* what the host sent, the rows first */
     int32_t *lists;           /* [num_groups, max_seqs, list_entries] by sequence, as last sent */
-    /* [num_groups, table_entries]: page_indptr [max_seqs + 1], last_page_len [max_seqs + 1],
-     * page_indices. */
-    int32_t *tables;
+    int32_t *last_page_len;   /* [num_groups, max_seqs + 1] */
+    int32_t *tables; /* [num_groups, table_entries]: page_indptr [max_seqs + 1], page_indices */
     int64_t list_entries, table_entries;
     int32_t max_seqs;
 } kv8_page_lists_args;
