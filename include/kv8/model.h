@@ -51,6 +51,12 @@ typedef struct kv8_model_options {
     kv8_step_path path;
     kv8_progress progress; /* of loading weights into a GPU's memory; NULL = none */
     void *progress_cookie;
+    /* Layers whose input every step keeps, of all its rows, for a draft head:
+     * kv8_model_layer_input. Strictly ascending, from 0, where the embedding enters, to the number
+     * of layers, where the residual stream enters the final norm. Copied. None costs nothing; with
+     * any, a token on a GPU is a graph's and not one kernel's. */
+    const int32_t *input_layers;
+    int32_t num_input_layers;
 } kv8_model_options;
 #define KV8_MODEL_OPTIONS_INIT KV8_SIZED(kv8_model_options)
 
@@ -157,6 +163,12 @@ typedef struct kv8_step {
  * a caller that wants its prefixes found calls kv8_cache_publish once the step's tokens stay. */
 KV8_API KV8_NODISCARD kv8_status kv8_model_step(kv8_model *model, kv8_cache *cache,
                                                 const kv8_step *step);
+
+/* The residual stream as it entered input_layers[idx] in the last step, before any norm: f32
+ * [rows of the step, hidden_size], on the host, or in the memory of the model's GPU, written on its
+ * stream. The model's, good until the next step; after a step that failed it is anything. NULL: idx
+ * is not from 0 to num_input_layers - 1. */
+KV8_API const float *kv8_model_layer_input(const kv8_model *model, int32_t idx);
 
 /* How a model on a GPU is given a step. */
 typedef struct kv8_step_plan {

@@ -96,10 +96,18 @@ struct kv8_model {
     kv8_model_attention attention;
     kv8_model_device *on_device; /* NULL = the host computes */
     kv8_observer *observer;      /* borrowed; NULL = none */
-    int32_t *positions;          /* [max_step_tokens] of the step's rows */
-    int32_t *old_lengths;        /* [max_step_seqs] before the step */
-    void *own;                   /* the architecture's */
+    /* [num_input_layers, kv8_model_most_rows, hidden_size] where the model computes */
+    float *layer_inputs;
+    int32_t *positions;   /* [max_step_tokens] of the step's rows */
+    int32_t *old_lengths; /* [max_step_seqs] before the step */
+    void *own;            /* the architecture's */
 };
+
+/* Rows of a step, or of a graph, at most. */
+int32_t kv8_model_most_rows(const kv8_model *model);
+/* Where a step keeps what enters the layer, or with num_layers the final norm; NULL: it does not.
+ */
+float *kv8_model_input_place(const kv8_model *model, int32_t layer);
 
 /* config.json of a published model, NULL for a name that is none's: published.c. */
 const char *kv8_published_config(const char *name);

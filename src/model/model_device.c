@@ -23,8 +23,7 @@ static kv8_status refuse_options(const kv8_model_options *o) {
 
 static void lay_out(kv8_model *model) {
     kv8_model_device *const d = model->on_device;
-    const size_t rows =
-        (size_t)kv8_max_i64(model->options.max_step_tokens, model->options.max_step_seqs);
+    const size_t rows = (size_t)kv8_model_most_rows(model);
     const size_t vocab = (size_t)model->info.vocab_size;
     d->input_device = kv8_device_memory_take(&d->memory, KV8_PART_ACTIVATIONS,
                                              input_ints(rows) * sizeof(int32_t));
@@ -75,7 +74,7 @@ kv8_status kv8_model_device_open(kv8_model *model) {
     kv8_model_device *const d = model->on_device;
     KV8_TRY(kv8_device_memory_allocate(&d->memory));
     lay_out(model);
-    const size_t rows = (size_t)kv8_max_i64(o->max_step_tokens, o->max_step_seqs);
+    const size_t rows = (size_t)kv8_model_most_rows(model);
     KV8_TRY(kv8_device_alloc_host(o->device, input_ints(rows) * sizeof(int32_t), &memory));
     d->input_host = memory;
     return load(model);
@@ -190,9 +189,7 @@ static kv8_status send_inputs(kv8_model *model, const kv8_step *step, kv8_device
     kv8_model_device *const d = model->on_device;
     const kv8_model_options *const o = &model->options;
     const int32_t num_rows = step->indptr[step->num_seqs];
-    const int32_t capacity = batch->is_decode
-                                 ? o->max_step_seqs
-                                 : (int32_t)kv8_max_i64(o->max_step_tokens, o->max_step_seqs);
+    const int32_t capacity = batch->is_decode ? o->max_step_seqs : kv8_model_most_rows(model);
     const inputs host = inputs_at(d->input_host, capacity);
     const inputs device = inputs_at(d->input_device, capacity);
     memcpy(host.ids, step->token_ids, (size_t)num_rows * sizeof(int32_t));
@@ -295,6 +292,7 @@ static const char *why_not_persistent(const kv8_model *model, const step_shape *
     if (s->num_rows > s->num_seqs) return "a sequence has more than one row";
     if (s->num_rows > s->max_tokens) return "the step has more rows than a kernel takes";
     if (s->num_logit_rows < s->num_rows) return "not all logits are wanted";
+    if (model->options.num_input_layers > 0) return "layers' inputs are kept";
     if (d == NULL) return s->why_not_tokens;
     if (asked_path(model) == KV8_PATH_EAGER) return "path is eager";
     if (asked_path(model) == KV8_PATH_GRAPH) return "path is graph";

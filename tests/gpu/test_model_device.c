@@ -400,6 +400,74 @@ static void compare_chunks(kv8_model *host, kv8_model *device, kv8_dtype dtype) 
     }
 }
 
+/* What enters layers while a text of one sequence is read in chunks: on a GPU kernel by kernel,
+ * and of one token by a graph. */
+static void compare_inputs(kv8_model *host, kv8_model *device, kv8_stream *stream) {
+    enum { NUM = 152, HIDDEN = 2880, KEPT = 3 };
+    static float got[150 * HIDDEN], logits[2][VOCAB];
+    static const int32_t chunks[] = {150, 1, 1};
+    int32_t ids[NUM], at = 0;
+    kv8_model *const models[2] = {host, device};
+    kv8_cache *caches[2];
+    kv8_seq seqs[2];
+    for (int i = 0; i < NUM; i++) ids[i] = 53 * i % VOCAB;
+    for (int m = 0; m < 2; m++) {
+        caches[m] = open_cache(models[m], KV8_F32, 16, 1, NUM, false);
+        assert_ok(kv8_cache_seq_create(caches[m], &seqs[m]));
+    }
+    for (int s = 0; s < 3; at += chunks[s++]) {
+        const int32_t rows = chunks[s], indptr[] = {0, rows}, last = rows - 1;
+        for (int m = 0; m < 2; m++) {
+            const kv8_step step = {.struct_size = sizeof step,
+                                   .num_seqs = 1,
+                                   .seqs = &seqs[m],
+                                   .indptr = indptr,
+                                   .token_ids = ids + at,
+                                   .num_logit_rows = 1,
+                                   .logit_rows = &last,
+                                   .logits_out = logits[m]};
+            assert_ok(kv8_model_step(models[m], caches[m], &step));
+        }
+        assert_true(row_error(logits[1], logits[0], VOCAB) < 4e-3);
+        for (int32_t k = 0; k < KEPT; k++) {
+            const float *const want = kv8_model_layer_input(host, k);
+            assert_ok(kv8_stream_copy(stream, got, kv8_model_layer_input(device, k),
+                                      (size_t)(rows * HIDDEN) * sizeof *got));
+            assert_ok(kv8_stream_synchronize(stream));
+            for (int32_t r = 0; r < rows; r++) {
+                const double error = row_error(got + r * HIDDEN, want + r * HIDDEN, HIDDEN);
+                if (!(error <= (k == 0 ? 0 : 4e-3)))
+                    fail_msg("step %d, row %d: what enters layer %d is off by %g", s, r, k, error);
+            }
+        }
+    }
+    for (int m = 0; m < 2; m++) kv8_cache_destroy(caches[m]);
+}
+
+static void layers_inputs_agree_with_the_hosts(void **state) {
+    const gpu *const g = gpu_get_with_kernels(state);
+    kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
+    assert_ok(kv8_threads_create(&options.threads, 0));
+    options.isa = KV8_ISA_AVX2;
+    options.input_layers = (int32_t[]){0, 1, 2};
+    options.num_input_layers = 3;
+    kv8_model *const host = open_published(4, &options);
+    options.isa = KV8_ISA_BEST;
+    options.device = g->device;
+    options.stream = g->stream;
+    kv8_model *const device = open_published(4, &options);
+    compare_inputs(host, device, g->stream);
+    kv8_cache *const cache = open_cache(device, KV8_E4M3, 16, 1, 16, false);
+    kv8_step_plan plan = KV8_STEP_PLAN_INIT;
+    assert_ok(kv8_model_plan_step(device, cache, NULL, 1, 1, &plan));
+    assert_int_equal(plan.path, KV8_PATH_GRAPH);
+    assert_string_equal(plan.why_not_persistent, "layers' inputs are kept");
+    kv8_cache_destroy(cache);
+    kv8_model_close(device);
+    kv8_model_close(host);
+    kv8_threads_destroy(options.threads);
+}
+
 /* Two layers of the published shape and random weights, a window crossed in between. As many
  * experts as a row has, so that no near choice of a router hides what the layers do; keys and
  * values that are f32 or f16, so that none is rounded to another neighbour. The host's sums are
@@ -517,6 +585,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(batches_agree_with_the_host),
         cmocka_unit_test(runs_repeat),
         cmocka_unit_test(sequences_have_their_own_scales),
+        cmocka_unit_test(layers_inputs_agree_with_the_hosts),
         cmocka_unit_test(layers_of_the_published_shape_agree_with_the_host),
         cmocka_unit_test(observers_count_what_the_host_counts),
         cmocka_unit_test(what_fails_changes_nothing),

@@ -87,9 +87,9 @@ static void *take_rows(kv8_device_memory *memory, int64_t rows, int64_t cols, si
     return kv8_device_memory_take(memory, KV8_PART_ACTIVATIONS, (size_t)(rows * cols) * size);
 }
 
-static void lay_out_activations(const kv8_model *model, const kv8_gpt_oss_config *c,
+static void lay_out_activations(kv8_model *model, const kv8_gpt_oss_config *c,
                                 kv8_device_memory *memory, kv8_gpt_oss_device *d) {
-    const int64_t n = kv8_gpt_oss_device_rows(model);
+    const int64_t n = kv8_model_most_rows(model);
     const int64_t normed = kv8_max_i64(n, model->on_device->logit_rows);
     d->residual = take_rows(memory, n, c->hidden_size, sizeof *d->residual);
     d->normed = take_rows(memory, normed, c->hidden_size, sizeof *d->normed);
@@ -98,6 +98,9 @@ static void lay_out_activations(const kv8_model *model, const kv8_gpt_oss_config
     d->q = take_rows(memory, n, q_width(c), sizeof *d->q);
     d->attended = take_rows(memory, n, q_width(c), sizeof *d->attended);
     d->cos_sin = take_rows(memory, n, c->head_dim, sizeof *d->cos_sin);
+    if (model->options.num_input_layers > 0)
+        model->layer_inputs = take_rows(memory, n * model->options.num_input_layers, c->hidden_size,
+                                        sizeof *model->layer_inputs);
 }
 
 static void lay_out(kv8_model *model, kv8_device_memory *memory) {
@@ -116,7 +119,7 @@ static void lay_out(kv8_model *model, kv8_device_memory *memory) {
     kv8_gpt_oss_token_lay_out(model, memory);
     kv8_device_memory_count(
         memory, KV8_PART_WORKSPACES,
-        kv8_device_experts_workspace_bytes(&d->shape, kv8_gpt_oss_device_rows(model)));
+        kv8_device_experts_workspace_bytes(&d->shape, kv8_model_most_rows(model)));
     memory->passing = kv8_gpt_oss_staging_bytes(&own->weights.layers[0], c->num_experts);
 }
 
@@ -134,8 +137,18 @@ typedef struct active_rows {
     uint16_t *q, *attended;
 } active_rows;
 
-static bool keeps_logit_rows(const kv8_device_batch *batch) {
-    return batch->logit_indptr != NULL;
+/* All do where what leaves the last layer is kept. */
+static bool keeps_logit_rows(const kv8_model *model, const kv8_device_batch *batch) {
+    return batch->logit_indptr != NULL &&
+           kv8_model_input_place(model, model->info.num_layers) == NULL;
+}
+
+static kv8_status keep_input(const kv8_model *model, int32_t layer, const active_rows *active) {
+    float *const to = kv8_model_input_place(model, layer);
+    const size_t num = (size_t)active->batch.num_rows * (size_t)model->info.hidden_size;
+    return to == NULL
+               ? KV8_OK
+               : kv8_stream_copy(model->options.stream, to, active->residual, num * sizeof *to);
 }
 
 /* Buffers change places: q and k and v have been read. */
@@ -188,7 +201,7 @@ static kv8_status run_attention(kv8_model *model, int32_t idx, active_rows *acti
                                   .cos_sin = d->cos_sin,
                                   .sink_logit = d->sinks + (size_t)idx * (size_t)c->num_qo_heads};
     KV8_TRY(kv8_device_attention_append(model, idx, &active->batch, &rows));
-    if (idx == c->num_layers - 1 && keeps_logit_rows(&active->batch))
+    if (idx == c->num_layers - 1 && keeps_logit_rows(model, &active->batch))
         KV8_TRY(keep_logit_rows(model, active));
     if (active->batch.num_rows == 0) return KV8_OK;
     rows.q = active->q;
@@ -239,10 +252,11 @@ kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *b
                                    d->rope_factor, c->head_dim, d->cos_sin));
     for (int32_t i = 0; i < c->num_layers; i++) {
         KV8_RANGE("layer %d", i);
+        KV8_TRY(keep_input(model, i, &active));
         KV8_TRY(run_attention(model, i, &active));
         if (active.batch.num_rows > 0) KV8_TRY(run_experts(model, i, &active));
     }
-    return KV8_OK;
+    return keep_input(model, c->num_layers, &active);
 }
 
 kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const kv8_device_batch *batch, int32_t first,
@@ -252,7 +266,7 @@ kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const kv8_device_batch *b
     const kv8_gpt_oss_device *const d = own->device;
     kv8_stream *const stream = model->options.stream;
     const kv8_device_linear head = {d->head, NULL, c->vocab_size, c->hidden_size};
-    const bool kept = keeps_logit_rows(batch);
+    const bool kept = keeps_logit_rows(model, batch);
     KV8_TRY(kv8_device_rmsnorm(
         d->ops, stream, kept ? d->kept + (size_t)first * (size_t)c->hidden_size : d->residual,
         d->final_norm, c->rms_norm_eps, num, c->hidden_size,

@@ -64,10 +64,6 @@ typedef struct kv8_gpt_oss_device {
 
 extern const kv8_device_architecture kv8_gpt_oss_on_device;
 void kv8_gpt_oss_device_close(kv8_model *model);
-/* Rows of a step, or of a graph, at most. */
-static inline int32_t kv8_gpt_oss_device_rows(const kv8_model *model) {
-    return (int32_t)kv8_max_i64(model->options.max_step_tokens, model->options.max_step_seqs);
-}
 kv8_status kv8_gpt_oss_device_load(kv8_model *model, kv8_device_loader *loader);
 kv8_status kv8_gpt_oss_device_layers(kv8_model *model, const kv8_device_batch *batch);
 kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const kv8_device_batch *batch, int32_t first,

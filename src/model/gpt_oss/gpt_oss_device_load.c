@@ -204,8 +204,7 @@ kv8_status kv8_gpt_oss_device_load(kv8_model *model, kv8_device_loader *loader) 
     kv8_gpt_oss_device *const d = own->device;
     kv8_device *const device = model->options.device;
     void *staging = NULL, *first_bad = NULL;
-    KV8_TRY(
-        kv8_device_experts_create(&d->experts, device, &d->shape, kv8_gpt_oss_device_rows(model)));
+    KV8_TRY(kv8_device_experts_create(&d->experts, device, &d->shape, kv8_model_most_rows(model)));
     if (model->options.batch_invariant == 1) kv8_device_experts_fix_order(d->experts);
     kv8_status status = kv8_device_alloc(device, model->on_device->memory.passing, &staging);
     if (status == KV8_OK) status = kv8_device_alloc(device, sizeof(uint64_t), &first_bad);

@@ -36,11 +36,20 @@ static int32_t keep_logit_rows(const kv8_gpt_oss *own, const kv8_step *step) {
     return step->num_logit_rows;
 }
 
+static void keep_input(const kv8_model *model, int32_t layer, int32_t n) {
+    const kv8_gpt_oss *const own = model->own;
+    float *const to = kv8_model_input_place(model, layer);
+    if (to != NULL)
+        memcpy(to, own->act.residual, (size_t)n * (size_t)own->config.hidden_size * sizeof *to);
+}
+
 static kv8_status run_layer(kv8_model *model, kv8_cache *cache, int32_t idx, const kv8_step *step) {
     kv8_gpt_oss *const own = model->own;
     const kv8_gpt_oss_layer *const layer = &own->weights.layers[idx];
     const kv8_activations *const a = &own->act;
+    const bool keeps_all = kv8_model_input_place(model, own->config.num_layers) != NULL;
     int32_t n = step->indptr[step->num_seqs];
+    keep_input(model, idx, n);
     normalize(own, a->residual, &layer->attention_norm, n);
     a->jobs[0] = kv8_linear_job(&layer->q, a->normed, a->q, n);
     a->jobs[1] = kv8_linear_job(&layer->k, a->normed, a->k, n);
@@ -54,7 +63,7 @@ static kv8_status run_layer(kv8_model *model, kv8_cache *cache, int32_t idx, con
                                  .sink_logit = layer->sink_logit,
                                  .attended = a->attended};
     KV8_TRY(kv8_model_attention_run(model, cache, idx, step, &rows));
-    if (idx == own->config.num_layers - 1) n = keep_logit_rows(own, step);
+    if (idx == own->config.num_layers - 1 && !keeps_all) n = keep_logit_rows(own, step);
     if (n == 0) return KV8_OK;
     a->jobs[0] = kv8_linear_job(&layer->o, a->attended, a->projected, n);
     kv8_matmul_run(own->options->isa, own->options->threads, a->jobs, 1);
@@ -86,6 +95,10 @@ kv8_status kv8_gpt_oss_compute(kv8_model *model, kv8_cache *cache, const kv8_ste
                     own->act.cos_sin);
     embed(own, step);
     for (int32_t i = 0; i < own->config.num_layers; i++) KV8_TRY(run_layer(model, cache, i, step));
+    if (kv8_model_input_place(model, own->config.num_layers) != NULL) {
+        keep_input(model, own->config.num_layers, step->indptr[step->num_seqs]);
+        keep_logit_rows(own, step);
+    }
     write_logits(own, step);
     return KV8_OK;
 }
