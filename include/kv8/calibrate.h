@@ -82,8 +82,8 @@ typedef struct kv8_observe_args {
     int64_t v_stride_row, v_stride_head;
     const void *q; /* rotated; refused by an observer without Q */
     int64_t q_stride_row, q_stride_head;
-    /* [num_rows, k_head_dim] by kv8_rope_angles: k is rotated first, as kv8_cache_append does;
-     * NULL = k comes rotated. */
+    /* [num_rows, k_head_dim] by kv8_rope_angles: k is rotated first, as kv8_cache_append does, on
+     * x86-64 with subnormal floats as 0; NULL = k comes rotated. */
     const float *cos_sin;
     const int32_t *rows_in_use; /* one: only the first so many of num_rows; NULL = all */
     int32_t interleaved; /* cos_sin rotates pairs (2i, 2i + 1), not (i, i + k_head_dim / 2) */

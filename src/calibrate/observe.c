@@ -12,6 +12,7 @@
 
 #include "observer.h"
 #include "rope_impl.h"
+#include "simd/subnormals.h"
 
 enum {
     /* Rows of one call below this are counted sooner by one thread than others wake. */
@@ -195,6 +196,7 @@ static void add_head(const add_job *job, kv8_observed_tensor tensor, int32_t hea
     uint64_t *const sums = observer->sums + kv8_observer_sums_at(t, job->layer, head);
     float *const maxima = observer->maxima + kv8_observer_maxima_at(t, job->layer, head);
     float widened[KV8_OBSERVE_MAX_HEAD_DIM];
+    const unsigned before = rotates ? kv8_subnormals_off() : 0;
     for (int64_t row = 0; row < job->num_rows; row++) {
         const void *const at = (const uint8_t *)from->data +
                                (row * from->stride_row + head * from->stride_head) * size;
@@ -207,6 +209,7 @@ static void add_head(const add_job *job, kv8_observed_tensor tensor, int32_t hea
                             widened);
         count_row(as_it_lies ? (const float *)at : widened, t->head_dim, sums, maxima);
     }
+    if (rotates) kv8_subnormals_restore(before);
 }
 
 /* Tasks are the counted heads of K, then V, then Q. */

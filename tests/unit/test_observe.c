@@ -251,6 +251,18 @@ static void widens_short_floats(void **state) {
     free(r);
 }
 
+/* What arithmetic makes of x where subnormals count as 0. */
+static float as_counted(float x) {
+#if defined(__x86_64__)
+    return fabsf(x) < 0x1p-126f ? 0 : x;
+#else
+    return x;
+#endif
+}
+static float turned(float a, float cosine, float b, float sine) {
+    return as_counted(as_counted(as_counted(a) * cosine) + as_counted(as_counted(b) * sine));
+}
+
 /* K that is rotated on the way counts as K that comes rotated, by the definition of rope.h; rows
  * beyond those in use are left out. */
 static void rotates_k_and_leaves_padding_out(void **state) {
@@ -282,8 +294,8 @@ static void rotates_k_and_leaves_padding_out(void **state) {
             const int32_t second = interleaved ? 2 * pair + 1 : pair + HALF;
             const float a = r->k[row][head][first], b = r->k[row][head][second];
             const float *const cosine = cos_sin + row * K_DIM + pair, *const sine = cosine + HALF;
-            rotated[row][head][first] = a * *cosine - b * *sine;
-            rotated[row][head][second] = b * *cosine + a * *sine;
+            rotated[row][head][first] = turned(a, *cosine, b, -*sine);
+            rotated[row][head][second] = turned(b, *cosine, a, *sine);
         }
         args.num_rows = IN_USE;
         args.k = rotated;
