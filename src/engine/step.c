@@ -31,14 +31,6 @@ static int32_t seen_from(const kv8_share *s) {
 static void gather_row(kv8_engine *e, const kv8_scheduled_row *row) {
     const int32_t idx = e->num_shares++, begin = e->indptr[idx], end = begin + row->num_tokens;
     e->shares[idx] = (kv8_share){.running = row->owner, .row = row, .first_logits = e->num_rows};
-    const kv8_running *const running = row->owner;
-    kv8_event *const event = &e->events[idx];
-    event->token = -1;
-    event->request = running->id;
-    event->num_taken = row->num_tokens;
-    event->num_computed = row->first + row->num_tokens;
-    event->user = running->spec.user;
-    event->num_cached = row->num_cached;
     e->seqs[idx] = row->seq;
     e->indptr[idx + 1] = end;
     memcpy(e->token_ids + begin, row->token_ids, (size_t)row->num_tokens * sizeof(int32_t));
@@ -66,7 +58,6 @@ static bool can_draw_on_device(const kv8_engine *e) {
 
 static void gather(kv8_engine *e, const kv8_schedule *schedule) {
     e->num_shares = e->num_rows = 0;
-    memset(e->events, 0, (size_t)schedule->num_rows * sizeof *e->events);
     for (int32_t i = 0; i < schedule->num_rows; i++) gather_row(e, &schedule->rows[i]);
     e->draws_on_device = can_draw_on_device(e);
 }
@@ -262,16 +253,30 @@ static void tell_logprobs(const kv8_engine *e, const kv8_share *s, kv8_event *ev
 
 /* --- tell --- */
 
+/* What is known of the rows before they are computed. */
+static void begin_events(kv8_engine *e) {
+    for (int32_t i = 0; i < e->num_shares; i++) {
+        const kv8_running *const running = e->shares[i].running;
+        const kv8_scheduled_row *const row = e->shares[i].row;
+        e->events[i] = (kv8_event){.request = running->id,
+                                   .num_taken = row->num_tokens,
+                                   .num_computed = row->first + row->num_tokens,
+                                   .token = -1,
+                                   .user = running->spec.user,
+                                   .num_cached = row->num_cached};
+    }
+}
+
 /* Keys and values in reach of a sequence, whose last query stands before `end`. */
 static double kv_read(const kv8_engine *e, int32_t end) {
     const int64_t window = kv8_min_i64(end, (int64_t)e->info.window_left + 1);
     return e->kv_bytes * end + e->window_kv_bytes * (double)window;
 }
 
-static void count_read(kv8_engine *e) {
+static uint64_t count_read(const kv8_engine *e) {
     double bytes = kv8_model_step_bytes(&e->info, e->indptr[e->num_shares], 0);
     for (int32_t i = 0; i < e->num_shares; i++) bytes += kv_read(e, end_of(&e->shares[i]));
-    e->stats.read_bytes += (uint64_t)bytes;
+    return (uint64_t)bytes;
 }
 
 static void tell(kv8_engine *e, int32_t idx) {
@@ -428,6 +433,8 @@ kv8_status kv8_engine_begin(kv8_engine *e) {
 /* The rows of the schedule, chosen and told. */
 static kv8_status finish_rows(kv8_engine *e) {
     kv8_status status = KV8_OK;
+    begin_events(e); /* while a GPU computes */
+    const uint64_t read_bytes = count_read(e);
     if (!e->is_computing) {
         e->compute_ns = kv8_time_ns();
         status = compute(e);
@@ -443,7 +450,7 @@ static kv8_status finish_rows(kv8_engine *e) {
     choose(e);
     kv8_scheduler_took(e->scheduler, (double)(kv8_time_ns() - begin));
     kv8_scheduler_commit(e->scheduler, e->chosen);
-    count_read(e);
+    e->stats.read_bytes += read_bytes;
     for (int32_t i = 0; i < e->num_shares; i++) tell(e, i);
     const uint64_t took = kv8_time_ns() - begin;
     for (int32_t i = 0; i < e->num_shares; i++) e->events[i].step_ns = took;
