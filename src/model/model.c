@@ -65,19 +65,6 @@ static kv8_status find_architecture(const char *directory, const kv8_architectur
 
 /* --- opening --- */
 
-static kv8_status check_input_layers(const kv8_model_options *o, int32_t num_layers) {
-    if (o->num_input_layers < 0 || (o->num_input_layers > 0 && o->input_layers == NULL))
-        return kv8_fail(KV8_ERR_INVALID, "num_input_layers is %d, input_layers at %s",
-                        o->num_input_layers, o->input_layers == NULL ? "NULL" : "an address");
-    for (int32_t i = 0; i < o->num_input_layers; i++) {
-        const int32_t least = i == 0 ? 0 : o->input_layers[i - 1] + 1;
-        if (o->input_layers[i] < least || o->input_layers[i] > num_layers)
-            return kv8_fail(KV8_ERR_INVALID, "input_layers[%d] is %d, must be from %d to %d", i,
-                            o->input_layers[i], least, num_layers);
-    }
-    return KV8_OK;
-}
-
 /* Fills in the defaults; the caller has read the config. */
 static kv8_status resolve_options(kv8_model *model) {
     kv8_model_options *const o = &model->options;
@@ -100,7 +87,7 @@ static kv8_status resolve_options(kv8_model *model) {
     if (o->batch_invariant == 0) o->batch_invariant = o->device == NULL ? 1 : -1;
     if (o->device == NULL && o->stream != NULL)
         return kv8_fail(KV8_ERR_INVALID, "stream is set and device is NULL");
-    KV8_TRY(check_input_layers(o, model->info.num_layers));
+    KV8_TRY(kv8_model_check_layer_inputs(model));
     return kv8_machine_resolve_isa(o->isa, &o->isa);
 }
 
@@ -125,26 +112,8 @@ static void count_layers(kv8_model *model) {
     info->num_files = (int32_t)model->checkpoint.num_files;
 }
 
-int32_t kv8_model_most_rows(const kv8_model *model) {
-    return (int32_t)kv8_max_i64(model->options.max_step_tokens, model->options.max_step_seqs);
-}
-
-/* The list is the model's own from here on; a GPU's rows are laid out with its other memory. */
-static kv8_status take_layer_inputs(kv8_model *model) {
-    kv8_model_options *const o = &model->options;
-    const int32_t num = o->num_input_layers;
-    int32_t *list = NULL;
-    if (num == 0) return KV8_OK;
-    KV8_TRY(kv8_buffers_take_ints(&model->buffers, num, &list));
-    memcpy(list, o->input_layers, (size_t)num * sizeof *list);
-    o->input_layers = list;
-    if (o->device != NULL) return KV8_OK;
-    return kv8_buffers_take_floats(&model->buffers, (int64_t)num * kv8_model_most_rows(model),
-                                   model->info.hidden_size, &model->layer_inputs);
-}
-
 static kv8_status take_step_memory(kv8_model *model) {
-    KV8_TRY(take_layer_inputs(model));
+    KV8_TRY(kv8_model_take_layer_inputs(model));
     KV8_TRY(
         kv8_buffers_take_ints(&model->buffers, model->options.max_step_tokens, &model->positions));
     return kv8_buffers_take_ints(&model->buffers, model->options.max_step_seqs,
@@ -297,21 +266,6 @@ double kv8_model_step_seconds(const kv8_model_info *info, int32_t num_tokens, do
     const double a_byte = 1e-9 / read_gb_s, a_weight = 2e-12 * num_tokens / product_tflop_s;
     return fmax(w.dense * a_byte, w.dense_num * a_weight) +
            fmax(w.experts * a_byte, w.experts_num * a_weight);
-}
-
-static float *layer_input(const kv8_model *model, int32_t idx) {
-    const size_t rows = (size_t)kv8_model_most_rows(model);
-    return model->layer_inputs + (size_t)idx * rows * (size_t)model->info.hidden_size;
-}
-
-float *kv8_model_input_place(const kv8_model *model, int32_t layer) {
-    for (int32_t i = 0; i < model->options.num_input_layers; i++)
-        if (model->options.input_layers[i] == layer) return layer_input(model, i);
-    return NULL;
-}
-
-const float *kv8_model_layer_input(const kv8_model *model, int32_t idx) {
-    return idx < 0 || idx >= model->options.num_input_layers ? NULL : layer_input(model, idx);
 }
 
 int32_t kv8_model_layer_window(const kv8_model *model, int32_t layer) {

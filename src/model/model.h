@@ -103,14 +103,20 @@ struct kv8_model {
     void *own;            /* the architecture's */
 };
 
-/* Rows of a step, or of a graph, at most. */
-int32_t kv8_model_most_rows(const kv8_model *model);
-/* Where a step keeps what enters the layer, or with num_layers the final norm; NULL: it does not.
- */
-float *kv8_model_input_place(const kv8_model *model, int32_t layer);
-
 /* config.json of a published model, NULL for a name that is none's: published.c. */
 const char *kv8_published_config(const char *name);
+
+/* --- layer_inputs.c --- */
+
+/* Rows of a step, or of a graph, at most. */
+int32_t kv8_model_most_rows(const kv8_model *model);
+/* The options name layers that there are. */
+kv8_status kv8_model_check_layer_inputs(const kv8_model *model);
+/* Copies the options' list, and takes a host's memory for the rows; a GPU's is laid out with its
+ * other memory. */
+kv8_status kv8_model_take_layer_inputs(kv8_model *model);
+/* Where a step keeps what enters the layer, or the final norm; NULL: it does not. */
+float *kv8_model_input_place(const kv8_model *model, int32_t layer);
 
 /* --- model_attention.c --- */
 
