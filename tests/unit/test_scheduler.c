@@ -366,11 +366,11 @@ static void pages_filled_token_by_token_are_found(void **state) {
         const kv8_arrival first = {.tokens = text, .prompt_len = 30, .max_new_tokens = 60};
         kv8_schedule schedule;
         const kv8_request_id request = submit_arrival(&w, &first);
-        for (int i = 0; i < 19; i++) step(&w, 0, &schedule); /* 48 tokens are computed */
+        for (int i = 0; i < 20; i++) step(&w, 0, &schedule); /* 49 tokens are computed */
         if (kind == 1) assert_ok(kv8_scheduler_end(w.scheduler, request));
         if (kind == 2) kv8_scheduler_rest(w.scheduler, request);
-        const kv8_arrival second = {.tokens = text_of(&w, 0, 1, 30), .prompt_len = 49};
-        memcpy(second.tokens, text, 49 * sizeof *text);
+        const kv8_arrival second = {.tokens = text_of(&w, 0, 1, 30), .prompt_len = 50};
+        memcpy(second.tokens, text, 50 * sizeof *text);
         submit_arrival(&w, &second);
         step(&w, 0, &schedule);
         assert_int_equal(schedule.rows[schedule.num_rows - 1].num_cached, 48);
