@@ -213,7 +213,7 @@ typedef enum kv8_work {
 KV8_API const char *kv8_work_name(kv8_work work);
 
 typedef struct kv8_profile_row {
-    const char *name; /* of a kernel, "copy", "fill" or "graph"; a literal */
+    const char *name; /* of a kernel, "copy", "fill", "graph" or "step"; a literal */
     kv8_work work;
     int32_t num_launches;
     double seconds;
@@ -230,10 +230,10 @@ typedef struct kv8_profile {
 #define KV8_PROFILE_INIT KV8_SIZED(kv8_profile)
 
 /* Times the work on the model's stream until kv8_model_end_profile. by_kernel 0: graphs as wholes,
- * at the cost of a few events a step. 1: every kernel; a graph is then recorded anew at each step,
- * and the time that takes is idle; only what is busy tells something; a step of one token is a
- * graph's, since within one kernel nothing is told apart. KV8_ERR_UNSUPPORTED for a model on the
- * host. */
+ * and so steps that are launched kernel by kernel, at the cost of a few events a step. 1: every
+ * kernel; a graph is then recorded anew at each step, and the time that takes is idle; only what is
+ * busy tells something; a step of one token is a graph's, since within one kernel nothing is told
+ * apart. KV8_ERR_UNSUPPORTED for a model on the host. */
 KV8_API KV8_NODISCARD kv8_status kv8_model_begin_profile(kv8_model *model, int32_t by_kernel);
 /* Ends it, even where that fails; what was measured where profile_out is not NULL. */
 KV8_API KV8_NODISCARD kv8_status kv8_model_end_profile(kv8_model *model, kv8_profile *profile_out);

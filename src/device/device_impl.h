@@ -88,11 +88,16 @@ KV8_SHARED void kv8_stream_set_timeline(kv8_stream *stream, kv8_timeline *timeli
 KV8_SHARED bool kv8_stream_times_graphs(const kv8_stream *stream);
 /* What the stream is given from here on is told as of this scope, a literal. */
 KV8_SHARED void kv8_stream_set_scope(kv8_stream *stream, const char *scope);
+/* What the stream is given until the end is told as one piece of work, `name`, a literal, and may
+ * overlap; where its timeline sees into graphs nothing changes. An end without a begin does
+ * nothing. */
+KV8_SHARED kv8_status kv8_stream_begin_piece(kv8_stream *stream, const char *name);
+KV8_SHARED kv8_status kv8_stream_end_piece(kv8_stream *stream);
 /* Few have come since the last reading: the next step's may be read with them. */
 KV8_SHARED bool kv8_timeline_has_room(const kv8_timeline *timeline);
-/* Everything since the last reading, in order: the kernel's name, "copy", "fill" or "graph", NULL
- * for time in which the stream had nothing to do. The stream has been synchronised. After a failure
- * nothing is left to read. */
+/* Everything since the last reading, in order: the kernel's name, "copy", "fill", "graph" or a
+ * piece's, NULL for time in which the stream had nothing to do. The stream has been synchronised.
+ * After a failure nothing is left to read. */
 typedef void (*kv8_timeline_visitor)(void *cookie, const char *scope, const char *name,
                                      double seconds);
 KV8_SHARED kv8_status kv8_timeline_read(kv8_timeline *timeline, kv8_timeline_visitor visit,

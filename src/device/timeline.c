@@ -17,6 +17,7 @@ typedef struct mark {
 struct kv8_timeline {
     kv8_device *device;
     bool sees_graphs;
+    bool in_piece; /* kv8_stream_begin_piece */
     const char *scope;
     mark *marks; /* [num] of capacity */
     int32_t num, capacity;
@@ -111,7 +112,8 @@ static kv8_status add_mark(kv8_stream *stream, const char *name) {
 }
 
 bool kv8_timeline_sees(const kv8_stream *stream) {
-    return stream->timeline != NULL && (!stream->is_capturing || stream->timeline->sees_graphs);
+    const kv8_timeline *const t = stream->timeline;
+    return t != NULL && !t->in_piece && (!stream->is_capturing || t->sees_graphs);
 }
 
 kv8_status kv8_timeline_begin(kv8_stream *stream, const char *name) {
@@ -121,6 +123,21 @@ kv8_status kv8_timeline_begin(kv8_stream *stream, const char *name) {
 /* A graph's work follows without a gap: what comes next ends what came before. */
 kv8_status kv8_timeline_end(kv8_stream *stream) {
     return kv8_timeline_sees(stream) && !stream->is_capturing ? add_mark(stream, NULL) : KV8_OK;
+}
+
+kv8_status kv8_stream_begin_piece(kv8_stream *stream, const char *name) {
+    kv8_timeline *const t = stream->timeline;
+    if (t == NULL || t->sees_graphs) return KV8_OK;
+    KV8_TRY(kv8_timeline_begin(stream, name));
+    t->in_piece = true;
+    return KV8_OK;
+}
+
+kv8_status kv8_stream_end_piece(kv8_stream *stream) {
+    kv8_timeline *const t = stream->timeline;
+    if (t == NULL || !t->in_piece) return KV8_OK;
+    t->in_piece = false;
+    return kv8_timeline_end(stream);
 }
 
 bool kv8_timeline_has_room(const kv8_timeline *timeline) {

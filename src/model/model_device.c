@@ -399,7 +399,11 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
         KV8_TRY(run_graph(model, &batch, &graphs->recorded[idx]));
         KV8_TRY(read_logits(model, 0, shape.num_rows, step->logits_out));
     } else {
-        KV8_TRY(run_eager(model, step, &batch));
+        KV8_TRY(kv8_stream_begin_piece(model->options.stream, "step"));
+        const kv8_status ran = run_eager(model, step, &batch);
+        const kv8_status ended = kv8_stream_end_piece(model->options.stream);
+        if (ran != KV8_OK) return ran;
+        KV8_TRY(ended);
     }
     /* Logits that stay are waited for by whoever reads them. */
     if (step->logits_out != NULL || step->num_logit_rows == 0) KV8_TRY(wait_for(model));

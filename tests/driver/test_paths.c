@@ -226,6 +226,29 @@ static void a_profile_of_graphs_waits_for_no_step(void **state) {
     close_fixture(&f);
 }
 
+/* Kernel by kernel a step is one piece to such a profile, beside the copies ahead of it. */
+static void a_profile_has_an_eager_step_as_a_whole(void **state) {
+    (void)state;
+    fixture f;
+    open_fixture(&f, KV8_PATH_EAGER);
+    assert_ok(run_step(&f, 2, 1));
+    assert_ok(kv8_model_begin_profile(f.model, 0));
+    const int64_t before = stand_in_num_calls("cuEventRecord");
+    for (int i = 0; i < 3; i++) assert_ok(run_step(&f, 2, 1));
+    assert_true(stand_in_num_calls("cuEventRecord") - before <= 3 * 10);
+    kv8_profile profile = KV8_PROFILE_INIT;
+    assert_ok(kv8_model_end_profile(f.model, &profile));
+    int32_t num_steps = 0;
+    for (int32_t i = 0; i < profile.num_rows; i++) {
+        const kv8_profile_row *const row = &profile.rows[i];
+        assert_true(row->work == KV8_WORK_MOVEMENT || strcmp(row->name, "step") == 0);
+        if (strcmp(row->name, "step") == 0) num_steps += row->num_launches;
+        if (strcmp(row->name, "step") == 0) assert_int_equal(row->work, KV8_WORK_WHOLE);
+    }
+    assert_int_equal(num_steps, 3);
+    close_fixture(&f);
+}
+
 static void what_cannot_be_planned_is_refused(void **state) {
     (void)state;
     fixture f;
@@ -264,6 +287,7 @@ int main(void) {
         cmocka_unit_test(experts_follow_the_sequences_of_a_step),
         cmocka_unit_test(experts_of_the_last_layer_see_no_chunk),
         cmocka_unit_test(a_profile_by_kernel_is_of_the_graph),
+        cmocka_unit_test(a_profile_has_an_eager_step_as_a_whole),
         cmocka_unit_test(a_profile_of_graphs_waits_for_no_step),
         cmocka_unit_test(what_cannot_be_planned_is_refused),
     };
