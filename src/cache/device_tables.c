@@ -219,8 +219,8 @@ static int32_t *last_page_len_of(const kv8_device_tables *t, int32_t group) {
     return t->last_page_len + (size_t)group * (num_seqs_of(t->cache) + 1);
 }
 
-/* In one copy, with the zeros that each group's array ends in but the last one's. A length is that
- * of all groups. */
+/* Last lengths of all groups, which are the same, in one copy: between two arrays lie the zeros
+ * that the first of them ends in. */
 static kv8_status load_last_lengths(kv8_device_tables *t, int32_t first, int32_t num_groups,
                                     const kv8_seq *seqs, int32_t num_seqs) {
     const size_t stride = num_seqs_of(t->cache) + 1, num = (size_t)num_seqs;

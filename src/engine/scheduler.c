@@ -551,7 +551,7 @@ void kv8_scheduler_commit(kv8_scheduler *s, const int32_t *tokens) {
         if (row->samples) r->tokens[r->num_tokens++] = tokens[i];
         if (!s->options.share_prefixes) continue;
         r->to_publish |= row->num_tokens > 1 || r->num_computed % page_size == 0;
-        /* Pages of more are behind a window when the sequence grows again. */
+        /* A chunk's pages may lie behind a window once the sequence grows: they cannot wait. */
         if (row->num_tokens > 1) publish(s, r);
     }
     s->num_rows = 0;

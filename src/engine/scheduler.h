@@ -113,8 +113,8 @@ void kv8_scheduler_took(kv8_scheduler *scheduler, double ns);
  * to choose, is to be ended, or rest, before the next plan. */
 enum { KV8_ROW_FAILED = INT32_MIN };
 void kv8_scheduler_commit(kv8_scheduler *scheduler, const int32_t *tokens);
-/* Pages that commit left for later can be found: for a caller that has time, between any two
- * calls. Who needs them sooner, a plan that admits or a request that ends, does not wait for it. */
+/* Lets other requests find the full pages that commit leaves for later: for a caller that has time,
+ * between any two calls. A plan that admits and a request that ends or rests do not need it. */
 void kv8_scheduler_publish(kv8_scheduler *scheduler);
 /* The planned step was not computed: its tokens leave the sequences again. */
 void kv8_scheduler_abandon(kv8_scheduler *scheduler);

@@ -12,10 +12,14 @@ kv8_status kv8_model_check_layer_inputs(const kv8_model *model) {
         return kv8_fail(KV8_ERR_INVALID, "num_input_layers is %d, input_layers at %s",
                         o->num_input_layers, o->input_layers == NULL ? "NULL" : "an address");
     for (int32_t i = 0; i < o->num_input_layers; i++) {
-        const int32_t least = i == 0 ? 0 : o->input_layers[i - 1] + 1;
-        if (o->input_layers[i] < least || o->input_layers[i] > num_layers)
-            return kv8_fail(KV8_ERR_INVALID, "input_layers[%d] is %d, must be from %d to %d", i,
-                            o->input_layers[i], least, num_layers);
+        const int32_t layer = o->input_layers[i];
+        if (layer < 0 || layer > num_layers)
+            return kv8_fail(KV8_ERR_INVALID, "input_layers[%d] is %d, must be from 0 to %d", i,
+                            layer, num_layers);
+        if (i > 0 && layer <= o->input_layers[i - 1])
+            return kv8_fail(KV8_ERR_INVALID,
+                            "input_layers[%d] is %d, must be above the one before, %d", i, layer,
+                            o->input_layers[i - 1]);
     }
     return KV8_OK;
 }

@@ -176,8 +176,8 @@ static void wrong_lists_are_refused(void **state) {
         {-1, {0}, "num_input_layers is -1"},
         {1, {7}, "input_layers[0] is 7, must be from 0 to 6"},
         {1, {-1}, "input_layers[0] is -1, must be from 0 to 6"},
-        {3, {1, 4, 4}, "input_layers[2] is 4, must be from 5 to 6"},
-        {2, {6, 7}, "input_layers[1] is 7, must be from 7 to 6"},
+        {3, {1, 4, 4}, "input_layers[2] is 4, must be above the one before, 4"},
+        {2, {6, 7}, "input_layers[1] is 7, must be from 0 to 6"},
     };
     kv8_model *model = NULL;
     kv8_model_options options = KV8_MODEL_OPTIONS_INIT;
