@@ -1,6 +1,6 @@
 /* in_turn.c - times attention of several builds of libkv8.so in turn, in one process.
  *
- *   in_turn [options] LIBRARY[:invariant|:tree|:nan-PART|:inf-PART|:big-PART|:sub-PART]...
+ *   in_turn [options] LIBRARY[:invariant|:tree|:nan-PART|:inf-PART|:low-Q|:big-PART|:sub-PART]...
  *
  * On a machine that others use, two programs one after the other differ by more than two builds do.
  * Here every build gets a few runs, then the next, over the same cold pages, until the time is up;
@@ -10,8 +10,9 @@
  * the last keys, those of the queries, its own and its ancestors' alone. `:nan-PART` puts a NaN,
  * `:inf-PART` an infinity,
  * `:big-PART` 1e30 into each request's first key (-l: its last) or query, in one head of q, k or v,
- * or in all of Q, K or V. `:sub-PART` makes every element of all of Q, K or V subnormal (of int8
- * the scales). The last column is the largest difference of an output from the first build's.
+ * or in all of Q, K or V; `:low-Q` does as `:inf-Q` over keys that begin with -1, all scores -inf,
+ * which stays so for all builds. `:sub-PART` makes every element of all of Q, K or V subnormal (of
+ * int8 the scales). The last column is the largest difference of an output from the first build's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
@@ -36,7 +37,7 @@ enum {
 
 static const char usage[] =
     "usage: in_turn [options] "
-    "LIBRARY[:invariant|:tree|:nan-PART|:inf-PART|:big-PART|:sub-PART]...\n"
+    "LIBRARY[:invariant|:tree|:nan-PART|:inf-PART|:low-Q|:big-PART|:sub-PART]...\n"
     "  -s Q/KV/D   query heads, KV heads, head_dim (64/8/64)\n"
     "  -k FORMAT   of the cache: e4m3, int8, bf16, ... (e4m3)\n"
     "  -c LIST     keys of a request (8192)\n"
@@ -54,7 +55,7 @@ typedef struct build {
     const char *name;
     bool invariant, tree;
     float sick; /* NaN, infinity, .. in q, k, v, Q, K or V; part 0 = none */
-    bool everywhere;
+    bool everywhere, low;
     char part;
     CALL(kv8_attention_plan_create);
     CALL(kv8_attention_plan_destroy);
@@ -129,12 +130,17 @@ static build open_build(const char *name, int32_t threads) {
     static const struct {
         const char *name;
         float value;
-    } kinds[] = {{":nan-", NAN}, {":inf-", INFINITY}, {":big-", 1e30f}, {":sub-", 0x1p-130f}};
+    } kinds[] = {{":nan-", NAN},
+                 {":inf-", INFINITY},
+                 {":low-", INFINITY},
+                 {":big-", 1e30f},
+                 {":sub-", 0x1p-130f}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (strncmp(name + length, kinds[i].name, 5) != 0 || strlen(name + length) != 6) continue;
         b.sick = kinds[i].value;
         b.everywhere = b.sick < 1;
-        if (strchr(b.everywhere ? "QKV" : "qkvQKV", name[length + 5]) != NULL)
+        b.low = strcmp(kinds[i].name, ":low-") == 0;
+        if (strchr(b.low ? "Q" : b.everywhere ? "QKV" : "qkvQKV", name[length + 5]) != NULL)
             b.part = name[length + 5];
     }
     if (name[length] != '\0' && !b.invariant && !b.tree && b.part == 0) {
@@ -327,6 +333,21 @@ static void spoil_all(const build *b, const options *o, const inputs *in, const 
     }
 }
 
+/* Every key of the pool begins with -1. */
+static void lower(const build *b, const inputs *in, const pool *p) {
+    const int64_t size = (int64_t)b->kv8_dtype_size(p->dtype),
+                  page_bytes = in->k.stride_page * size;
+    for (int64_t page = 0; page < p->num_pages; page++) {
+        uint8_t *const data = (uint8_t *)(uintptr_t)in->k.data + page * page_bytes;
+        for (int64_t at = 0; at < p->code_bytes; at += in->k.stride_head * size) {
+            if (p->dtype == KV8_INT8)
+                data[at] = (uint8_t)-1;
+            else
+                put(b, data + at, p->dtype, -1.0f);
+        }
+    }
+}
+
 /* What `:nan-PART` or its like says, for all requests of the runs whose tables begin at every
  * `pages` of the pool's order; well: numbers there. */
 static void spoil(const build *b, const options *o, const inputs *in, const pool *p,
@@ -436,7 +457,10 @@ static void time_context(build *builds, int num_builds, const options *o, const 
     static inputs in;
     make_inputs(&in, o, p, context);
     kv8_attention_args *const a = &in.args;
-    for (int i = 0; i < num_builds; i++) open_plan(&builds[i], o, p, context);
+    for (int i = 0; i < num_builds; i++) {
+        open_plan(&builds[i], o, p, context);
+        if (builds[i].low) lower(&builds[i], &in, p);
+    }
     /* The first run of a turn wakes the build's threads and is not counted. */
     const int turn = (int64_t)context * o->batch * o->qo_len < 32768 ? 12 : 4;
     const double end = now_us() + o->seconds * 1e6 * num_builds;

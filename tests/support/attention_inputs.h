@@ -452,8 +452,11 @@ static inline void case_make_queries(attention_inputs *in, test_rng *rng) {
             }
             if (!c->nonfinite_q || rng_range(rng, 0, 3) != 0) continue;
             static const float sick[] = {NAN, INFINITY, -INFINITY};
-            case_store(c->q_dtype, q, row * a->q_stride_row + h * a->q_stride_head,
-                       sick[c->q_dtype == KV8_E4M3 ? 0 : rng_range(rng, 0, 2)]);
+            const int64_t at = row * a->q_stride_row + h * a->q_stride_head;
+            case_store(c->q_dtype, q, at, sick[c->q_dtype == KV8_E4M3 ? 0 : rng_range(rng, 0, 2)]);
+            if (h % 3 == 2) /* of several infinities, too */
+                case_store(c->q_dtype, q, at + c->head_dim - 1,
+                           sick[c->q_dtype == KV8_E4M3 ? 0 : 1 + h % 2]);
         }
     }
     a->q = q;

@@ -14,8 +14,8 @@
  * int32 for each limb, are joined and enter softmax, and O, as f32.
  *
  * Items whose rows need more than half a vector a head, where softmax is the bound and not the
- * loaders, and heads with infinities in Q, or their item, are left to the kernel in bf16 math,
- * but for rows that such an infinity makes NaN.
+ * loaders, are left to the kernel in bf16 math, and heads with several infinities in a row of Q, or
+ * their item, but for rows that these make NaN at once.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
@@ -34,6 +34,7 @@ enum {
     T_STEP = 64, /* codes that one product adds up */
     T_Q_LIMBS = 3,
     T_Q_BITS = 23,
+    T_INFINITE = 0x18, /* of fpclass */
     /* int32 of one step of Q: of 16 fours of head_dim, at most 8 rows' limbs in two tiles. */
     T_Q_FIRST = 16 * T_SIDE,
     T_Q_STEP = 16 * T_Q_LIMBS * 8
@@ -130,6 +131,16 @@ static float t_size_of(const kv8_attention_job *job, int64_t row) {
     return v_reduce_add(sum);
 }
 
+/* Infinities in a row of Q. */
+static V_NOINLINE int32_t t_infinities_in(const kv8_attention_job *job, int64_t row) {
+    const uint8_t *const q = (const uint8_t *)(job->q + row * job->q_row);
+    int32_t count = 0;
+    for (int32_t d = 0; d < job->spec->head_dim; d += V_LANES)
+        count += __builtin_popcount(
+            _mm512_fpclass_ps_mask(v_widen_bf16(q + (int64_t)d * 2), T_INFINITE));
+    return count;
+}
+
 /* 16 elements of one row and limb, four to an int32, at `step` int32 from each other. */
 static inline void t_store_limb(int32_t *to, int32_t step, __m512i limb) {
     int32_t fours[4];
@@ -137,22 +148,31 @@ static inline void t_store_limb(int32_t *to, int32_t step, __m512i limb) {
     for (int i = 0; i < 4; i++) to[i * step] = fours[i];
 }
 
+/* 16 elements of a row of Q as integers: units of 2^unit, or, of a row with an infinity, its sign.
+ */
+V_INLINE __m512i t_integers(v_f32 x, float unit, bool infinite) {
+    if (!infinite) return _mm512_cvtps_epi32(v_scale2(x, v_set1(-unit)));
+    const __m512i sign =
+        _mm512_or_si512(_mm512_srai_epi32(_mm512_castps_si512(x), 31), _mm512_set1_epi32(1));
+    return _mm512_maskz_mov_epi32(_mm512_fpclass_ps_mask(x, T_INFINITE), sign);
+}
+
 /* Column limb * columns + row of the 16 fours of every 64 elements: in two tiles where they are
- * more than 16. Returns what a row's sums are to be multiplied with: NaN where Q holds one, or an
- * infinity. */
+ * more than 16. Returns what a row's sums are to be multiplied with: an infinity where Q holds one,
+ * whose products decide every score; NaN where it holds a NaN, or several infinities. */
 static float t_lay_out_row(const kv8_attention_job *job, int64_t row, int32_t column,
                            int32_t columns, int32_t *to) {
     const uint8_t *const q = (const uint8_t *)(job->q + row * job->q_row);
     /* 1.004: 23 bits as signed bytes, 127 first, end below 2^23; and rounding may add up. */
     const float size = t_size_of(job, row) * 1.004f;
+    const int32_t infinities = isinf(size) ? t_infinities_in(job, row) : 0;
     int32_t bits = 0;
     memcpy(&bits, &size, sizeof bits);
-    const v_f32 unit = v_set1((float)((bits >> 23) - 127 + 1 - T_Q_BITS));
+    const float unit = (float)((bits >> 23) - 127 + 1 - T_Q_BITS);
     const __m512i half = _mm512_set1_epi32(128);
     const int32_t all = T_Q_LIMBS * columns, step = all < T_SIDE ? all : T_SIDE;
     for (int32_t d = 0; d < job->spec->head_dim; d += V_LANES) {
-        const v_f32 x = v_scale2(v_widen_bf16(q + (int64_t)d * 2), v_sub(v_set1(0.0f), unit));
-        __m512i rest = _mm512_cvtps_epi32(x);
+        __m512i rest = t_integers(v_widen_bf16(q + (int64_t)d * 2), unit, infinities > 0);
         int32_t *const at = to + d / T_STEP * T_Q_STEP;
         const int32_t four = d % T_STEP / 4;
         for (int limb = T_Q_LIMBS - 1; limb >= 0; limb--) { /* the last is the smallest */
@@ -165,7 +185,9 @@ static float t_lay_out_row(const kv8_attention_job *job, int64_t row, int32_t co
             rest = _mm512_srai_epi32(_mm512_add_epi32(rest, half), 8);
         }
     }
-    return isfinite(size) ? _mm512_cvtss_f32(v_scale2(v_set1(job->scale[row]), unit)) : NAN;
+    if (infinities == 1) return job->scale[row] * INFINITY;
+    if (!isfinite(size)) return NAN;
+    return _mm512_cvtss_f32(v_scale2(v_set1(job->scale[row]), v_set1(unit)));
 }
 
 static void t_lay_out_q(const kv8_attention_job *job) {
@@ -257,9 +279,10 @@ static void t_tile_of_head(const kv8_attention_job *job, const kv8_tile *tile, c
 
 #include "walk_tmpl.h"
 
-/* --- infinities in Q, of which limbs know nothing --- */
+/* --- rows of Q that limbs do not hold --- */
 
-/* Whether a key's score by a row of Q with infinities is NaN or +inf, which makes the row NaN. */
+/* Whether a key's score by a row of Q with infinities is NaN, or +inf that no cap makes finite: it
+ * makes the row NaN. */
 static bool t_score_spoils(const kv8_attention_job *job, int64_t row, const int8_t *k,
                            uint16_t row_scale) {
     const uint8_t *const q = (const uint8_t *)(job->q + row * job->q_row);
@@ -279,42 +302,40 @@ static bool t_score_spoils(const kv8_attention_job *job, int64_t row, const int8
             if (any[0] && any[1]) return true;
         }
     }
-    return any[(scale < 0) ^ row_scale >> 15];
+    return job->args->logits_soft_cap == 0 && any[(scale < 0) ^ row_scale >> 15];
 }
 
-/* The rows with infinities in Q, as t_heads_left() has them, whose scores are all -inf, or that are
- * not known to be NaN: those that see no such key of the item. */
-static V_NOINLINE void t_drop_spoiled(const kv8_attention_job *job, bool *infinite, int32_t count) {
+/* Whether a key of the item's first tile makes the row NaN. */
+static bool t_tile_spoils(const kv8_attention_job *job, const kv8_tile *tile, int64_t row) {
     const int32_t rows = job->item->num_rows;
-    const int64_t scale_head = job->args->k->row_scale_stride_head;
-    kv8_tile tile;
-    for (int32_t begin = job->item->key_begin; count > 0 && kv8_tile_next(job, &begin, &tile);) {
-        for (int64_t row = 0; row < (int64_t)job->item->num_heads * rows; row++) {
-            const int64_t head = row / rows;
-            for (int32_t i = 0; infinite[row] && i < tile.end - tile.begin; i++) {
-                if (tile.k[i] == NULL || !kv8_job_sees(job, (int32_t)(row % rows), tile.begin + i))
-                    continue;
-                infinite[row] =
-                    !t_score_spoils(job, row, (const int8_t *)tile.k[i] + head * job->k_head,
-                                    tile.k_scale[i][head * scale_head].bits);
-                count -= !infinite[row];
-            }
-        }
+    const int64_t head = row / rows, at = head * job->args->k->row_scale_stride_head;
+    for (int32_t i = 0; i < tile->end - tile->begin; i++) {
+        if (tile->k[i] == NULL || !kv8_job_sees(job, (int32_t)(row % rows), tile->begin + i))
+            continue;
+        if (t_score_spoils(job, row, (const int8_t *)tile->k[i] + head * job->k_head,
+                           tile->k_scale[i][at].bits))
+            return true;
     }
+    return false;
 }
 
-/* The heads with rows that the kernel in bf16 math is for, a bit each. */
+/* The heads that the kernel in bf16 math is for, a bit each: with rows whose sum of magnitudes
+ * overflows, or of several infinities that are not seen to make them NaN. */
 static uint32_t t_heads_left(const kv8_attention_job *job) {
-    const int32_t rows = job->item->num_rows;
-    bool infinite[KV8_ITEM_HEADS * T_SIDE / 2];
-    int32_t count = 0;
-    for (int64_t row = 0; row < (int64_t)job->item->num_heads * rows; row++)
-        count += infinite[row] = isinf(t_size_of(job, row));
-    if (count == 0) return 0;
-    if (job->args->logits_soft_cap == 0) t_drop_spoiled(job, infinite, count);
     uint32_t left = 0;
-    for (int64_t row = 0; row < (int64_t)job->item->num_heads * rows; row++)
-        if (infinite[row]) left |= 1u << row / rows;
+    kv8_tile tile;
+    int32_t begin = job->item->key_begin;
+    bool have_tile = false;
+    for (int64_t row = 0; row < t_all_rows(job); row++) {
+        const int32_t infinities = isinf(t_size_of(job, row)) ? t_infinities_in(job, row) : 1;
+        if (infinities == 1) continue;
+        if (infinities > 1) {
+            if (!have_tile && !kv8_tile_next(job, &begin, &tile)) return 0;
+            have_tile = true;
+            if (t_tile_spoils(job, &tile, row)) continue;
+        }
+        left |= 1u << row / job->item->num_rows;
+    }
     return left;
 }
 

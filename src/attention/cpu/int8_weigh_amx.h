@@ -115,14 +115,16 @@ static void t_rescale(const kv8_attention_job *job, const t_lanes *at, float *o)
 static v_f32 t_weigh_rows(const kv8_attention_job *job, t_pass *pass, const t_lanes *at,
                           int64_t lane, float *o, t_queue *queue) {
     float *const lane_max = job->lane_max + lane, *const lane_sum = job->lane_sum + lane;
-    const v_f32 old = v_load(lane_max), one = v_set1(1.0f);
+    const v_f32 old = v_load(lane_max), old_sum = v_load(lane_sum), one = v_set1(1.0f);
     __mmask16 over = _mm512_cmp_ps_mask(old, v_set1(-FLT_MAX), _CMP_LT_OQ);
     t_weighed now = {one, one};
     if (over != 0xffff) { /* some row has a maximum */
         now = t_weigh_pass_of(pass, t_finite(old));
-        over |= _mm512_cmp_ps_mask(now.sum, v_set1(t_most), _CMP_GT_OQ);
+        /* A sum that is NaN stays so, whatever scores of +inf would add. */
+        const __mmask16 numbers = _mm512_cmp_ps_mask(old_sum, old_sum, _CMP_ORD_Q);
+        over |= _mm512_mask_cmp_ps_mask(numbers, now.sum, v_set1(t_most), _CMP_GT_OQ);
         if (over == 0) {
-            v_store(lane_sum, v_add(v_load(lane_sum), now.sum));
+            v_store(lane_sum, v_add(old_sum, now.sum));
             return now.top;
         }
         pass->ahead = NULL;
@@ -136,7 +138,7 @@ static v_f32 t_weigh_rows(const kv8_attention_job *job, t_pass *pass, const t_la
     const v_f32 max = v_select_lt(moved, one, old, top), shift = t_finite(max);
     const v_f32 factor = v_select_lt(moved, one, one, v_exp2(v_sub(old, shift), 5));
     now = t_weigh_pass_of(pass, shift);
-    const v_f32 sum = v_fma(v_load(lane_sum), factor, now.sum);
+    const v_f32 sum = v_fma(old_sum, factor, now.sum);
     v_store(lane_max, t_kept_max(max, sum));
     v_store(lane_sum, sum);
     v_store(job->keep, factor);
