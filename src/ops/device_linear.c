@@ -173,7 +173,7 @@ static int choose_wgmma(const kv8_linear_args *args, int32_t num_sms) {
 }
 
 /* What a product of one row is split into, and under a fixed order of any number: the splits are
- * all in which the shapes' orders differ. */
+ * all in which the shapes' orders differ. Pairs split nothing. */
 static int32_t splits_of_one_row(const kv8_linear_args *args, int32_t num_sms) {
     const wgmma_shape *const shape = &wgmma_shapes[0];
     const int64_t tiles = kv8_ceil_div(args->rows, shape->groups * KV8_LINEAR_WGMMA_ROWS);
@@ -242,7 +242,9 @@ static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args,
                         pairs_plan *plan_out) {
     const bool may_halve_heads = args->is_f32 && args->rotated_rows == 0;
     const int32_t num_pairs = ops->linear.num_pairs;
-    if (num_pairs == 0 || ops->has_fixed_order || args->rows % 8 != 0) return false;
+    const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
+    if (num_pairs == 0 || args->rows % 8 != 0) return false;
+    if (ops->has_fixed_order && splits_of_one_row(args, num_sms) > 1) return false;
     if (args->n <= KV8_LINEAR_PAIRS_TOKENS) return takes_tall_pairs(args, num_pairs, plan_out);
     *plan_out = share_out(args, 0, num_pairs, may_halve_heads);
     for (int idx = 1; idx < KV8_NUM_LINEAR_PAIRS; idx++) {
@@ -251,7 +253,6 @@ static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args,
         if (plan.queue < plan_out->queue) *plan_out = plan;
     }
     const int usual = LINEAR_kv8_linear_f16_wgmma_t128__sm90a;
-    const int32_t num_sms = kv8_device_get_info(ops->device)->num_sms;
     const int64_t tiles = num_wgmma_tiles(args, usual);
     const int32_t splits =
         tiles < num_sms

@@ -430,6 +430,39 @@ static void whole_strips(void **state) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(g, &cases[i], 260 + i);
 }
+/* Streams of single rows, of 8 and of 16, and all sizes of works give a row the same bits. */
+static void a_fixed_order_knows_no_number_of_rows(void **state) {
+    enum { MOST = 700 };
+    static const int32_t rows[] = {1, 2, 9, 20, 40, 90, 200, 450, MOST};
+    const gpu *const g = gpu_get_with_kernels(state);
+    const experts_case cases[] = {{.shape = shape_of(16, 4, 160, 96), .n = MOST},
+                                  {.shape = shape_of(16, 4, 160, 96), .n = MOST, .wide = true},
+                                  {.shape = shape_of(8, 2, 2880, 64), .n = MOST},
+                                  {.shape = shape_of(8, 2, 64, 2880), .n = MOST}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const experts_case *const c = &cases[i];
+        const size_t hidden = (size_t)c->shape.hidden;
+        inputs in = make_inputs(c, 280 + i);
+        on_gpu on = open_on_gpu(g, c, &in);
+        kv8_device_experts_fix_order(on.experts);
+        float *const all = malloc(2 * MOST * hidden * sizeof *all), *const some =
+                                                                        all + MOST * hidden;
+        run_on_gpu(&on, c, &in, all);
+        check_rows(c, &in, all);
+        for (size_t k = 0; k < 2 * sizeof rows / sizeof *rows; k++) {
+            on.args.n = rows[k / 2];
+            on.args.seq_rows = k % 2 == 0 ? 1 : on.args.n;
+            run_on_gpu(&on, c, &in, some);
+            for (int32_t row = 0; row < on.args.n; row++)
+                if (memcmp(all + (size_t)row * hidden, some + (size_t)row * hidden,
+                           hidden * sizeof *all) != 0)
+                    fail_msg("row %d of %d has other bits than of %d", row, on.args.n, MOST);
+        }
+        free(all);
+        close_on_gpu(&on);
+        free_inputs(&in);
+    }
+}
 static void padding_is_left_alone(void **state) {
     const gpu *const g = gpu_get_with_kernels(state);
     static const int32_t rows[][2] = {{2, 1}, {16, 9}, {512, 300}};
@@ -539,10 +572,15 @@ static void wrong_inputs_are_refused(void **state) {
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_number_of_rows),       cmocka_unit_test(shapes_large_and_small),
-        cmocka_unit_test(works_by_the_hundred),     cmocka_unit_test(whole_strips),
-        cmocka_unit_test(padding_is_left_alone),    cmocka_unit_test(scales_of_all_sizes),
-        cmocka_unit_test(a_scale_of_255_is_nan),    cmocka_unit_test(routing_at_its_edges),
+        cmocka_unit_test(any_number_of_rows),
+        cmocka_unit_test(shapes_large_and_small),
+        cmocka_unit_test(works_by_the_hundred),
+        cmocka_unit_test(whole_strips),
+        cmocka_unit_test(a_fixed_order_knows_no_number_of_rows),
+        cmocka_unit_test(padding_is_left_alone),
+        cmocka_unit_test(scales_of_all_sizes),
+        cmocka_unit_test(a_scale_of_255_is_nan),
+        cmocka_unit_test(routing_at_its_edges),
         cmocka_unit_test(wrong_inputs_are_refused),
     };
     return cmocka_run_group_tests_name("experts_device", tests, gpu_open, gpu_close);

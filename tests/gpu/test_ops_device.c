@@ -135,37 +135,43 @@ static void check_case(const side *s, const product *p, int32_t step) {
 
 /* Under a fixed order a row's bits are those of the row alone, whatever their number. */
 static void a_fixed_order_knows_no_number_of_rows(void **state) {
-    enum { MOST = 600 };
     side s = open_side(state);
     kv8_device_ops_fix_order(s.ops);
-    static const int32_t sizes[][2] = {{32, 72}, {128, 2880}, {2880, 4096}, {5120, 1000}};
-    static const int32_t counts[] = {1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 257, MOST};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const int32_t rows = sizes[i][0], cols = sizes[i][1];
+    /* kind TO_F32, ADDED, TO_BF16; n: the most rows */
+    static const product most[] = {
+        {32, 72, 600, TO_F32, false},       {128, 2880, 600, TO_F32, true},
+        {2880, 4096, 2100, ADDED, true},    {5120, 1000, 2100, TO_F32, true},
+        {5120, 2880, 1300, TO_BF16, false}, {67000, 520, 129, TO_F32, false}};
+    static const int32_t counts[] = {1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 257, 513, 1025};
+    for (size_t i = 0; i < sizeof most / sizeof *most; i++) {
+        const size_t rows = (size_t)most[i].rows, cols = (size_t)most[i].cols;
+        const size_t n = (size_t)most[i].n, y_bytes = rows * (most[i].kind == TO_BF16 ? 2 : 4);
         test_rng rng = {(uint64_t)rows};
-        kv8_f16 *const w = random_f16(&rng, (size_t)rows * (size_t)cols, 1);
-        kv8_f16 *const x = random_f16(&rng, (size_t)MOST * (size_t)cols, 1);
-        void *const w_on_gpu = gpu_upload(s.g, w, (size_t)rows * (size_t)cols * 2);
-        void *const x_on_gpu = gpu_upload(s.g, x, (size_t)MOST * (size_t)cols * 2);
-        const kv8_device_linear linear = {w_on_gpu, NULL, rows, cols};
-        const product most = {rows, cols, MOST, TO_F32, false};
-        float *const want = run_product(&s, &linear, &most, x_on_gpu, NULL);
-        for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
-            const product p = {rows, cols, counts[k], TO_F32, false};
-            const int32_t first = (MOST - p.n) / 2;
-            const kv8_f16 *const from = (const kv8_f16 *)x_on_gpu + (size_t)first * (size_t)cols;
-            float *const got = run_product(&s, &linear, &p, from, NULL);
-            if (memcmp(got, want + (size_t)first * (size_t)rows,
-                       (size_t)p.n * (size_t)rows * sizeof *got) != 0)
-                fail_msg("%d x %d: rows %d to %d of %d have other bits alone", rows, cols, first,
-                         first + p.n - 1, MOST);
+        kv8_f16 *const w = random_f16(&rng, rows * cols, 1), *const x =
+                                                                 random_f16(&rng, n * cols, 1);
+        kv8_bf16 *const bias = random_bf16(&rng, rows, 4);
+        float *const before = random_f32(&rng, n * rows, 4);
+        void *const w_on_gpu = gpu_upload(s.g, w, rows * cols * 2);
+        void *const x_on_gpu = gpu_upload(s.g, x, n * cols * 2);
+        void *const bias_on_gpu = gpu_upload(s.g, bias, rows * 2);
+        const kv8_device_linear linear = {w_on_gpu, most[i].has_bias ? bias_on_gpu : NULL,
+                                          most[i].rows, most[i].cols};
+        uint8_t *const want = run_product(&s, &linear, &most[i], x_on_gpu, before);
+        for (size_t k = 0; k < sizeof counts / sizeof *counts && counts[k] < most[i].n; k++) {
+            product p = most[i];
+            p.n = counts[k];
+            const size_t first = (n - (size_t)p.n) / 2;
+            void *const got = run_product(&s, &linear, &p, (kv8_f16 *)x_on_gpu + first * cols,
+                                          before + first * rows);
+            if (memcmp(got, want + first * y_bytes, (size_t)p.n * y_bytes) != 0)
+                fail_msg("%d x %d: rows %zu to %zu of %zu have other bits alone", p.rows, p.cols,
+                         first, first + (size_t)p.n - 1, n);
             free(got);
         }
-        free(want);
-        free(w);
-        free(x);
-        kv8_device_free(s.g->device, w_on_gpu);
-        kv8_device_free(s.g->device, x_on_gpu);
+        void *const on_host[] = {w, x, bias, before, want};
+        for (int k = 0; k < 5; k++) free(on_host[k]);
+        void *const on_gpu[] = {w_on_gpu, x_on_gpu, bias_on_gpu};
+        for (int k = 0; k < 3; k++) kv8_device_free(s.g->device, on_gpu[k]);
     }
     kv8_device_ops_destroy(s.ops);
 }

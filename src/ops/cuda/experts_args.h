@@ -57,17 +57,17 @@ enum {
     KV8_EXPERTS_BULK_BARRIER_AT =
         KV8_EXPERTS_BULK_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES),
     KV8_EXPERTS_BULK_CHUNK_BYTES = (KV8_EXPERTS_BULK_BARRIER_AT + 8 + 127) / 128 * 128,
-    /* Where it brings a warp whole strips, two at once: warps; chunks of a warp's ring; of a chunk
-     * tiles of each strip, the first's barrier, and what lies between the two. */
+    /* Where it brings a warp whole strips: warps; chunks of a warp's ring; tiles of a chunk of one
+     * strip, and of each of two, behind which a barrier stands: gpt-oss' 45 are whole chunks. */
     KV8_EXPERTS_WHOLE_WARPS = 12,
     KV8_EXPERTS_WHOLE_CHUNKS = 2,
-    KV8_EXPERTS_WHOLE_STRIPS = 2,
-    KV8_EXPERTS_WHOLE_TILES = 5,
-    KV8_EXPERTS_WHOLE_BARRIER_AT =
-        KV8_EXPERTS_WHOLE_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES),
-    KV8_EXPERTS_WHOLE_PART_BYTES = (KV8_EXPERTS_WHOLE_BARRIER_AT + 8 + 127) / 128 * 128,
-    KV8_EXPERTS_WHOLE_BYTES = KV8_EXPERTS_WHOLE_WARPS * KV8_EXPERTS_WHOLE_CHUNKS *
-                              KV8_EXPERTS_WHOLE_STRIPS * KV8_EXPERTS_WHOLE_PART_BYTES,
+    KV8_EXPERTS_SINGLE_TILES = 9,
+    KV8_EXPERTS_PAIR_TILES = 5,
+    KV8_EXPERTS_WHOLE_CHUNK_BYTES =
+        2 * ((KV8_EXPERTS_PAIR_TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES) + 8 + 127) /
+             128 * 128),
+    KV8_EXPERTS_WHOLE_BYTES =
+        KV8_EXPERTS_WHOLE_WARPS * KV8_EXPERTS_WHOLE_CHUNKS * KV8_EXPERTS_WHOLE_CHUNK_BYTES,
     KV8_EXPERTS_SUM_BYTES = KV8_EXPERTS_ITEM_TILES * KV8_EXPERTS_TEAM_WARPS * 16 * 8 * 4,
     /* The kernels on wgmma. */
     KV8_EXPERTS_PACK_THREADS = 256,

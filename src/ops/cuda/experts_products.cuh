@@ -5,8 +5,7 @@
 #pragma once
 #include "experts_args.h"
 #include "experts_gate.cuh"
-#include "mxfp4_strip.cuh"
-#include "ptx_sm80.cuh"
+#include "experts_scaled.cuh"
 
 namespace kv8 {
 
@@ -76,6 +75,39 @@ __device__ __forceinline__ void add_tile(Sums<TILES_N> (&sums)[STRIPS], uint32_t
             }
         }
     }
+}
+
+// Half a tile of scaled weights, 32 inputs.
+template <int HALF, int TILES_N, int STRIPS>
+__device__ __forceinline__ void add_scaled_half(Sums<TILES_N> (&sums)[STRIPS],
+                                                const TileCodes (&codes)[STRIPS], uint32_t x_at,
+                                                int x_row_bytes) {
+    uint32_t x[TILES_N][4];
+#pragma unroll
+    for (int n = 0; n < TILES_N; n++) load_matrices(x[n], x_at + n * 8 * x_row_bytes + HALF * 64);
+#pragma unroll
+    for (int h = 0; h < STRIPS; h++) {
+        uint32_t w[2][4];
+        codes[h].template widen<2 * HALF>(w[0]);
+        codes[h].template widen<2 * HALF + 1>(w[1]);
+#pragma unroll
+        for (int n = 0; n < TILES_N; n++) {
+            mma<false>(sums[h].s[n], w[0], {x[n][0], x[n][1]});
+            mma<false>(sums[h].s[n], w[1], {x[n][2], x[n][3]});
+        }
+    }
+}
+// As add_tile(), of scaled weights: a sum goes on from 16 inputs to the next, as it does in
+// experts_tiles.cuh.
+template <int TILES_N, int STRIPS>
+__device__ __forceinline__ void add_scaled_tile(Sums<TILES_N> (&sums)[STRIPS], uint32_t codes_at,
+                                                uint32_t scales_at, uint32_t apart, uint32_t x_at,
+                                                int x_row_bytes) {
+    TileCodes codes[STRIPS];
+#pragma unroll
+    for (int h = 0; h < STRIPS; h++) codes[h].load(codes_at + h * apart, scales_at + h * apart);
+    add_scaled_half<0>(sums, codes, x_at, x_row_bytes);
+    add_scaled_half<1>(sums, codes, x_at, x_row_bytes);
 }
 
 // Where the warps of a team exchange sums: [from][to][32 lanes] of two rows' sums of a column. Who

@@ -43,6 +43,7 @@ struct EndsAt {
 // What ends a lane's rows g and g + 8, of gate_up a gate and its up: loaded as the strip begins.
 struct Ends {
     float factor[2], bias[2];
+    Ends() = default;
     __device__ __forceinline__ Ends(const EndsAt &at, const uint8_t *strip) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -52,8 +53,11 @@ struct Ends {
             bias[i] = __uint_as_float(bits << 16);
         }
     }
+    // SCALED: a sum of add_scaled_tile().
+    template <bool SCALED>
     __device__ __forceinline__ float value(float sum, int i) const {
-        return sum * CODE_FACTOR * factor[i] + bias[i];
+        return SCALED ? __fmaf_rn(sum, factor[i] * TILE_FACTOR, bias[i])
+                      : sum * CODE_FACTOR * factor[i] + bias[i];
     }
 };
 
@@ -71,16 +75,17 @@ __device__ __forceinline__ uint8_t *outputs_at(const kv8_experts_matmul_args &a,
 }
 
 // Ends a column, its sums of rows g and g + 8, that goes to `outputs`; NULL: nowhere.
-template <bool DOWN>
+template <bool DOWN, bool SCALED = false>
 __device__ __forceinline__ void end_column(const kv8_experts_matmul_args &a, const Ends &ends,
                                            float low, float high, uint8_t *outputs, int strip) {
     if (outputs == nullptr) return;
     if constexpr (DOWN) {
         float *const to = reinterpret_cast<float *>(outputs) + strip * 16;
-        to[0] = ends.value(low, 0);
-        to[8] = ends.value(high, 1);
+        to[0] = ends.template value<SCALED>(low, 0);
+        to[8] = ends.template value<SCALED>(high, 1);
     } else {
-        const float y = gate_soon(ends.value(low, 0), ends.value(high, 1), a.alpha, a.limit);
+        const float y = gate_soon(ends.template value<SCALED>(low, 0),
+                                  ends.template value<SCALED>(high, 1), a.alpha, a.limit);
         reinterpret_cast<__half *>(outputs)[strip * 8] = __float2half_rn(y);
     }
 }

@@ -4,6 +4,7 @@
 // both strips. For so many strips that all warps of all blocks have several.
 //
 // Sums are in the order of the inputs, not by quarters: not the bits of experts_quarters.cuh.
+// SCALED ones are those of experts_tiles.cuh, to the bit: for a fixed order.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -11,104 +12,115 @@
 
 namespace kv8 {
 
-constexpr int WHOLE_STRIPS = KV8_EXPERTS_WHOLE_STRIPS, WHOLE_TILES = KV8_EXPERTS_WHOLE_TILES;
-constexpr int PART_BYTES = KV8_EXPERTS_WHOLE_PART_BYTES;  // of a chunk, a strip's
-constexpr int WHOLE_BYTES = WHOLE_STRIPS * PART_BYTES;
-static_assert(WHOLE_STRIPS == 2);
+// Chunks of a warp's one strip, or of two.
+template <int STRIPS>
+struct WholeChunk {
+    static constexpr int TILES = STRIPS == 1 ? KV8_EXPERTS_SINGLE_TILES : KV8_EXPERTS_PAIR_TILES;
+    static constexpr int BARRIER_AT = TILES * (KV8_TILE_CODE_BYTES + KV8_TILE_SCALE_BYTES);
+    static constexpr int PART_BYTES = (BARRIER_AT + 8 + 127) / 128 * 128;  // a strip's
+    static constexpr int BYTES = STRIPS * PART_BYTES;
+    static_assert(BYTES <= KV8_EXPERTS_WHOLE_CHUNK_BYTES);
+};
 
 // A warp's ring of chunks of its strips, a barrier behind each, and what comes into it next. What
 // addresses are found by stays in registers: between two chunks every instruction counts.
+template <int STRIPS>
 struct WholeRing {
+    using CHUNK = WholeChunk<STRIPS>;
     uint32_t begin, end;
     uint32_t chunk;  // that is multiplied
     uint32_t parity = 0;
     uint64_t policy;
-    UnitWalk<WHOLE_STRIPS> ahead;
-    const uint8_t *codes, *scales;  // of the next chunk of that pair's first strip
+    UnitWalk<STRIPS> ahead;
+    const uint8_t *codes, *scales;  // of the next chunk of that unit's first strip
     int left;                       // its tiles from there on
 
     __device__ __forceinline__ WholeRing(const kv8_experts_matmul_args &a, uint32_t at,
-                                         const UnitWalk<WHOLE_STRIPS> &first)
+                                         const UnitWalk<STRIPS> &first)
         : begin(at),
-          end(at + KV8_EXPERTS_WHOLE_CHUNKS * WHOLE_BYTES),
+          end(at + KV8_EXPERTS_WHOLE_CHUNKS * CHUNK::BYTES),
           chunk(at),
           policy(leave_first_policy()),
           ahead(first) {
         asm volatile("" : "+r"(begin), "+r"(end));
         if (threadIdx.x % 32 == 0) {
-            for (uint32_t to = begin; to < end; to += WHOLE_BYTES) barrier_init(full(to), 1);
+            for (uint32_t to = begin; to < end; to += CHUNK::BYTES) barrier_init(full(to), 1);
             barrier_init_fence();
         }
-        enter_pair(a);
+        enter_unit(a);
     }
     static __device__ __forceinline__ uint32_t full(uint32_t chunk) {
-        return chunk + KV8_EXPERTS_WHOLE_BARRIER_AT;
+        return chunk + CHUNK::BARRIER_AT;
     }
     // The next chunk comes to `to`. By all lanes, once they have read what lay there.
     __device__ __forceinline__ void fill(const kv8_experts_matmul_args &a, const ItemList &list,
                                          uint32_t to) {
         if (ahead.left <= 0) return;
         const auto copy = [&](int tiles) {
-            expect_bytes(full(to), WHOLE_STRIPS * tiles * TILE_BYTES);
-            copy_tiles<WHOLE_TILES>(to, codes, scales, tiles, full(to), policy);
-            copy_tiles<WHOLE_TILES>(to + PART_BYTES, codes + a.w.strip_bytes,
-                                    scales + a.w.strip_bytes, tiles, full(to), policy);
+            expect_bytes(full(to), STRIPS * tiles * TILE_BYTES);
+#pragma unroll
+            for (int h = 0; h < STRIPS; h++)
+                copy_tiles<CHUNK::TILES>(to + h * CHUNK::PART_BYTES, codes + h * a.w.strip_bytes,
+                                         scales + h * a.w.strip_bytes, tiles, full(to), policy);
         };
         __syncwarp();
         if (elected()) {
-            if (left >= WHOLE_TILES)
-                copy(WHOLE_TILES);
+            if (left >= CHUNK::TILES)
+                copy(CHUNK::TILES);
             else
                 copy(left);
         }
-        codes += WHOLE_TILES * KV8_TILE_CODE_BYTES;
-        scales += WHOLE_TILES * KV8_TILE_SCALE_BYTES;
-        left -= WHOLE_TILES;
+        codes += CHUNK::TILES * KV8_TILE_CODE_BYTES;
+        scales += CHUNK::TILES * KV8_TILE_SCALE_BYTES;
+        left -= CHUNK::TILES;
         if (left > 0) return;
         ahead.next(a, list, blockDim.x / 32);
-        enter_pair(a);
+        enter_unit(a);
     }
     __device__ __forceinline__ void step() {
-        chunk += WHOLE_BYTES;
+        chunk += CHUNK::BYTES;
         if (chunk != end) return;
         chunk = begin;
         parity ^= 1;
     }
 
    private:
-    __device__ __forceinline__ void enter_pair(const kv8_experts_matmul_args &a) {
+    __device__ __forceinline__ void enter_unit(const kv8_experts_matmul_args &a) {
         codes = ahead.at;
         scales = codes + a.w.num_tiles * KV8_TILE_CODE_BYTES;
         left = a.w.num_tiles;
     }
 };
 
-template <int MOST, bool DOWN>
+template <int MOST, bool DOWN, bool SCALED>
 __device__ __forceinline__ void stream_whole(const kv8_experts_matmul_args &a) {
+    constexpr int STRIPS = SCALED ? 1 : 2;
+    using CHUNK = WholeChunk<STRIPS>;
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamList<MOST> list;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     // Shared memory: rings; rows.
-    constexpr uint32_t RING_BYTES = KV8_EXPERTS_WHOLE_CHUNKS * WHOLE_BYTES;
+    constexpr uint32_t RING_BYTES = KV8_EXPERTS_WHOLE_CHUNKS * CHUNK::BYTES;
     const uint32_t rings = smem_address(shared), rows = rings + num_warps * RING_BYTES;
     const uint32_t tile_bytes = TILE_ROWS * a.x_row_bytes;
     const uint32_t lane_x = lane % 8 * a.x_row_bytes + lane / 8 * 16;
 
     if (!DOWN) take_turn();  // down knows its weights earlier than its rows
     count_stream_items<MOST>(a, list);
-    const Share share = share_of<MOST>(a, list, units_of<WHOLE_STRIPS>(a));
-    UnitWalk<WHOLE_STRIPS> now(a, list, share, warp);
-    WholeRing ring(a, rings + warp * RING_BYTES, now);
-    for (uint32_t to = ring.begin; to < ring.end; to += WHOLE_BYTES) ring.fill(a, list, to);
+    const Share share = share_of<MOST>(a, list, units_of<STRIPS>(a));
+    UnitWalk<STRIPS> now(a, list, share, warp);
+    WholeRing<STRIPS> ring(a, rings + warp * RING_BYTES, now);
+    for (uint32_t to = ring.begin; to < ring.end; to += CHUNK::BYTES) ring.fill(a, list, to);
     if (DOWN) take_turn();  // also without work
     const EndsAt ends_at(a);
-    for_held_items<WHOLE_STRIPS, DOWN>(a, list, share, rows, [&](const Held &held) {
+    for_held_items<STRIPS, DOWN>(a, list, share, rows, [&](const Held &held) {
         int item_of_outputs = -1;
         uint8_t *outputs[2 * MOST];  // of this lane's columns
         for (; now.left > 0 && now.item < held.first + held.count; now.next(a, list, num_warps)) {
             const Item item = held.item(now.item - held.first);
-            const Ends ends[WHOLE_STRIPS] = {Ends(ends_at, now.at),
-                                             Ends(ends_at, now.at + a.w.strip_bytes)};
+            Ends ends[STRIPS];
+#pragma unroll
+            for (int h = 0; h < STRIPS; h++) ends[h] = Ends(ends_at, now.at + h * a.w.strip_bytes);
             if (now.item != item_of_outputs) {
                 item_of_outputs = now.item;
 #pragma unroll
@@ -116,29 +128,34 @@ __device__ __forceinline__ void stream_whole(const kv8_experts_matmul_args &a) {
             }
             for_tiles<MOST>(item, [&](auto tiles) {
                 constexpr int TILES_N = decltype(tiles)::value;
-                Sums<TILES_N> sums[WHOLE_STRIPS] = {};
+                Sums<TILES_N> sums[STRIPS] = {};
                 uint32_t x_at = rows + (now.item - held.first) * tile_bytes + lane_x;
 #pragma unroll 1
-                for (int left = a.w.num_tiles; left > 0; left -= WHOLE_TILES) {
+                for (int left = a.w.num_tiles; left > 0; left -= CHUNK::TILES) {
                     const uint32_t codes = ring.chunk + lane * 16;
                     const uint32_t scales =
-                        ring.chunk + WHOLE_TILES * KV8_TILE_CODE_BYTES + lane / 4 * 4;
+                        ring.chunk + CHUNK::TILES * KV8_TILE_CODE_BYTES + lane / 4 * 4;
                     barrier_wait(ring.full(ring.chunk), ring.parity);
-                    for_chunk<WHOLE_TILES>(left, [&](int i) {
-                        add_tile<TILES_N>(sums, codes + i * KV8_TILE_CODE_BYTES,
-                                          scales + i * KV8_TILE_SCALE_BYTES, PART_BYTES,
-                                          x_at + i * (KV8_TILE_COLS * 2), a.x_row_bytes);
+                    for_chunk<CHUNK::TILES>(left, [&](int i) {
+                        const uint32_t code = codes + i * KV8_TILE_CODE_BYTES;
+                        const uint32_t scale = scales + i * KV8_TILE_SCALE_BYTES;
+                        const uint32_t x = x_at + i * (KV8_TILE_COLS * 2);
+                        if constexpr (SCALED)
+                            add_scaled_tile(sums, code, scale, CHUNK::PART_BYTES, x, a.x_row_bytes);
+                        else
+                            add_tile(sums, code, scale, CHUNK::PART_BYTES, x, a.x_row_bytes);
                     });
-                    x_at += WHOLE_TILES * KV8_TILE_COLS * 2;
+                    x_at += CHUNK::TILES * KV8_TILE_COLS * 2;
                     ring.fill(a, list, ring.chunk);
                     ring.step();
                 }
 #pragma unroll
-                for (int h = 0; h < WHOLE_STRIPS; h++)
+                for (int h = 0; h < STRIPS; h++)
 #pragma unroll
                     for (int i = 0; i < 2 * TILES_N; i++)
-                        end_column<DOWN>(a, ends[h], sums[h].s[i / 2][i % 2],
-                                         sums[h].s[i / 2][i % 2 + 2], outputs[i], now.strip() + h);
+                        end_column<DOWN, SCALED>(a, ends[h], sums[h].s[i / 2][i % 2],
+                                                 sums[h].s[i / 2][i % 2 + 2], outputs[i],
+                                                 now.strip() + h);
             });
         }
     });
