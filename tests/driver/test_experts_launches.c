@@ -202,13 +202,13 @@ static void items_grow_with_the_rows(void **state) {
     (void)state;
     static const struct {
         int32_t sm_version;
-        bool has_fixed_order; /* which whole strips would change */
+        bool has_fixed_order; /* streams that sum as tiles do */
         int32_t most_of_few, few_tiles, many_tiles;
         uint32_t few_threads, many_threads;
         const char *few, *many;
     } gpus[] = {{80, false, 176, 1, 2, 512, 256, "_x8__", "_x16__"},
                 {90, false, 167, 2, 2, 384, 384, "_x8_whole__", "_x16_whole__"},
-                {90, true, 176, 2, 2, 512, 512, "_x8__", "_x16__"},
+                {90, true, 176, 2, 2, 384, 384, "_x8_scaled__", "_x16_scaled__"},
                 {120, false, 176, 1, 1, 128, 128, "_x8__", "_x8__"}};
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
         for (int is_many = 0; is_many < 2; is_many++) {
@@ -227,6 +227,29 @@ static void items_grow_with_the_rows(void **state) {
             }
             close_stand(&s);
         }
+    }
+}
+
+/* Under a fixed order many rows take tiles where few take streams that sum alike, and no others. */
+static void a_fixed_order_is_that_of_tiles(void **state) {
+    (void)state;
+    static const struct {
+        int32_t sm_version;
+        const char *few, *many, *most;
+    } gpus[] = {{80, "_x8__sm80", "_x16__sm80", "_x16__sm80"},
+                {90, "_x8_scaled__sm90", "_x48__sm90a", "_x192__sm90a"},
+                {100, "_x8_scaled__sm90", "_x16_scaled__sm90", "_x16_scaled__sm90"},
+                {120, "_x8__sm90", "_x8__sm90", "_x8__sm90"}};
+    for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
+        stand s = open_stand(gpus[i].sm_version, 132);
+        open_experts(&s);
+        kv8_device_experts_fix_order(s.experts);
+        const char *const *const names = gpus[i].sm_version == 90 ? packed : many;
+        check_run(&s, 1, few, gpus[i].few);
+        check_run(&s, 47, few, gpus[i].few);
+        check_run(&s, 512, names, gpus[i].many);
+        check_run(&s, MAX_ROWS, names, gpus[i].most);
+        close_stand(&s);
     }
 }
 
@@ -430,6 +453,7 @@ int main(void) {
         cmocka_unit_test(kernels_follow_the_rows_and_the_gpu),
         cmocka_unit_test(rows_of_one_sequence_choose_alike),
         cmocka_unit_test(items_grow_with_the_rows),
+        cmocka_unit_test(a_fixed_order_is_that_of_tiles),
         cmocka_unit_test(without_clusters_rows_stream),
         cmocka_unit_test(rows_are_routed_from_the_residual_stream),
         cmocka_unit_test(the_sum_is_normed),
