@@ -1,9 +1,9 @@
 // experts_whole.cu - gate and up with their gate, and down, of few rows an expert and many strips,
 // by the copy engine. `scaled`: with the sums of experts_tiles.cu, for a fixed order.
 //
-// Grid: as many blocks as the GPU holds. Block: 384 threads. Shared memory: two chunks of two
-// strips for each warp, and the rows of one or two items. Bytes: the strips of every chosen expert
-// once. Bound by: memory; of items of two tiles the issue of instructions too.
+// Grid: as many blocks as the GPU holds. Block: 384 threads. Shared memory: two chunks of one or
+// two strips for each warp, and the rows of one or two items. Bytes: the strips of every chosen
+// expert once. Bound by: memory; of items of two tiles the issue of instructions too.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "experts_whole.cuh"

@@ -4,7 +4,8 @@
 // both strips. For so many strips that all warps of all blocks have several.
 //
 // Sums are in the order of the inputs, not by quarters: not the bits of experts_quarters.cuh.
-// SCALED ones are those of experts_tiles.cuh, to the bit: for a fixed order.
+// SCALED: for a fixed order, any number of strips, one a warp; the sums are those of
+// experts_tiles.cuh, to the bit.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
