@@ -253,6 +253,30 @@ static void a_fixed_order_is_that_of_tiles(void **state) {
     }
 }
 
+/* Where shared memory has no room for whole strips beside rows, all rows take streams by quarters
+ * under a fixed order: tiles sum in another. */
+static void a_fixed_order_without_whole_strips_is_that_of_quarters(void **state) {
+    (void)state;
+    const kv8_experts_shape wide = {128, 4, 6144, 2880, 1.702f, 7.0f};
+    for (int is_fixed = 0; is_fixed < 2; is_fixed++) {
+        stand s = open_stand(90, 132);
+        assert_ok(kv8_device_experts_create(&s.experts, s.device, &wide, MAX_ROWS));
+        if (is_fixed) kv8_device_experts_fix_order(s.experts);
+        static const int32_t rows[] = {1, 512, MAX_ROWS};
+        for (int i = 0; i < 3; i++) {
+            assert_ok(run_rows(&s, rows[i]));
+            const int32_t last = stand_in_num_launches() - 1; /* combine */
+            for (int part = 1; part <= 2; part++) {
+                const char *const name = stand_in_get_launch(last - part)->name;
+                const bool is_tiles = strstr(name, "__sm90a") != NULL;
+                assert_int_equal(is_tiles, !is_fixed && rows[i] > 1);
+                assert_null(strstr(name, "scaled"));
+            }
+        }
+        close_stand(&s);
+    }
+}
+
 /* A GPU that has room for no pair of blocks of one of the two products takes neither. */
 static void without_clusters_rows_stream(void **state) {
     (void)state;
@@ -454,6 +478,7 @@ int main(void) {
         cmocka_unit_test(rows_of_one_sequence_choose_alike),
         cmocka_unit_test(items_grow_with_the_rows),
         cmocka_unit_test(a_fixed_order_is_that_of_tiles),
+        cmocka_unit_test(a_fixed_order_without_whole_strips_is_that_of_quarters),
         cmocka_unit_test(without_clusters_rows_stream),
         cmocka_unit_test(rows_are_routed_from_the_residual_stream),
         cmocka_unit_test(the_sum_is_normed),

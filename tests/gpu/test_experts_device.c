@@ -445,8 +445,8 @@ static void a_fixed_order_knows_no_number_of_rows(void **state) {
         inputs in = make_inputs(c, 280 + i);
         on_gpu on = open_on_gpu(g, c, &in);
         kv8_device_experts_fix_order(on.experts);
-        float *const all = malloc(2 * MOST * hidden * sizeof *all), *const some =
-                                                                        all + MOST * hidden;
+        float *const all = malloc(2 * MOST * hidden * sizeof *all);
+        float *const some = all + MOST * hidden;
         run_on_gpu(&on, c, &in, all);
         check_rows(c, &in, all);
         for (size_t k = 0; k < 2 * sizeof rows / sizeof *rows; k++) {

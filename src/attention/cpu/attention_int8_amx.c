@@ -323,11 +323,12 @@ static bool t_tile_spoils(const kv8_attention_job *job, const kv8_tile *tile, in
  * overflows, or of several infinities that are not seen to make them NaN. */
 static uint32_t t_heads_left(const kv8_attention_job *job) {
     uint32_t left = 0;
-    kv8_tile tile;
-    int32_t begin = job->item->key_begin;
+    kv8_tile tile; /* the item's first, once it is asked for */
     bool have_tile = false;
+    int32_t begin = job->item->key_begin;
     for (int64_t row = 0; row < t_all_rows(job); row++) {
-        const int32_t infinities = isinf(t_size_of(job, row)) ? t_infinities_in(job, row) : 1;
+        if (!isinf(t_size_of(job, row))) continue;
+        const int32_t infinities = t_infinities_in(job, row);
         if (infinities == 1) continue;
         if (infinities > 1) {
             if (!have_tile && !kv8_tile_next(job, &begin, &tile)) return 0;
