@@ -2,25 +2,31 @@
  * settings, of all that a step has of it (settings over, the kernel, results back) and beside the
  * time in which memory is read once. Logits are those of a sharp distribution, as a model's.
  *
+ *   bench_sampler [--maxima]     with the largest of every 64 logits, as the head leaves them of
+ *                                many rows
+ *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
 #include "engine_impl.h"
 #include "gpu_replay.h"
 
-enum { VOCAB = 201088, MAX_ROWS = 512, LAUNCHES = 10, HISTORY = 256 };
+enum { VOCAB = 201088, PIECE = 64, MAX_ROWS = 512, LAUNCHES = 10, HISTORY = 256 };
 
 typedef struct machine {
     bench_gpu gpu;
     kv8_device_sampler *sampler;
-    float *logits;
+    float *logits, *maxima; /* maxima: as kv8_model_device_maxima, or NULL */
 } machine;
 
-static machine open_machine(void) {
+static machine open_machine(bool has_maxima) {
     machine m = {.gpu = gpu_open()};
     const size_t bytes = (size_t)VOCAB * sizeof(float);
     TRY(kv8_device_sampler_create(&m.sampler, m.gpu.device, m.gpu.stream, NULL, VOCAB, MAX_ROWS,
                                   MAX_ROWS * HISTORY, NULL));
     m.logits = gpu_take(&m.gpu, bytes * MAX_ROWS);
-    float *const row = malloc(bytes);
+    if (has_maxima) m.maxima = gpu_take(&m.gpu, bytes / PIECE * MAX_ROWS);
+    float *const row = malloc(bytes), maxima[VOCAB / PIECE];
     uint32_t state = 1;
     for (int r = 0; row != NULL && r < MAX_ROWS; r++) {
         for (int i = 0; i < VOCAB; i++) {
@@ -33,7 +39,14 @@ static machine open_machine(void) {
         }
         for (int i = 0; i < 20; i++)
             row[(state >> 4) % VOCAB / 20 * (i + 1)] = 16 - 0.5f * (float)i;
+        for (int i = 0; i < VOCAB; i++) {
+            float *const most = &maxima[i / PIECE];
+            *most = i % PIECE == 0 || row[i] > *most ? row[i] : *most;
+        }
         TRY(kv8_stream_copy(m.gpu.stream, m.logits + (size_t)r * VOCAB, row, bytes));
+        if (has_maxima)
+            TRY(kv8_stream_copy(m.gpu.stream, m.maxima + (size_t)r * (VOCAB / PIECE), maxima,
+                                sizeof maxima));
         TRY(kv8_stream_synchronize(m.gpu.stream));
     }
     free(row);
@@ -54,11 +67,11 @@ static double time_draw(const machine *m, const kv8_sampling *sampling, int32_t 
                               .num_logprobs = num_logprobs};
     TRY(kv8_stream_capture_begin(m->gpu.stream));
     for (int i = 0; i < LAUNCHES; i++)
-        TRY(kv8_device_sampler_begin(m->sampler, m->logits, draws, num));
+        TRY(kv8_device_sampler_begin(m->sampler, m->logits, m->maxima, draws, num));
     return gpu_replay(&m->gpu).best / LAUNCHES;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct {
         const char *name;
         kv8_sampling sampling;
@@ -89,9 +102,9 @@ int main(void) {
           .presence_penalty = 0.5f},
          20},
     };
-    static const int32_t rows[] = {1, 4, 16, 64, 128, 256, 512};
+    static const int32_t rows[] = {1, 4, 16, 64, 96, 128, 192, 256, 384, 512};
     enum { NUM_ROWS = sizeof rows / sizeof rows[0] };
-    machine m = open_machine();
+    machine m = open_machine(argc > 1 && strcmp(argv[1], "--maxima") == 0);
     printf("%s, read ceiling %.0f GB/s, %d ids; us by rows\n%-28s",
            kv8_device_get_info(m.gpu.device)->name, m.gpu.ceilings.read_gb_s, VOCAB, "");
     for (int r = 0; r < NUM_ROWS; r++) printf(" %7d", rows[r]);
@@ -107,6 +120,7 @@ int main(void) {
         printf("\n");
     }
     kv8_device_free(m.gpu.device, m.logits);
+    kv8_device_free(m.gpu.device, m.maxima);
     kv8_device_sampler_destroy(m.sampler);
     gpu_close(&m.gpu);
 }

@@ -82,6 +82,21 @@ static const draw_form *choose_form(const kv8_device_sampler *s, int32_t num) {
     return are_busy || s->by_cluster.launch.grid[0] == 0 ? &s->by_block : &s->by_cluster;
 }
 
+/* Are all rows drawn from all ids, without a cut? */
+static bool are_uncut(const kv8_draw_row *rows, int32_t num) {
+    for (int32_t i = 0; i < num; i++) {
+        if (rows[i].top_k > 0 || rows[i].top_p != 0 || rows[i].least != 0) return false;
+    }
+    return true;
+}
+/* From the logits as they are, and nothing else wanted? */
+static bool are_plain(const kv8_draw_row *rows, int32_t num) {
+    for (int32_t i = 0; i < num; i++) {
+        if (rows[i].num_changes > 0 || rows[i].mask >= 0 || rows[i].num_tops >= 0) return false;
+    }
+    return true;
+}
+
 static kv8_status take_memory(kv8_device_sampler *s) {
     const size_t rows = (size_t)s->max_rows;
     const struct {
@@ -269,9 +284,14 @@ static kv8_status send(kv8_device_sampler *s, const kv8_draw *draws, int32_t num
                            (size_t)num_changes * sizeof *s->host.changes);
 }
 
-static kv8_status launch(kv8_device_sampler *s, float *logits, int32_t num) {
-    const draw_form *const form = choose_form(s, num);
+/* Maxima spare a block the first of two looks at a row's logits, so that of plain rows any number
+ * takes blocks; rows that are cut need that look. */
+static kv8_status launch(kv8_device_sampler *s, float *logits, const float *maxima, int32_t num) {
+    const bool by_maxima = maxima != NULL && are_uncut(s->rows, num);
+    const draw_form *const form =
+        by_maxima && are_plain(s->rows, num) ? &s->by_block : choose_form(s, num);
     const kv8_draw_args args = {.logits = logits,
+                                .maxima = by_maxima ? maxima : NULL,
                                 .rows = s->rows,
                                 .changes = s->on_device.changes,
                                 .masks = s->on_device.masks,
@@ -298,10 +318,10 @@ static kv8_drawn take_row(const kv8_device_sampler *s, int32_t idx, const kv8_dr
     return drawn;
 }
 
-kv8_status kv8_device_sampler_begin(kv8_device_sampler *s, float *logits, const kv8_draw *draws,
-                                    int32_t num) {
+kv8_status kv8_device_sampler_begin(kv8_device_sampler *s, float *logits, const float *maxima,
+                                    const kv8_draw *draws, int32_t num) {
     KV8_TRY(send(s, draws, num));
-    return launch(s, logits, num);
+    return launch(s, logits, maxima, num);
 }
 
 kv8_status kv8_device_sampler_end(kv8_device_sampler *s, const kv8_draw *draws, int32_t num,

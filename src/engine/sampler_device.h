@@ -51,8 +51,9 @@ bool kv8_device_sampler_simplify(const kv8_device_sampler *sampler, const kv8_dr
                                  kv8_step_draw *out);
 /* Waits for such a draw. */
 kv8_status kv8_device_sampler_take(const kv8_device_sampler *sampler, kv8_drawn *drawn_out);
-/* Puts the draw from device logits [num, vocab_size] on the stream. Allocates nothing. */
-kv8_status kv8_device_sampler_begin(kv8_device_sampler *sampler, float *logits,
+/* Puts the draw from device logits [num, vocab_size] on the stream; maxima: of those, as
+ * kv8_model_device_maxima has them, or NULL. Allocates nothing. */
+kv8_status kv8_device_sampler_begin(kv8_device_sampler *sampler, float *logits, const float *maxima,
                                     const kv8_draw *draws, int32_t num);
 /* Waits for it. tops_out [num, tops_stride]: of each draw its n likeliest. */
 kv8_status kv8_device_sampler_end(kv8_device_sampler *sampler, const kv8_draw *draws, int32_t num,

@@ -346,8 +346,8 @@ static kv8_status draw_on_device(kv8_engine *e) {
         if (row == sampled_row(s) && has_mask(s->running)) e->draws[row].mask = num_masks++;
     }
     if (num_masks > 0) kv8_threads_run(e->threads, (size_t)e->num_rows, fill_device_mask, e);
-    KV8_TRY(kv8_device_sampler_begin(e->device_sampler, kv8_model_device_logits(e->model), e->draws,
-                                     e->num_rows));
+    KV8_TRY(kv8_device_sampler_begin(e->device_sampler, kv8_model_device_logits(e->model),
+                                     kv8_model_device_maxima(e->model), e->draws, e->num_rows));
     return kv8_device_sampler_end(e->device_sampler, e->draws, e->num_rows, e->drawn, e->tops,
                                   KV8_MAX_LOGPROBS);
 }

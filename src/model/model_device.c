@@ -29,6 +29,9 @@ static void lay_out(kv8_model *model) {
                                              input_ints(rows) * sizeof(int32_t));
     d->logits = kv8_device_memory_take(&d->memory, KV8_PART_LOGITS,
                                        (size_t)d->logit_rows * vocab * sizeof(float));
+    d->maxima = kv8_device_memory_take(
+        &d->memory, KV8_PART_LOGITS,
+        (size_t)d->logit_rows * (vocab / KV8_DEVICE_MAXIMA_ROWS) * sizeof(float));
     model->architecture->device->lay_out(model, &d->memory);
 }
 
@@ -254,8 +257,15 @@ static kv8_status record(kv8_model *model, const kv8_device_batch *batch, kv8_gr
     return status;
 }
 
-static kv8_status run_graph(kv8_model *model, const kv8_device_batch *batch, kv8_graph **graph) {
-    if (*graph == NULL) KV8_TRY(record(model, batch, graph));
+static kv8_status run_graph(kv8_model *model, const kv8_device_batch *batch,
+                            kv8_device_graphs *graphs, int idx) {
+    kv8_model_device *const d = model->on_device;
+    kv8_graph **const graph = &graphs->recorded[idx];
+    if (*graph == NULL) {
+        KV8_TRY(record(model, batch, graph));
+        graphs->have_maxima[idx] = d->has_maxima;
+    }
+    d->has_maxima = graphs->have_maxima[idx];
     KV8_RANGE("graph of %d rows", batch->num_rows);
     return kv8_graph_launch(*graph, model->options.stream);
 }
@@ -267,6 +277,9 @@ int32_t kv8_model_held_logits(const kv8_model *model) {
 }
 float *kv8_model_device_logits(const kv8_model *model) {
     return model->on_device->logits;
+}
+const float *kv8_model_device_maxima(const kv8_model *model) {
+    return model->on_device->has_maxima ? model->on_device->maxima : NULL;
 }
 
 /* --- the path --- */
@@ -378,6 +391,7 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
     KV8_TRY(plan(model, &shape, &planned));
     const bool is_persistent = planned.path == KV8_PATH_PERSISTENT;
     *draws_out = is_persistent && draw != NULL;
+    d->has_maxima = false;
     KV8_TRY(kv8_device_attention_load(model, cache, step, is_persistent));
     kv8_device_graphs *const graphs = &d->graphs[d->attention - d->attentions];
     if (graphs->version != d->attention->version || kv8_stream_times_graphs(model->options.stream))
@@ -396,7 +410,7 @@ kv8_status kv8_model_device_step(kv8_model *model, kv8_cache *cache, const kv8_s
         KV8_TRY(model->architecture->device->tokens(model, step, draw));
         KV8_TRY(read_logits(model, 0, shape.num_rows, step->logits_out));
     } else if (planned.path == KV8_PATH_GRAPH) {
-        KV8_TRY(run_graph(model, &batch, &graphs->recorded[idx]));
+        KV8_TRY(run_graph(model, &batch, graphs, idx));
         KV8_TRY(read_logits(model, 0, shape.num_rows, step->logits_out));
     } else {
         KV8_TRY(kv8_stream_begin_piece(model->options.stream, "step"));

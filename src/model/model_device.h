@@ -35,7 +35,7 @@ struct kv8_device_architecture {
      * of the next; draw NULL: none. */
     kv8_status (*tokens)(kv8_model *model, const kv8_step *step, const kv8_step_draw *draw);
     /* on_device->logits [num, vocab_size] of rows logit_rows[first..first + num) of the batch whose
-     * layers ran. */
+     * layers ran; and maxima of them, where has_maxima says so. */
     kv8_status (*logits)(kv8_model *model, const kv8_device_batch *batch, int32_t first,
                          int32_t num);
 };
@@ -45,6 +45,7 @@ enum { KV8_MAX_GRAPHS = 36, KV8_MAX_GRAPH_ROWS = 512 };
 
 typedef struct kv8_device_graphs {
     kv8_graph *recorded[KV8_MAX_GRAPHS]; /* NULL = not yet */
+    bool have_maxima[KV8_MAX_GRAPHS];    /* as on_device->has_maxima */
     uint64_t version;                    /* of attention, that they were recorded with */
 } kv8_device_graphs;
 
@@ -58,6 +59,8 @@ struct kv8_model_device {
     uint64_t num_uses;
     int32_t *input_host, *input_device; /* of a step: page-locked, and the GPU's */
     float *logits;                      /* [logit_rows, vocab_size] */
+    float *maxima;   /* [logit_rows, vocab_size / KV8_DEVICE_MAXIMA_ROWS], of logits */
+    bool has_maxima; /* the last step's are there */
     int32_t logit_rows;
     kv8_device_graphs graphs[KV8_MAX_CACHES]; /* as attentions */
     kv8_device_observer *observer;            /* counts for model->observer; NULL = none */

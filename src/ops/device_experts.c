@@ -187,6 +187,16 @@ static kv8_status sort_places(const kv8_device_experts *e, kv8_stream *stream,
     return launch_early(&e->kernels.sort, stream, sort, a);
 }
 
+/* By columns, of two groups of rows a cluster where clusters of one would not all run at once; of
+ * many rows, and under a fixed order, by rows. */
+static const kv8_experts_form *choose_router(const kv8_device_experts *e, int32_t n) {
+    const kv8_experts_form *const forms = e->kernels.router_columns;
+    if (forms[R16].launch.grid[0] == 0 || e->has_fixed_order || n > KV8_ROUTER_COLUMNS_ROWS)
+        return &e->kernels.router_rows;
+    const int64_t clusters = kv8_ceil_div(n, forms[R16].rows);
+    return &forms[clusters > e->kernels.router_clusters ? R32 : R16];
+}
+
 static kv8_status run_router(const kv8_device_experts *e, kv8_stream *stream,
                              const kv8_experts_args *args, const kv8_experts_route_args *route) {
     const kv8_experts_router *const r = args->router;
@@ -200,12 +210,9 @@ static kv8_status run_router(const kv8_device_experts *e, kv8_stream *stream,
                                        .eps = r->eps};
     if (has_router(e, args->n))
         return launch_early(&e->kernels.router.kernel, stream, e->kernels.router.launch, &a);
-    const bool by_columns = e->kernels.router_columns.launch.grid[0] != 0 && !e->has_fixed_order &&
-                            args->n <= KV8_ROUTER_COLUMNS_ROWS;
-    const kv8_experts_form *const form =
-        by_columns ? &e->kernels.router_columns : &e->kernels.router_rows;
+    const kv8_experts_form *const form = choose_router(e, args->n);
     kv8_launch launch = form->launch;
-    launch.grid[0] *= (uint32_t)kv8_ceil_div(args->n, KV8_ROUTER_ROWS_EACH);
+    launch.grid[0] *= (uint32_t)kv8_ceil_div(args->n, form->rows);
     KV8_TRY(launch_early(&form->kernel, stream, launch, &a));
     return sort_places(e, stream, route);
 }

@@ -169,26 +169,38 @@ static kv8_status get_router_rows(kv8_experts_form *form, kv8_device *device,
     *form = (kv8_experts_form){.x_tiles = 0};
     form->launch =
         (kv8_launch){.grid = {1}, .block = {KV8_ROUTER_ROWS_THREADS}, .dynamic_bytes = bytes};
+    form->rows = KV8_ROUTER_ROWS_EACH;
     return kv8_kernel_get(&form->kernel, device, kernels[which].name,
                           sizeof(kv8_experts_router_args), bytes);
 }
 
-static kv8_status get_router_columns(kv8_experts_form *form, kv8_device *device,
+static kv8_status get_router_columns(kv8_experts_kernels *k, kv8_device *device,
                                      const kv8_experts_shape *shape) {
+    static const char *const names[2][NUM_COLUMNS] = {
+        {"kv8_experts_router_columns_x32_r16__sm90", "kv8_experts_router_columns_x32_r32__sm90"},
+        {"kv8_experts_router_columns_x128_r16__sm90", "kv8_experts_router_columns_x128_r32__sm90"}};
     const bool few = shape->num_experts <= 32;
-    const char *const name =
-        few ? "kv8_experts_router_columns_x32__sm90" : "kv8_experts_router_columns_x128__sm90";
     const size_t bytes = (size_t)KV8_ROUTER_COLUMNS_BYTES(few ? 32 : 128);
     const size_t room = kv8_device_get_info(device)->shared_bytes_per_block;
-    *form = (kv8_experts_form){.x_tiles = 0};
-    if (!kv8_kernel_exists(device, name) || shape->num_experts > KV8_ROUTER_EXPERTS ||
-        shape->hidden > KV8_ROUTER_COLUMNS_MAX_HIDDEN || bytes + KV8_ROUTER_STATIC_BYTES > room)
+    for (int i = 0; i < NUM_COLUMNS; i++) k->router_columns[i] = (kv8_experts_form){.x_tiles = 0};
+    if (!kv8_kernel_exists(device, names[0][R16]) || shape->num_experts > KV8_ROUTER_EXPERTS ||
+        shape->hidden > KV8_ROUTER_COLUMNS_MAX_HIDDEN ||
+        bytes + KV8_ROUTER_COLUMNS_STATIC_BYTES > room)
         return KV8_OK;
-    form->launch = (kv8_launch){.grid = {KV8_ROUTER_BLOCKS},
-                                .block = {32 * KV8_ROUTER_COLUMNS_WARPS},
-                                .cluster = {KV8_ROUTER_BLOCKS},
-                                .dynamic_bytes = bytes};
-    return kv8_kernel_get(&form->kernel, device, name, sizeof(kv8_experts_router_args), bytes);
+    for (int i = 0; i < NUM_COLUMNS; i++) {
+        kv8_experts_form *const form = &k->router_columns[i];
+        form->rows = (i + 1) * KV8_ROUTER_ROWS_EACH;
+        form->launch = (kv8_launch){.grid = {KV8_ROUTER_BLOCKS},
+                                    .block = {32 * KV8_ROUTER_COLUMNS_WARPS},
+                                    .cluster = {KV8_ROUTER_BLOCKS},
+                                    .dynamic_bytes = bytes};
+        KV8_TRY(kv8_kernel_get(&form->kernel, device, names[!few][i],
+                               sizeof(kv8_experts_router_args), bytes));
+    }
+    kv8_experts_form *const one = &k->router_columns[R16];
+    KV8_TRY(kv8_kernel_max_clusters(&one->kernel, &one->launch, &k->router_clusters));
+    if (k->router_clusters == 0) one->launch.grid[0] = 0;
+    return KV8_OK;
 }
 
 kv8_status kv8_experts_kernels_get(kv8_experts_kernels *k, kv8_device *device,
@@ -209,7 +221,7 @@ kv8_status kv8_experts_kernels_get(kv8_experts_kernels *k, kv8_device *device,
         KV8_TRY(
             kv8_kernel_get(kernels[i].kernel, device, kernels[i].name, kernels[i].args_bytes, 0));
     KV8_TRY(get_router(&k->router, device, shape));
-    KV8_TRY(get_router_columns(&k->router_columns, device, shape));
+    KV8_TRY(get_router_columns(k, device, shape));
     KV8_TRY(get_router_rows(&k->router_rows, device, shape));
     for (int which = 0; which < NUM_TILES; which++)
         KV8_TRY(get_pack(&k->packs[which], device, which));

@@ -14,19 +14,23 @@ enum { GATE_UP = KV8_EXPERTS_GATE_UP, DOWN = KV8_EXPERTS_DOWN, NUM_PARTS };
 enum { X8, X16, NUM_STREAMS };
 /* Kernels on wgmma by the rows of a work. */
 enum { X48, X96, X192, NUM_TILES };
+/* Routers by columns by the rows of a cluster. */
+enum { R16, R32, NUM_COLUMNS };
 
 /* A kernel of one part and how it is launched. */
 typedef struct kv8_experts_form {
     kv8_kernel kernel;
     kv8_launch launch; /* grid 0: this GPU has it not */
     int32_t x_tiles;   /* of a streaming kernel */
-    int32_t rows;      /* of a kernel on wgmma, which takes kv8_experts_tiles_args */
+    int32_t rows;      /* of a kernel on wgmma, which takes kv8_experts_tiles_args; of a router */
 } kv8_experts_form;
 
 typedef struct kv8_experts_kernels {
     kv8_kernel load, choose, sort, route_few, combine, combine_norm;
     kv8_experts_form router; /* from the residual stream to the routing of few rows */
-    kv8_experts_form router_columns, router_rows; /* the same of more, but for the sort */
+    kv8_experts_form router_columns[NUM_COLUMNS],
+        router_rows;         /* the same of more, but for the sort */
+    int32_t router_clusters; /* of router_columns[R16], that the GPU holds at once */
     kv8_experts_form streams[NUM_PARTS][NUM_STREAMS];
     kv8_experts_form whole[NUM_PARTS][NUM_STREAMS];  /* streams in which a warp has whole strips */
     kv8_experts_form scaled[NUM_PARTS][NUM_STREAMS]; /* those, with the sums of tiles */

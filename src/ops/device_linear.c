@@ -34,10 +34,10 @@ static const wgmma_shape wgmma_shapes[KV8_NUM_LINEAR_WGMMA] = {
 typedef struct pairs_shape {
     const char *name;
     int32_t rows;
-    bool is_tall;
+    bool is_tall, leaves_maxima;
 } pairs_shape;
 static const pairs_shape pairs_shapes[KV8_NUM_LINEAR_PAIRS] = {
-#define KV8_LINEAR_PAIRS(name, rows, is_tall) {#name, rows, is_tall},
+#define KV8_LINEAR_PAIRS(name, rows, is_tall, maxima) {#name, rows, is_tall, maxima},
 #include "linear_pairs_kernels.inc"
 };
 static kv8_launch launch_of_pairs(const pairs_shape *shape, int32_t num_pairs) {
@@ -101,6 +101,8 @@ static kv8_status check(const kv8_device_linear *w, const void *x, int32_t n, kv
                         (uintptr_t)x % 16 != 0 ? "x" : "w");
     return KV8_OK;
 }
+
+_Static_assert((int)KV8_DEVICE_MAXIMA_ROWS == (int)KV8_LINEAR_HEAD, "maxima are of heads");
 
 static kv8_linear_args product_of(const kv8_device_linear *w, const void *x, int32_t n, void *y,
                                   kv8_dtype y_dtype) {
@@ -229,7 +231,8 @@ static pairs_plan share_out(const kv8_linear_args *args, int idx, int32_t num_pa
 
 /* One tile of tokens, more than half of it: tall tiles, where they keep the pairs busy. */
 static bool takes_tall_pairs(const kv8_linear_args *args, int32_t num_pairs, pairs_plan *plan_out) {
-    const int idx = LINEAR_kv8_linear_f16_pairs_tall__sm90a;
+    const int idx = args->maxima == NULL ? LINEAR_kv8_linear_f16_pairs_tall__sm90a
+                                         : LINEAR_kv8_linear_f16_pairs_tall_maxima__sm90a;
     if (args->n <= KV8_LINEAR_PAIRS_TOKENS / 2) return false;
     const int64_t tiles = kv8_ceil_div(args->rows, 2 * pairs_shapes[idx].rows);
     *plan_out = (pairs_plan){.idx = idx, .num_tiles = (int32_t)tiles};
@@ -246,9 +249,10 @@ static bool takes_pairs(const kv8_device_ops *ops, const kv8_linear_args *args,
     if (num_pairs == 0 || args->rows % 8 != 0) return false;
     if (ops->has_fixed_order && splits_of_one_row(args, num_sms) > 1) return false;
     if (args->n <= KV8_LINEAR_PAIRS_TOKENS) return takes_tall_pairs(args, num_pairs, plan_out);
-    *plan_out = share_out(args, 0, num_pairs, may_halve_heads);
-    for (int idx = 1; idx < KV8_NUM_LINEAR_PAIRS; idx++) {
-        if (pairs_shapes[idx].is_tall) continue;
+    plan_out->queue = INT64_MAX;
+    for (int idx = 0; idx < KV8_NUM_LINEAR_PAIRS; idx++) {
+        const pairs_shape *const shape = &pairs_shapes[idx];
+        if (shape->is_tall || shape->leaves_maxima != (args->maxima != NULL)) continue;
         const pairs_plan plan = share_out(args, idx, num_pairs, may_halve_heads);
         if (plan.queue < plan_out->queue) *plan_out = plan;
     }
@@ -280,13 +284,18 @@ static kv8_status run_pairs(const kv8_device_ops *ops, kv8_stream *stream,
     return kv8_kernel_launch(&ops->linear.pairs[plan->idx], stream, &launch, &a);
 }
 
+/* *has_maxima_out, if not NULL: as of kv8_device_linear_maxima. */
 static kv8_status run_product(const kv8_device_ops *ops, kv8_stream *stream,
-                              const kv8_linear_args *args) {
+                              const kv8_linear_args *args, bool *has_maxima_out) {
     KV8_RANGE("dense");
+    if (has_maxima_out != NULL) *has_maxima_out = false;
     if (args->n <= KV8_LINEAR_STREAM_MAX_N && !ops->has_fixed_order)
         return run_stream(ops, stream, args);
     pairs_plan plan;
-    if (takes_pairs(ops, args, &plan)) return run_pairs(ops, stream, args, &plan);
+    if (takes_pairs(ops, args, &plan)) {
+        if (has_maxima_out != NULL) *has_maxima_out = args->maxima != NULL;
+        return run_pairs(ops, stream, args, &plan);
+    }
     return ops->linear.has_wgmma ? run_wgmma(ops, stream, args) : run_tiles(ops, stream, args);
 }
 
@@ -298,7 +307,19 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
     if (n == 0) return KV8_OK;
     kv8_linear_args args = product_of(w, x, n, y, y_dtype);
     args.accumulate = accumulate;
-    return run_product(ops, stream, &args);
+    return run_product(ops, stream, &args, NULL);
+}
+
+kv8_status kv8_device_linear_maxima(const kv8_device_ops *ops, kv8_stream *stream,
+                                    const kv8_device_linear *w, const void *x, int32_t n, float *y,
+                                    float *maxima, bool *has_maxima_out) {
+    KV8_REQUIRE(ops, stream, w, x, y, maxima, has_maxima_out);
+    *has_maxima_out = false;
+    KV8_TRY(check(w, x, n, KV8_F32, false));
+    if (n == 0) return KV8_OK;
+    kv8_linear_args args = product_of(w, x, n, y, KV8_F32);
+    args.maxima = w->rows % KV8_DEVICE_MAXIMA_ROWS == 0 ? maxima : NULL;
+    return run_product(ops, stream, &args, has_maxima_out);
 }
 
 /* --- with the norm before it and the rotation behind --- */
@@ -348,7 +369,7 @@ kv8_status kv8_device_norm_linear_run(const kv8_device_ops *ops, kv8_stream *str
     kv8_linear_args product = product_of(&args->w, args->normed, n, args->y, args->y_dtype);
     const bool rotates = args->num_rotated > 0 && product_rotates(ops, args, n);
     if (rotates) rotate_heads(&product, args);
-    KV8_TRY(run_product(ops, stream, &product));
+    KV8_TRY(run_product(ops, stream, &product, NULL));
     if (args->num_rotated == 0 || rotates) return KV8_OK;
     return kv8_device_rope(ops, stream, args->cos_sin, n, args->num_rotated, args->head_dim,
                            args->y, args->y_dtype, args->w.rows, args->rotated, args->rotated_dtype,

@@ -46,6 +46,14 @@ kv8_status kv8_device_linear_run(const kv8_device_ops *ops, kv8_stream *stream,
                                  const kv8_device_linear *w, const void *x, int32_t n, void *y,
                                  kv8_dtype y_dtype, bool accumulate);
 
+/* The same into f32, and of each row the largest of every KV8_DEVICE_MAXIMA_ROWS neighbours, NaN
+ * where one is NaN: maxima [n, w->rows / KV8_DEVICE_MAXIMA_ROWS]. *has_maxima_out: few rows,
+ * and a w->rows that is no multiple, have none. */
+enum { KV8_DEVICE_MAXIMA_ROWS = 64 };
+kv8_status kv8_device_linear_maxima(const kv8_device_ops *ops, kv8_stream *stream,
+                                    const kv8_device_linear *w, const void *x, int32_t n, float *y,
+                                    float *maxima, bool *has_maxima_out);
+
 /* A product of normed rows, and what stands around it in a layer. The norm is a kernel of its own,
  * unless the rows come normed; the product's rotates heads of 64, and of up to 16 rows any; others
  * are rotated by one more. */

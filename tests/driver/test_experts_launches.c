@@ -280,7 +280,7 @@ static void a_fixed_order_without_whole_strips_is_that_of_quarters(void **state)
 /* A GPU that has room for no pair of blocks of one of the two products takes neither. */
 static void without_clusters_rows_stream(void **state) {
     (void)state;
-    for (int64_t nth = 1; nth <= 6; nth++) { /* 48, 96 and 192 rows of gate and up, then of down */
+    for (int64_t nth = 2; nth <= 7; nth++) { /* 48, 96 and 192 rows of gate and up, then of down */
         stand s = open_stand(90, 132);
         stand_in_fail("cuOccupancyMaxActiveClusters", nth, UNKNOWN);
         open_experts(&s);
@@ -290,7 +290,7 @@ static void without_clusters_rows_stream(void **state) {
             const char *tiles;
         } sizes[] = {{512, "_x48__sm90a"}, {2048, "_x96__sm90a"}, {MAX_ROWS, "_x192__sm90a"}};
         for (int64_t i = 0; i < 3; i++) {
-            const bool streams = (nth - 1) % 3 == i;
+            const bool streams = (nth - 2) % 3 == i;
             check_run(&s, sizes[i].rows, streams ? many : packed,
                       streams ? "_x16_whole__sm90" : sizes[i].tiles);
         }
@@ -299,14 +299,14 @@ static void without_clusters_rows_stream(void **state) {
 }
 
 /* Up to 8 rows come normed, routed and sorted from the residual stream by one kernel, up to 512
- * normed and routed by clusters, which the GPU must have; more, and those whose order is fixed, by
- * single blocks. */
-static void check_router(int32_t sm, int32_t n, bool has_fixed_order, const char *name,
-                         uint32_t blocks) {
+ * normed and routed by clusters, which the GPU must have, of 32 rows each where those of 16 would
+ * not all run at once; more, and those whose order is fixed, by single blocks. */
+static void check_router(int32_t sm, int32_t num_sms, int32_t n, bool has_fixed_order,
+                         const char *name, uint32_t blocks) {
     static const char w, bias, gain, normed;
     const kv8_experts_router router = {&w, &bias, &gain, 0.5f, (void *)(uintptr_t)&normed};
     const bool sorts = strcmp(name, "kv8_experts_router__sm90") == 0;
-    stand s = open_stand(sm, 132);
+    stand s = open_stand(sm, num_sms);
     open_experts(&s);
     if (has_fixed_order) kv8_device_experts_fix_order(s.experts);
     kv8_experts_args args = some_args;
@@ -314,7 +314,9 @@ static void check_router(int32_t sm, int32_t n, bool has_fixed_order, const char
     args.n = n;
     assert_ok(kv8_device_experts_run(s.experts, s.stream, &args));
     assert_ok(kv8_stream_synchronize(s.stream));
-    assert_int_equal(stand_in_num_launches(), sorts ? 4 : 5);
+    const int next = sorts ? 1 : 2; /* behind the sort */
+    const bool packs = strstr(stand_in_get_launch(next)->name, "pack") != NULL;
+    assert_int_equal(stand_in_num_launches(), next + 3 + packs);
     const stand_in_launch *const launch = stand_in_get_launch(0);
     assert_string_equal(launch->name, name);
     assert_int_equal(launch->cluster[0], strstr(name, "rows") == NULL ? KV8_ROUTER_BLOCKS : 0);
@@ -324,23 +326,30 @@ static void check_router(int32_t sm, int32_t n, bool has_fixed_order, const char
     assert_true(a->w == &w && a->bias == &bias && a->gain == &gain && a->normed == &normed);
     assert_true(a->hidden == large.hidden && a->eps == 0.5f && a->route.n == n);
     if (!sorts) assert_string_equal(stand_in_get_launch(1)->name, "kv8_experts_sort__sm80");
-    const kv8_experts_matmul_args *const gate_up = stand_in_get_launch(sorts ? 1 : 2)->args;
-    assert_ptr_equal(gate_up->x, &normed);
+    const kv8_experts_pack_args *const pack = stand_in_get_launch(next)->args;
+    const kv8_experts_matmul_args *const gate_up = stand_in_get_launch(next)->args;
+    assert_ptr_equal(packs ? pack->x : gate_up->x, &normed);
     close_stand(&s);
 }
 
 static const char by_rows[] = "kv8_experts_router_rows_x128__sm80",
-                  by_columns[] = "kv8_experts_router_columns_x128__sm90";
+                  by_columns[] = "kv8_experts_router_columns_x128_r16__sm90",
+                  by_twos[] = "kv8_experts_router_columns_x128_r32__sm90";
 
 static void rows_are_routed_from_the_residual_stream(void **state) {
     (void)state;
-    check_router(90, 8, false, "kv8_experts_router__sm90", KV8_ROUTER_BLOCKS);
-    check_router(90, 9, false, by_columns, 8);
-    check_router(90, 17, false, by_columns, 16);
-    check_router(90, 49, true, by_rows, 4);
-    check_router(90, 1, true, by_rows, 1);
-    check_router(80, 1, false, by_rows, 1);
-    check_router(80, 48, false, by_rows, 3);
+    check_router(90, 132, 8, false, "kv8_experts_router__sm90", KV8_ROUTER_BLOCKS);
+    check_router(90, 132, 9, false, by_columns, 8);
+    check_router(90, 132, 17, false, by_columns, 16);
+    check_router(90, 132, 512, false, by_columns, 256);
+    check_router(90, 66, 256, false, by_columns, 128); /* 16 clusters at once */
+    check_router(90, 66, 257, false, by_twos, 72);
+    check_router(90, 66, 512, false, by_twos, 128);
+    check_router(90, 132, 513, false, by_rows, 33);
+    check_router(90, 132, 49, true, by_rows, 4);
+    check_router(90, 132, 1, true, by_rows, 1);
+    check_router(80, 132, 1, false, by_rows, 1);
+    check_router(80, 132, 48, false, by_rows, 3);
 }
 
 /* Where the norm of the sum is wanted, the kernel that adds up the experts makes it. */

@@ -85,7 +85,7 @@ static void rows_go_over_and_tokens_come_back(void **state) {
     kv8_logprob tops[ROWS];
     stand_in_on_launch(answer);
     assert_true(takes(&c));
-    assert_ok(kv8_device_sampler_begin(c.sampler, logits, c.draws, ROWS));
+    assert_ok(kv8_device_sampler_begin(c.sampler, logits, NULL, c.draws, ROWS));
     assert_ok(kv8_device_sampler_end(c.sampler, c.draws, ROWS, drawn, tops, 1));
     stand_in_on_launch(NULL);
     assert_ptr_equal(seen.logits, logits);
@@ -113,7 +113,7 @@ static void nothing_is_copied(void **state) {
     scene c;
     open_scene(&c, 90, VOCAB);
     const int64_t before = stand_in_num_calls("cuMemcpyAsync");
-    assert_ok(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, c.draws, 1));
+    assert_ok(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, NULL, c.draws, 1));
     assert_int_equal(stand_in_num_calls("cuMemcpyAsync"), before);
     assert_ok(kv8_stream_synchronize(c.s.stream));
     close_scene(&c);
@@ -130,7 +130,7 @@ static void a_row_takes_a_cluster_or_a_block(void **state) {
         scene c;
         const int32_t before = stand_in_num_launches();
         open_scene(&c, cases[i].sm_version, cases[i].vocab);
-        assert_ok(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, c.draws, ROWS));
+        assert_ok(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, NULL, c.draws, ROWS));
         assert_ok(kv8_stream_synchronize(c.s.stream));
         assert_int_equal(stand_in_num_launches(), before + 1);
         const stand_in_launch *const launch = stand_in_get_launch(before);
@@ -165,7 +165,7 @@ static void many_rows_take_a_block_each(void **state) {
                                         MOST_CHANGES, NULL));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const int32_t before = stand_in_num_launches();
-        assert_ok(kv8_device_sampler_begin(sampler, (void *)s.memory, draws, cases[i].num));
+        assert_ok(kv8_device_sampler_begin(sampler, (void *)s.memory, NULL, draws, cases[i].num));
         assert_ok(kv8_stream_synchronize(s.stream));
         const stand_in_launch *const launch = stand_in_get_launch(before);
         const kv8_draw_args *const args = launch->args;
@@ -174,6 +174,44 @@ static void many_rows_take_a_block_each(void **state) {
     }
     kv8_device_sampler_destroy(sampler);
     stand_close(&s);
+}
+
+/* With maxima plain rows take a block each, of any number; where one is cut they are of no use. */
+static void plain_rows_with_maxima_take_blocks(void **state) {
+    (void)state;
+    static const kv8_sampling greedy = KV8_SAMPLING_INIT;
+    kv8_sampling cut = KV8_SAMPLING_INIT, changed = KV8_SAMPLING_INIT;
+    scene c;
+    open_scene(&c, 90, VOCAB);
+    const float *const maxima = (void *)(c.s.memory + 4096);
+    static const float bias = 1;
+    static const int32_t biased = 5;
+    cut.temperature = changed.temperature = 1;
+    cut.top_p = 0.5f;
+    changed.num_bias = 1;
+    changed.bias = &bias;
+    changed.bias_ids = &biased;
+    const struct {
+        kv8_draw last;
+        bool by_block, by_maxima;
+    } cases[] = {{{.sampling = &greedy, .mask = -1, .token = -1}, true, true},
+                 {{.sampling = &cut, .mask = -1, .token = -1}, false, false},
+                 {{.sampling = &changed, .mask = -1, .token = -1}, false, true},
+                 {{.sampling = &greedy, .mask = 0, .token = -1}, false, true},
+                 {{.sampling = &greedy, .mask = -1, .token = -1, .num_logprobs = 1}, false, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int32_t before = stand_in_num_launches();
+        kv8_draw draws[ROWS];
+        for (int r = 0; r < ROWS; r++) draws[r] = cases[0].last;
+        draws[ROWS - 1] = cases[i].last;
+        assert_ok(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, maxima, draws, ROWS));
+        assert_ok(kv8_stream_synchronize(c.s.stream));
+        const stand_in_launch *const launch = stand_in_get_launch(before);
+        const kv8_draw_args *const args = launch->args;
+        assert_int_equal(launch->grid[0], ROWS * (cases[i].by_block ? 1 : KV8_DRAW_BLOCKS));
+        assert_ptr_equal(args->maxima, cases[i].by_maxima ? maxima : NULL);
+    }
+    close_scene(&c);
 }
 
 static void more_changes_than_fit_are_not_taken(void **state) {
@@ -227,7 +265,7 @@ static void threads_list_as_one_does(void **state) {
         assert_ok(kv8_device_sampler_create(&sampler, s.device, s.stream, threads[whose], VOCAB,
                                             MANY, MOST_CHANGES, NULL));
         stand_in_on_launch(keep_lists);
-        assert_ok(kv8_device_sampler_begin(sampler, (void *)s.memory, draws, MANY));
+        assert_ok(kv8_device_sampler_begin(sampler, (void *)s.memory, NULL, draws, MANY));
         assert_ok(kv8_stream_synchronize(s.stream));
         stand_in_on_launch(NULL);
         kv8_device_sampler_destroy(sampler);
@@ -272,7 +310,7 @@ static void calls_that_fail_leave_nothing_behind(void **state) {
     scene c;
     open_scene(&c, 90, VOCAB);
     stand_in_fail("cuLaunchKernelEx", 1, UNKNOWN);
-    assert_refused(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, c.draws, ROWS),
+    assert_refused(kv8_device_sampler_begin(c.sampler, (void *)c.s.memory, NULL, c.draws, ROWS),
                    KV8_ERR_DEVICE, "kv8_draw_cluster");
     close_scene(&c);
 }
@@ -285,6 +323,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_row_takes_a_cluster_or_a_block, reset,
                                         check_nothing_lives),
         cmocka_unit_test_setup_teardown(many_rows_take_a_block_each, reset, check_nothing_lives),
+        cmocka_unit_test_setup_teardown(plain_rows_with_maxima_take_blocks, reset,
+                                        check_nothing_lives),
         cmocka_unit_test_setup_teardown(more_changes_than_fit_are_not_taken, reset,
                                         check_nothing_lives),
         cmocka_unit_test_setup_teardown(threads_list_as_one_does, reset, check_nothing_lives),

@@ -20,6 +20,7 @@ typedef struct scene {
     kv8_sampler *host;
     kv8_device_sampler *device;
     float *logits, *on_device; /* [rows, vocab] */
+    float *maxima;             /* the device's, as kv8_model_device_maxima; NULL = none */
     row rows[MAX_ROWS];
     kv8_draw draws[MAX_ROWS];
     int64_t num_drawn;
@@ -37,6 +38,7 @@ static void open_scene(scene *s, void **state, int32_t vocab, int32_t num) {
 static void close_scene(scene *s) {
     print_message("%d ids: %lld rows equal\n", s->vocab, (long long)s->num_drawn);
     kv8_device_free(s->g->device, s->on_device);
+    kv8_device_free(s->g->device, s->maxima);
     free(s->logits);
     kv8_device_sampler_destroy(s->device);
     kv8_sampler_destroy(s->host);
@@ -151,7 +153,7 @@ static void run_round(scene *s, test_rng *rng, int32_t num) {
     assert_non_null(after);
     assert_true(kv8_device_sampler_takes(s->device, num, num_changes));
     assert_ok(kv8_stream_copy(s->g->stream, s->on_device, s->logits, bytes));
-    assert_ok(kv8_device_sampler_begin(s->device, s->on_device, s->draws, num));
+    assert_ok(kv8_device_sampler_begin(s->device, s->on_device, s->maxima, s->draws, num));
     assert_ok(kv8_device_sampler_end(s->device, s->draws, num, drawn, tops[0], TOPS));
     for (int32_t i = 0; i < num; i++) check_row(s, i, &drawn[i], tops[i]);
     gpu_download(s->g, after, s->on_device, bytes);
@@ -181,6 +183,74 @@ static void a_vocabulary_beyond_shared_memory(void **state) {
     test_rng rng = {5};
     open_scene(&s, state, 500000, 24);
     run_round(&s, &rng, 24);
+    close_scene(&s);
+}
+
+/* Of `num` rows of logits, to the device. */
+static void send_maxima(scene *s, int32_t num) {
+    const size_t pieces = (size_t)s->vocab / 64, all = (size_t)num * pieces;
+    float *const maxima = malloc(all * sizeof *maxima);
+    assert_non_null(maxima);
+    for (size_t i = 0; i < all; i++) {
+        const float *const piece = s->logits + i / pieces * (size_t)s->vocab + i % pieces * 64;
+        maxima[i] = piece[0];
+        for (int k = 0; k < 64; k++) {
+            if (piece[k] > maxima[i]) maxima[i] = piece[k];
+            if (isnan(piece[k])) maxima[i] = NAN;
+        }
+    }
+    assert_ok(kv8_stream_copy(s->g->stream, s->maxima, maxima, all * sizeof *maxima));
+    assert_ok(kv8_stream_synchronize(s->g->stream));
+    free(maxima);
+}
+
+/* Where the model knows the largest of every 64 logits, blocks that have a row each begin from
+ * them; rows that are changed or not finite look at all logits as ever, and so do all where one is
+ * cut, which rounds 1 and 3 have. Of the last but one round rows are plain. */
+static void maxima_give_the_same(void **state) {
+    enum { VOCAB = 79 * 64 };
+    static const float temperatures[] = {0, 0.7f, 1, 1e-20f}, bad[] = {NAN, INFINITY, -INFINITY};
+    scene s;
+    test_rng rng = {9};
+    open_scene(&s, state, VOCAB, MAX_ROWS);
+    s.maxima = gpu_alloc(s.g, sizeof(float) * MAX_ROWS * (VOCAB / 64));
+    kv8_drawn drawn[MAX_ROWS];
+    kv8_logprob tops[MAX_ROWS][TOPS];
+    for (int round = 0; round < 4; round++) {
+        for (int32_t i = 0; i < MAX_ROWS; i++) {
+            row *const r = &s.rows[i];
+            fill_row(&rng, r, VOCAB);
+            fill_logits(&rng, s.logits + (size_t)i * VOCAB, VOCAB);
+            r->sampling.temperature = temperatures[i % 4];
+            if (round % 2 == 0) {
+                r->sampling.top_k = 0;
+                r->sampling.top_p = r->sampling.min_p = 0;
+            }
+            if (i % 3 != 0 || round == 2) {
+                r->sampling.num_bias = 0;
+                r->sampling.repetition_penalty = 0;
+                r->sampling.frequency_penalty = r->sampling.presence_penalty = 0;
+            }
+            s.draws[i] = (kv8_draw){.sampling = &r->sampling,
+                                    .history = {r->history, 10, HISTORY},
+                                    .mask = -1,
+                                    .token = -1,
+                                    .num_logprobs = i % 5 == 0 && round != 2 ? 3 : 0};
+            for (int32_t id = 65 * i % VOCAB; i % 50 < 3 && id < VOCAB; id++)
+                s.logits[i * VOCAB + id] = bad[i % 50];
+        }
+        assert_ok(
+            kv8_stream_copy(s.g->stream, s.on_device, s.logits, sizeof(float) * VOCAB * MAX_ROWS));
+        send_maxima(&s, MAX_ROWS);
+        assert_ok(kv8_device_sampler_begin(s.device, s.on_device, s.maxima, s.draws, MAX_ROWS));
+        assert_ok(kv8_device_sampler_end(s.device, s.draws, MAX_ROWS, drawn, tops[0], TOPS));
+        for (int32_t i = 0; i < MAX_ROWS; i++) {
+            if (i % 50 < 3)
+                assert_int_equal(drawn[i].bad_id, 65 * i % VOCAB);
+            else
+                check_row(&s, i, &drawn[i], tops[i]);
+        }
+    }
     close_scene(&s);
 }
 
@@ -217,7 +287,8 @@ static void wide_cuts_end_time_after_time(void **state) {
         int32_t tokens[ROWS];
         for (int32_t run = 0; run < RUNS; run++) {
             for (int i = 0; i < AT_ONCE; i++)
-                assert_ok(kv8_device_sampler_begin(s.device, s.on_device, s.draws, counts[c]));
+                assert_ok(
+                    kv8_device_sampler_begin(s.device, s.on_device, NULL, s.draws, counts[c]));
             assert_ok(kv8_device_sampler_end(s.device, s.draws, counts[c], drawn, tops, 1));
             for (int32_t i = 0; i < counts[c]; i++) {
                 if (run == 0) check_row(&s, i, &drawn[i], &tops[i]);
@@ -248,7 +319,7 @@ static void logits_that_are_not_finite_are_named(void **state) {
         s.logits[i * VOCAB + 1700 * i] = bad[i];
     }
     assert_ok(kv8_stream_copy(s.g->stream, s.on_device, s.logits, sizeof(float) * 4 * VOCAB));
-    assert_ok(kv8_device_sampler_begin(s.device, s.on_device, s.draws, 4));
+    assert_ok(kv8_device_sampler_begin(s.device, s.on_device, NULL, s.draws, 4));
     assert_ok(kv8_device_sampler_end(s.device, s.draws, 4, drawn, tops, 1));
     for (int i = 0; i < 3; i++) {
         assert_int_equal(drawn[i].bad_id, 1700 * i);
@@ -263,6 +334,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_are_those_of_the_host),
         cmocka_unit_test(a_vocabulary_beyond_shared_memory),
+        cmocka_unit_test(maxima_give_the_same),
         cmocka_unit_test(many_rows),
         cmocka_unit_test(wide_cuts_end_time_after_time),
         cmocka_unit_test(logits_that_are_not_finite_are_named),

@@ -69,6 +69,33 @@ __device__ __forceinline__ Opened open_row(Row<CLUSTER> &row, const float *logit
     return {{top, all.a}, all.b == INT32_MAX ? -1 : static_cast<int32_t>(all.b)};
 }
 
+// The largest logit's key from the maxima of pieces; 0: a logit is not finite.
+constexpr int HALF_PIECE = KV8_DRAW_PIECE / 2;
+static_assert(HALF_PIECE == 32, "a lane has two ids of a piece");
+__device__ __forceinline__ u64 key_by_maxima(Row<false> &row, const float *logits,
+                                             const float *maxima, const Asked &asked) {
+    const int32_t num = row.a.vocab_size / KV8_DRAW_PIECE;
+    u64 key = 0;
+    float spoiled = 0;
+#pragma unroll 8
+    for (int32_t i = threadIdx.x; i < num; i += DRAW_THREADS) {
+        const float top = maxima[i];
+        spoiled = fmaf(top, 0.0f, spoiled);
+        key = max(key, key_of(top, i));
+    }
+    asked.tell(row);
+    const Slot all = row.exchange({key, spoiled != 0}, [](Slot p, Slot q) {
+        return Slot{p.a > q.a ? p.a : q.a, p.b | q.b};
+    });
+    if (all.b != 0) return 0;
+    // The first of the piece's ids that has it, which every warp looks for.
+    const float top = logit_of(all.a);
+    const int32_t first = id_of(all.a) * KV8_DRAW_PIECE, own = first + row.lane();
+    const uint32_t low = __ballot_sync(ALL, logits[own] == top),
+                   high = __ballot_sync(ALL, logits[own + HALF_PIECE] == top);
+    return key_of(top, first + (low != 0 ? __ffs(low) - 1 : HALF_PIECE + __ffs(high) - 1));
+}
+
 template <bool CLUSTER>
 __device__ __forceinline__ Largest largest(Row<CLUSTER> &row) {
     float top = -INFINITY;
@@ -214,7 +241,13 @@ __device__ __forceinline__ void draw_row(const kv8_draw_args &a) {
     if (threadIdx.x == 0) board.num_listed = 0;
     row.sync();  // others may write to this block's board from here on
     await_turn();
-    const Opened own = open_row(row, logits, asked);
+    Opened own = {{0, 0}, -1};  // threads' own largest are for cuts alone
+    if constexpr (!CLUSTER) {
+        const int64_t pieces = a.vocab_size / KV8_DRAW_PIECE;
+        if (a.maxima != nullptr)
+            own.largest.key = key_by_maxima(row, logits, a.maxima + idx * pieces, asked);
+    }
+    if (own.largest.key == 0) own = open_row(row, logits, asked);
     kv8_drawn_row *const out = a.drawn + idx;
     if (rank == 0 && threadIdx.x == 0) {
         out->bad_id = own.bad_id;

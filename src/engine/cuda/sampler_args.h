@@ -11,7 +11,8 @@ enum {
     KV8_DRAW_THREADS = 512,
     KV8_DRAW_BLOCKS = 8, /* of a cluster, which has one row */
     KV8_DRAW_WARPS = KV8_DRAW_THREADS / 32,
-    KV8_DRAW_TOPS = 32,                /* likeliest ids of a row, at most */
+    KV8_DRAW_TOPS = 32, /* likeliest ids of a row, at most */
+    KV8_DRAW_PIECE = 64,
     KV8_DRAW_STATIC_BYTES = 12 * 1024, /* at most, of the kernel's own */
     KV8_SEEN_IN_PROMPT = INT32_MIN     /* a count of 0 that the prompt has */
 };
@@ -56,6 +57,9 @@ typedef struct kv8_drawn_row {
 
 typedef struct kv8_draw_args {
     float *logits; /* [rows, vocab_size]; as before when the kernel ends */
+    /* Of them the largest of every KV8_DRAW_PIECE ids, of which vocab_size is a multiple, as
+     * kv8_model_device_maxima has them; NULL: not known, or a row is cut. Clusters do not read it. */
+    const float *maxima;
     const kv8_draw_row *rows;
     kv8_draw_change *changes;
     const uint32_t *masks; /* [.., (vocab_size + 31) / 32] */

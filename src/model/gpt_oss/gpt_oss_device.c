@@ -271,8 +271,8 @@ kv8_status kv8_gpt_oss_device_logits(kv8_model *model, const kv8_device_batch *b
         d->ops, stream, kept ? d->kept + (size_t)first * (size_t)c->hidden_size : d->residual,
         d->final_norm, c->rms_norm_eps, num, c->hidden_size,
         kept ? NULL : batch->logit_rows + first, d->normed));
-    return kv8_device_linear_run(d->ops, stream, &head, d->normed, num, model->on_device->logits,
-                                 KV8_F32, false);
+    return kv8_device_linear_maxima(d->ops, stream, &head, d->normed, num, model->on_device->logits,
+                                    model->on_device->maxima, &model->on_device->has_maxima);
 }
 
 const kv8_device_architecture kv8_gpt_oss_on_device = {.create = create,

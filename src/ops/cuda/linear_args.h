@@ -21,6 +21,9 @@ typedef struct kv8_linear_args {
     int32_t rotated_is_f16; /* 0: bf16 */
     void *rotated;
     const float *cos_sin; /* [n, 2 * half_dim] */
+    /* f32 [n, rows / KV8_LINEAR_HEAD], rows a multiple of it: the largest of so many rows of y, NaN
+     * where one is NaN; of the kernels of linear_pairs.cu that leave them. */
+    float *maxima;
 } kv8_linear_args;
 
 /* The same through the copy engine: maps of kv8_tensor_map_make, of w and x. */

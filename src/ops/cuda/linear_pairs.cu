@@ -18,6 +18,7 @@
 // the L2 two thirds of that. Bound by: products; by memory where tiles are tall.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include "codec.cuh"
 #include "linear_store.cuh"
 #include "ptx_matrices_sm90.cuh"
 #include "ptx_pairs_sm90.cuh"
@@ -311,13 +312,33 @@ static __device__ __forceinline__ void rotate(float *sums, const Rotation &by) {
     }
 }
 
-// A head's rows, or half a head's of f32.
-template <int WIDTH>
+// The largest of a head's rows of each of a thread's two tokens, whose rows four lanes share; NaN
+// where one is NaN.
+static __device__ __forceinline__ void store_maxima(const kv8_linear_args &a, int32_t row,
+                                                    int32_t token, const float *sums) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float top = sums[2 * half];
+#pragma unroll
+        for (int i = 1; i < 16; i++) top = max_nan(top, sums[i / 2 * 4 + 2 * half + i % 2]);
+        top = max_nan(top, __shfl_xor_sync(~0u, top, 1));
+        top = max_nan(top, __shfl_xor_sync(~0u, top, 2));
+        const int32_t to = token + 16 * warp + lane / 4 + 8 * half;
+        if (lane % 4 == half && to < a.n)
+            a.maxima[int64_t{to} * (a.rows / KV8_LINEAR_HEAD) + row / KV8_LINEAR_HEAD] = top;
+    }
+}
+
+// A head's rows, or half a head's of f32. MAXIMA: kernels of their own leave them, since a tile's
+// end comes from no cache where a block has one tile, and costs by its length.
+template <int WIDTH, bool MAXIMA>
 static __device__ __forceinline__ void send_rows(const kv8_linear_pairs_args &a, int32_t row,
                                                  int32_t token, Outlet &outlet, float *sums,
                                                  const uint32_t *bias, const Rotation &rotation) {
     if (row >= a.product.rows) return;
     add_bias<WIDTH / 8>(sums, bias);
+    if (MAXIMA && WIDTH == 64) store_maxima(a.product, row, token, sums);
     if (WIDTH == 64 && row < a.product.rotated_rows) {
         rotate(sums, rotation);
         outlet.send(a.rotated_map, row, token, false, [&](uint32_t box) {
@@ -336,7 +357,7 @@ static __device__ __forceinline__ void send_rows(const kv8_linear_pairs_args &a,
                     [&](uint32_t box) { write_words<pack_bf16>(box, sums); });
     }
 }
-template <int ROWS>
+template <int ROWS, bool MAXIMA>
 static __device__ __forceinline__ void send_sums(const kv8_linear_pairs_args &a, const Tile &tile,
                                                  Outlet &outlet, float (&sums)[ROWS / 2],
                                                  const uint32_t (&bias)[ROWS / 8],
@@ -345,14 +366,14 @@ static __device__ __forceinline__ void send_sums(const kv8_linear_pairs_args &a,
     const int32_t token = tile.first_token + outlet.group * BOX;
 #pragma unroll
     for (int i = 0; i < HEADS; i++)
-        send_rows<64>(a, tile.first_row + 64 * i, token, outlet, sums + 32 * i, bias + 8 * i,
-                      rotation);
+        send_rows<64, MAXIMA>(a, tile.first_row + 64 * i, token, outlet, sums + 32 * i,
+                              bias + 8 * i, rotation);
     if (ROWS % 64 != 0)
-        send_rows<32>(a, tile.first_row + 64 * HEADS, token, outlet, sums + 32 * HEADS,
-                      bias + 8 * HEADS, rotation);
+        send_rows<32, MAXIMA>(a, tile.first_row + 64 * HEADS, token, outlet, sums + 32 * HEADS,
+                              bias + 8 * HEADS, rotation);
 }
 
-template <int ROWS, bool IS_TALL>
+template <int ROWS, bool IS_TALL, bool MAXIMA>
 static __device__ __forceinline__ void multiply_all(const kv8_linear_pairs_args &a,
                                                     const PairsRing<ROWS> &ring, uint32_t boxes,
                                                     int32_t num_stages) {
@@ -374,12 +395,12 @@ static __device__ __forceinline__ void multiply_all(const kv8_linear_pairs_args 
             if (is_rotated) rotation.pin();
         });
         passed += num_stages;
-        send_sums<OWN>(a, tile, outlet, sums, bias, rotation);
+        send_sums<OWN, MAXIMA>(a, tile, outlet, sums, bias, rotation);
     });
     if (outlet.leads) bulk_wait_read<0>();
 }
 
-template <int ROWS, bool IS_TALL>
+template <int ROWS, bool IS_TALL, bool MAXIMA>
 static __device__ __forceinline__ void multiply_in_pairs(const kv8_linear_pairs_args &a) {
     extern __shared__ uint8_t unaligned[];
     __shared__ __align__(8) uint64_t barriers[2 * STAGES];
@@ -399,7 +420,8 @@ static __device__ __forceinline__ void multiply_in_pairs(const kv8_linear_pairs_
     if (threadIdx.x < CONSUMERS) {
         registers_take<232>();
         take_turn();
-        multiply_all<ROWS, IS_TALL>(a, ring, aligned + STAGES * ring.STAGE_BYTES, num_stages);
+        multiply_all<ROWS, IS_TALL, MAXIMA>(a, ring, aligned + STAGES * ring.STAGE_BYTES,
+                                            num_stages);
     } else {
         registers_give<40>();
         if (threadIdx.x == CONSUMERS) produce<ROWS, IS_TALL>(a, ring, num_stages);
@@ -408,9 +430,9 @@ static __device__ __forceinline__ void multiply_in_pairs(const kv8_linear_pairs_
 
 }  // namespace kv8
 
-#define KV8_LINEAR_PAIRS(NAME, ROWS, IS_TALL)                                 \
+#define KV8_LINEAR_PAIRS(NAME, ROWS, IS_TALL, MAXIMA)                         \
     extern "C" __global__ void __launch_bounds__(KV8_LINEAR_PAIRS_THREADS, 1) \
         NAME(const __grid_constant__ kv8_linear_pairs_args a) {               \
-        kv8::multiply_in_pairs<ROWS, IS_TALL>(a);                             \
+        kv8::multiply_in_pairs<ROWS, IS_TALL, MAXIMA>(a);                     \
     }
 #include "linear_pairs_kernels.inc"
