@@ -58,7 +58,8 @@ typedef struct kv8_drawn_row {
 typedef struct kv8_draw_args {
     float *logits; /* [rows, vocab_size]; as before when the kernel ends */
     /* Of them the largest of every KV8_DRAW_PIECE ids, of which vocab_size is a multiple, as
-     * kv8_model_device_maxima has them; NULL: not known, or a row is cut. Clusters do not read it. */
+     * kv8_model_device_maxima has them; NULL: not known, or a row is cut. Clusters do not read it.
+     */
     const float *maxima;
     const kv8_draw_row *rows;
     kv8_draw_change *changes;
