@@ -176,58 +176,6 @@ static void a_fixed_order_knows_no_number_of_rows(void **state) {
     kv8_device_ops_destroy(s.ops);
 }
 
-/* Of every 64 rows of w the largest, NaN where one is NaN, as the product beside it has
- * them; few tokens and other numbers of rows have none. A row of w and a token are not finite. */
-static void maxima_are_those_of_the_product(void **state) {
-    const side s = open_side(state);
-    static const struct {
-        int32_t rows, cols, n;
-        bool has;
-    } cases[] = {{67072, 520, 100, true}, {67072, 136, 129, true}, {67072, 64, 500, true},
-                 {5120, 2880, 512, true}, {5184, 72, 2050, true},  {5120, 2880, 384, false},
-                 {67072, 520, 64, false}, {5100, 72, 2050, false}, {5120, 72, 1, false}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const size_t rows = (size_t)cases[i].rows, cols = (size_t)cases[i].cols,
-                     n = (size_t)cases[i].n, pieces = rows / KV8_DEVICE_MAXIMA_ROWS;
-        test_rng rng = {rows + n};
-        kv8_f16 *const w = random_f16(&rng, rows * cols, 1), *const x =
-                                                                 random_f16(&rng, n * cols, 1);
-        w[(rows - 3) * cols] = kv8_f16_from_f32(NAN);
-        w[1000 * cols + 7] = kv8_f16_from_f32(INFINITY);
-        x[(n / 2) * cols + 3] = kv8_f16_from_f32(-INFINITY);
-        void *const w_on_gpu = gpu_upload(s.g, w, rows * cols * 2);
-        void *const x_on_gpu = gpu_upload(s.g, x, n * cols * 2);
-        const kv8_device_linear linear = {w_on_gpu, NULL, cases[i].rows, cases[i].cols};
-        float *const y_on_gpu = make_output(&s, n * rows * 4), *const maxima_on_gpu =
-                                                                   make_output(&s, n * pieces * 4);
-        bool has = !cases[i].has;
-        assert_ok(kv8_device_linear_maxima(s.ops, s.g->stream, &linear, x_on_gpu, cases[i].n,
-                                           y_on_gpu, maxima_on_gpu, &has));
-        assert_int_equal(has, cases[i].has);
-        float *const y = take_output(&s, y_on_gpu, n * rows * 4), *const maxima =
-                                                                      take_output(&s, maxima_on_gpu,
-                                                                                  n * pieces * 4);
-        for (size_t k = 0; has && k < n * pieces; k++) {
-            const float *const of = y + k / pieces * rows + k % pieces * KV8_DEVICE_MAXIMA_ROWS;
-            float most = of[0];
-            bool spoiled = false;
-            for (int r = 0; r < KV8_DEVICE_MAXIMA_ROWS; r++) {
-                most = of[r] > most ? of[r] : most;
-                spoiled = spoiled || isnan(of[r]);
-            }
-            if (spoiled ? !isnan(maxima[k]) : maxima[k] != most)
-                fail_msg("%zu x %zu, %zu tokens: maximum %zu of token %zu is %g, not %g", rows,
-                         cols, n, k % pieces, k / pieces, (double)maxima[k],
-                         spoiled ? (double)NAN : (double)most);
-        }
-        void *const on_host[] = {w, x, y, maxima};
-        for (int k = 0; k < 4; k++) free(on_host[k]);
-        kv8_device_free(s.g->device, w_on_gpu);
-        kv8_device_free(s.g->device, x_on_gpu);
-    }
-    kv8_device_ops_destroy(s.ops);
-}
-
 static void products_equal_their_definition(void **state) {
     const side s = open_side(state);
     static const int32_t counts[] = {1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 129, 257, 512};
@@ -635,7 +583,6 @@ static void weights_that_f16_does_not_hold_are_found(void **state) {
 int main(int argc, char **argv) {
     gpu_filter(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(maxima_are_those_of_the_product),
         cmocka_unit_test(products_equal_their_definition),
         cmocka_unit_test(a_fixed_order_knows_no_number_of_rows),
         cmocka_unit_test(products_of_the_true_shapes),
