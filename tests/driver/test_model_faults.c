@@ -3,6 +3,7 @@
  * succeeds when it is made again. What a step launches, and that a graph launches the same.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include "append_args.h"
 #include "experts_args.h"
 #include "model_fixture.h"
 #include "model_profile.h"
@@ -97,7 +98,7 @@ static void what_does_not_fit_is_told_by_part(void **state) {
     assert_refused(kv8_model_open(&f.model, directory, &options), KV8_ERR_NO_MEMORY, "logits 0.0");
     kv8_model_memory counted = KV8_MODEL_MEMORY_INIT;
     assert_ok(kv8_model_count_memory(directory, &options, &counted));
-    assert_int_equal(counted.logits, 4096 * VOCAB * sizeof(float));
+    assert_int_equal(counted.logits, 4096 * (VOCAB + VOCAB / 64) * sizeof(float)); /* maxima too */
     assert_true(counted.workspaces > 4096 * 2 * 64 * sizeof(float));
     assert_int_equal(counted.total, counted.dense + counted.experts + counted.activations +
                                         counted.logits + counted.workspaces);
@@ -173,15 +174,20 @@ static void a_step_that_fails_changes_nothing(void **state) {
 }
 
 /* Launches of a step, without those of page tables, which go out when lists change;
- * *is_replayed_out: by a graph. */
+ * *is_replayed_out: by a graph, whose appends rehearse. */
 static int32_t count_launches(fixture *f, int32_t num, int32_t count, bool *is_replayed_out) {
     const int32_t before = stand_in_num_launches();
     const int64_t graphs = stand_in_num_calls("cuGraphLaunch");
     assert_ok(run_step(f, num, count));
     *is_replayed_out = stand_in_num_calls("cuGraphLaunch") > graphs;
     int32_t launches = 0;
-    for (int32_t i = before; i < stand_in_num_launches(); i++)
-        launches += strncmp(stand_in_get_launch(i)->name, "kv8_page_lists_", 15) != 0;
+    for (int32_t i = before; i < stand_in_num_launches(); i++) {
+        const stand_in_launch *const launch = stand_in_get_launch(i);
+        launches += strncmp(launch->name, "kv8_page_lists_", 15) != 0;
+        if (strncmp(launch->name, "kv8_append_", 11) != 0) continue;
+        const kv8_append_kernel_args *const append = launch->args;
+        assert_int_equal(append->rehearses, *is_replayed_out);
+    }
     return launches;
 }
 
