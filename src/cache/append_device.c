@@ -177,12 +177,10 @@ kv8_status kv8_append_kernels_launch(const kv8_append_kernels *kernels, kv8_stre
     a.rows_per_block = rows_per_block(&a, kernel->device, eights);
     for (int kv = 0; kv < 2; kv++)
         fill_passes(&a.plane[kv], spec->num_kv_heads, a.rows_per_block, eights);
-    enum { REHEARSED_ROWS = 128 }; /* more find no place beside the kernel before */
     const int64_t num_blocks = kv8_ceil_div(args->max_rows, a.rows_per_block);
     const kv8_launch launch = {.grid = {(uint32_t)num_blocks, 2},
                                .block = {KV8_APPEND_THREADS},
                                .overlaps_previous = kv8_stream_overlaps(stream, args->max_rows)};
-    a.rehearses = launch.overlaps_previous && args->max_rows <= REHEARSED_ROWS;
     return kv8_kernel_launch(kernel, stream, &launch, &a);
 }
 

@@ -42,7 +42,7 @@ typedef struct kv8_append_kernel_args {
     const float *cos_sin; /* [rows, k head_dim]: cosines, then sines; NULL = K is not rotated */
     int32_t batch, max_rows, num_kv_heads, page_size;
     int32_t rows_per_block; /* 1 to 256 */
-    int32_t rehearses;      /* blocks are there well before their turn */
+    int32_t padding;
 } kv8_append_kernel_args;
 
 enum { KV8_APPEND_THREADS = 256, KV8_APPEND_VECTOR = 8, KV8_APPEND_MAX_ROWS = 256 };

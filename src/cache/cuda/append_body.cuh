@@ -390,8 +390,8 @@ static __device__ __forceinline__ uint32_t append_dtype(const kv8_append_kernel_
 
 template <typename SOURCE, typename ROTATION>
 static __device__ __forceinline__ void append_eights(const kv8_append_kernel_args &a,
-                                                     const kv8_append_plane &p, Place *places,
-                                                     int32_t num_rows) {
+                                                     const kv8_append_plane &p, Place *places) {
+    const int32_t num_rows = rows_of_block(a);
     SourceCursor<SOURCE> source = first_source<SOURCE>(a, p, num_rows);
     const Cursor at = source.at;
     const Share<SOURCE> first = load_share(a, p, source);
@@ -418,9 +418,9 @@ static __device__ __forceinline__ void append_eights(const kv8_append_kernel_arg
 
 template <typename SOURCE, bool EIGHTS, typename ROTATION>
 static __device__ __forceinline__ void append_plane(const kv8_append_kernel_args &a,
-                                                    const kv8_append_plane &p, Place *places,
-                                                    int32_t num_rows) {
-    if (EIGHTS) return append_eights<SOURCE, ROTATION>(a, p, places, num_rows);
+                                                    const kv8_append_plane &p, Place *places) {
+    if (EIGHTS) return append_eights<SOURCE, ROTATION>(a, p, places);
+    const int32_t num_rows = rows_of_block(a);
     find_places(a, p, num_rows, places);
     for (int32_t pass = 0; pass < p.num_passes; pass++)
         append_ones<SOURCE, ROTATION>(a, p,
@@ -428,22 +428,15 @@ static __device__ __forceinline__ void append_plane(const kv8_append_kernel_args
 }
 
 // blockIdx.y: K (rotated) or V. Each has code of its own, in which its plane's fields are operands
-// at fixed places of the constant bank. A block that is there before its turn goes through it once
-// with no row, so that it comes from the instruction cache then.
+// at fixed places of the constant bank.
 template <typename SOURCE, bool EIGHTS, typename ROTATION>
 static __device__ __forceinline__ void append_rows(const kv8_append_kernel_args &a) {
     __shared__ Place places[KV8_APPEND_MAX_ROWS];
-    bool is_turn = a.rehearses == 0;
-#pragma unroll 1
-    for (;; is_turn = true) {
-        if (is_turn) take_turn();
-        const int32_t num_rows = is_turn ? rows_of_block(a) : 0;
-        if (blockIdx.y == 0)
-            append_plane<SOURCE, EIGHTS, ROTATION>(a, a.plane[0], places, num_rows);
-        else
-            append_plane<SOURCE, EIGHTS, Unrotated>(a, a.plane[1], places, num_rows);
-        if (is_turn) return;
-    }
+    take_turn();
+    if (blockIdx.y == 0)
+        append_plane<SOURCE, EIGHTS, ROTATION>(a, a.plane[0], places);
+    else
+        append_plane<SOURCE, EIGHTS, Unrotated>(a, a.plane[1], places);
 }
 
 }  // namespace kv8
