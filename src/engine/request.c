@@ -5,12 +5,20 @@
 
 #include <string.h>
 
+#include "sampler.h"
+
 /* Copies num values to *at and moves it on. */
 static void *put(char **at, const void *values, int32_t num, size_t size) {
     void *const copy = *at;
     if (num > 0) memcpy(copy, values, (size_t)num * size);
     *at += (size_t)num * size;
     return copy;
+}
+
+static bool is_plain(const kv8_request *spec, const kv8_sampling *sampling) {
+    return spec->visit == NULL && spec->mask == NULL && spec->num_logprobs == 0 &&
+           spec->prompt_logprobs == 0 && spec->min_tokens == 0 && sampling->num_bias == 0 &&
+           !kv8_sampling_penalises(sampling);
 }
 
 kv8_status kv8_running_create(kv8_running **out, const kv8_request *spec, const kv8_running *parent,
@@ -28,6 +36,9 @@ kv8_status kv8_running_create(kv8_running **out, const kv8_request *spec, const 
     char *at = (char *)(running + 1);
     running->bytes = bytes;
     running->spec = *spec;
+    running->is_plain = is_plain(spec, &sampling);
+    running->ends_at_eos = !spec->ignore_eos;
+    running->ends_at_stops = spec->num_stop_ids > 0;
     running->capacity = capacity;
     running->num_prompt = running->num_tokens = before + spec->num_tokens;
     running->parent = parent == NULL ? 0 : parent->handle;
@@ -55,8 +66,9 @@ static bool contains(const int32_t *ids, int32_t num, int32_t id) {
 
 kv8_finish kv8_running_take(kv8_running *running, int32_t token, const kv8_model_info *info) {
     running->num_tokens++;
-    if (!running->spec.ignore_eos && contains(info->eos, info->num_eos, token))
-        return KV8_FINISH_EOS;
-    if (contains(running->spec.stop_ids, running->spec.num_stop_ids, token)) return KV8_FINISH_STOP;
+    const kv8_request *const spec = &running->spec;
+    if (running->ends_at_eos && contains(info->eos, info->num_eos, token)) return KV8_FINISH_EOS;
+    if (running->ends_at_stops && contains(spec->stop_ids, spec->num_stop_ids, token))
+        return KV8_FINISH_STOP;
     return running->num_tokens == running->capacity ? KV8_FINISH_LENGTH : KV8_FINISH_NONE;
 }

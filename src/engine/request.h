@@ -13,12 +13,19 @@
 #include "scheduler.h"
 
 typedef struct kv8_running {
+    /* What a step asks of most requests, in one line of the cache: while a GPU computes, the caches
+     * forget what hundreds of requests have. */
     uint64_t id;
-    kv8_request_id handle, parent; /* the scheduler's names */
-    int32_t *token_ids;            /* [capacity]: prompt, then generated; the scheduler writes */
+    kv8_request_id handle; /* the scheduler's name */
+    int32_t *token_ids;    /* [capacity]: prompt, then generated; the scheduler writes */
     int32_t num_prompt, num_tokens, capacity;
+    bool rests;    /* ended, but held */
+    bool is_plain; /* of a step nothing but a token is wanted, from the logits as they are: spec has
+                    * no visitor, mask, logprobs and min_tokens, sampling no penalty and bias */
+    bool ends_at_eos, ends_at_stops; /* spec's ignore_eos and stop_ids */
+
+    kv8_request_id parent;
     uint64_t arrived_ns;
-    bool rests; /* ended, but held */
     kv8_request spec;
     kv8_sampling sampling;
     size_t bytes;

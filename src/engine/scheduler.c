@@ -14,25 +14,28 @@
 typedef enum stage { GONE = 0, WAITS, RUNS, RESTS } stage;
 
 typedef struct request {
-    uint32_t generation; /* of the handle that is or was last valid */
+    /* What every step reads of those that run, in one line of the cache. */
+    _Alignas(KV8_ALIGNMENT) uint32_t generation; /* of the handle that is or was last valid */
     stage stage;
+    int32_t row;    /* in the planned step, -1 = none */
     bool has_begun; /* was admitted once: no deadline ends it any more, and it counts as preempted
                      * while it waits */
     bool all_logits;
-    bool to_publish; /* what it has computed fills a page that nobody finds yet */
+    bool to_publish;           /* what it has computed fills a page that nobody finds yet */
+    int32_t num_tokens, limit; /* limit: of num_tokens */
+    int32_t num_computed;      /* tokens whose K and V the sequence holds */
+    int32_t num_reached;       /* the most they have been: of those before, no logits are wanted */
+    int32_t num_cached;
+    int32_t max_chunk;
+    int32_t *tokens; /* [limit], the owner's */
+    void *owner;
+    kv8_seq seq; /* KV8_SEQ_NONE while it waits */
+
+    int32_t prompt_len;
     uint64_t salt;
     kv8_request_id parent; /* 0 = none */
     kv8_waiting place;     /* order: arrival + priority * patience */
     uint64_t deadline_ns;
-    void *owner;
-    int32_t *tokens;                       /* [limit], the owner's */
-    int32_t num_tokens, prompt_len, limit; /* limit: of num_tokens */
-    int32_t max_chunk;
-    int32_t num_computed; /* tokens whose K and V the sequence holds */
-    int32_t num_reached;  /* the most they have been: of those before, no logits are wanted */
-    int32_t num_cached;
-    int32_t row; /* in the planned step, -1 = none */
-    kv8_seq seq; /* KV8_SEQ_NONE while it waits */
 } request;
 
 struct kv8_scheduler {

@@ -48,6 +48,7 @@ static bool can_draw_on_device(const kv8_engine *e) {
         return false;
     for (int32_t i = 0; i < e->num_shares; i++) {
         const kv8_running *const r = e->shares[i].running;
+        if (r->is_plain) continue;
         if (r->spec.visit != NULL) return false;
         if (e->shares[i].row->samples)
             num_changes +=
@@ -66,7 +67,7 @@ static bool is_too_short(const kv8_running *r) {
     return r->num_tokens - r->num_prompt < r->spec.min_tokens;
 }
 static bool has_mask(const kv8_running *r) {
-    return r->spec.mask != NULL || is_too_short(r);
+    return !r->is_plain && (r->spec.mask != NULL || is_too_short(r));
 }
 
 /* The share's row of logits that a token is chosen from; -1: it chooses none. */
@@ -76,7 +77,7 @@ static int32_t sampled_row(const kv8_share *s) {
 
 /* How many of the share's rows of logits give the logprob of a prompt's token. */
 static int32_t num_prompt_rows(const kv8_share *s) {
-    if (s->running->spec.prompt_logprobs == 0) return 0;
+    if (s->running->is_plain || s->running->spec.prompt_logprobs == 0) return 0;
     const int32_t last = s->running->num_prompt - 1;
     return (int32_t)kv8_max_i64(0, kv8_min_i64(end_of(s), last) - seen_from(s));
 }
@@ -240,6 +241,7 @@ static void log_row(void *cookie, size_t row_idx, int32_t thread_idx) {
 
 static void tell_logprobs(const kv8_engine *e, const kv8_share *s, kv8_event *event) {
     const int32_t last = s->first_logits + s->row->num_logits - 1;
+    if (s->running->is_plain) return;
     if (event->token >= 0 && s->running->spec.num_logprobs > 0) {
         event->logprob = e->logprobs[last];
         event->top = tops_of(e, last);
@@ -288,7 +290,7 @@ static void tell(kv8_engine *e, int32_t idx) {
     e->stats.generated_tokens += event->token >= 0;
     if (event->finish != KV8_FINISH_FAILED) {
         tell_logprobs(e, s, event);
-        if (r->spec.visit != NULL && s->row->num_logits > 0)
+        if (!r->is_plain && r->spec.visit != NULL && s->row->num_logits > 0)
             r->spec.visit(r->spec.visit_cookie, seen_from(s), s->row->num_logits,
                           logits_of(e, s->first_logits));
         if (s->row->samples)
@@ -354,10 +356,11 @@ static kv8_status draw_on_device(kv8_engine *e) {
 
 /* A prompt's rows lie side by side, as log_row() leaves them. */
 static void pack_tops(const kv8_engine *e, const kv8_share *s) {
-    const size_t num = (size_t)s->running->spec.prompt_logprobs;
     kv8_logprob *const to = tops_of(e, s->first_logits);
-    for (int32_t i = 1; i < num_prompt_rows(s); i++)
+    for (int32_t i = 1; i < num_prompt_rows(s); i++) {
+        const size_t num = (size_t)s->running->spec.prompt_logprobs;
         memmove(to + (size_t)i * num, tops_of(e, s->first_logits + i), num * sizeof *to);
+    }
 }
 
 static void take_drawn(kv8_engine *e) {

@@ -4,9 +4,10 @@
  * the model has the layers, heads and widths of gpt-oss, 4 experts and a small vocabulary, which
  * the host's work does not depend on.
  *
- *   bench_step [layers [requests [depth]]]     24 and 36, 1 to 512, and 1024, without
+ *   bench_step [layers [requests [depth [cold]]]]     24 and 36, 1 to 512, 1024 and 0, without
  *
- * "admit": a step that admits as many requests, which fork others that rest.
+ * "cold": so many MiB of other memory are written with each draw, as the caches forget requests
+ * while a GPU computes. "admit": a step that admits as many requests, which fork others that rest.
  *
  * A figure is the mean of 16 steps, in which each request fills a page, the best of all blocks of
  * 16.
@@ -42,6 +43,8 @@ enum {
 };
 
 static int depth = 1024; /* tokens of a prompt */
+static uint8_t *cold;    /* [cold_bytes] */
+static size_t cold_bytes;
 static int32_t prompt[MAX_DEPTH];
 
 typedef struct machine {
@@ -103,9 +106,11 @@ static void open_cache(machine *m, int num) {
     TRY(kv8_kv_setting_cache_create(&m->cache, m->model, &setting, &options));
 }
 
-/* The sampler draws id 1 in every row; no other kernel computes. */
+/* The sampler draws id 1 in every row; no other kernel computes. What this takes is the driver's.
+ */
 static void draw_ones(const stand_in_launch *launch) {
     if (strncmp(launch->name, "kv8_draw_", 9) != 0) return;
+    for (size_t i = 0; i < cold_bytes; i += 64) cold[i]++;
     const kv8_draw_args *const args = launch->args;
     const uint32_t rows = launch->grid[0] / (launch->cluster[0] == 0 ? 1 : launch->cluster[0]);
     for (uint32_t i = 0; i < rows; i++) args->drawn[i] = (kv8_drawn_row){.token = 1, .bad_id = -1};
@@ -315,8 +320,11 @@ static void time_layers(machine *m, int layers, int asked) {
 int main(int argc, char **argv) {
     const int asked = argc > 1 ? atoi(argv[1]) : 0, requests = argc > 2 ? atoi(argv[2]) : 0;
     if (argc > 3) depth = atoi(argv[3]);
+    if (argc > 4) cold_bytes = (size_t)atoi(argv[4]) << 20;
     if (depth < OWN || depth > MAX_DEPTH)
         return fprintf(stderr, "bench_step: depth is %d\n", depth), 2;
+    cold = calloc(cold_bytes + 1, 1);
+    if (cold == NULL) return perror("bench_step"), 1;
     machine m = {0};
     forget_launches();
     TRY(kv8_device_open(&m.device, 0));
@@ -328,4 +336,5 @@ int main(int argc, char **argv) {
         if (asked == 0 || asked == layers) time_layers(&m, layers, requests);
     kv8_stream_destroy(m.stream);
     kv8_device_close(m.device);
+    free(cold);
 }

@@ -303,6 +303,19 @@ static void no_end_comes_before_min_tokens(void **state) {
         for (int t = 0; t + 1 < wanted[i]; t++)
             assert_true(o.tokens[t] != ends[0] && o.tokens[t] != ends[1]);
     }
+    /* The first token of a request that asks for nothing, as the end of one that asks for that
+     * alone. */
+    outcome free_run, held;
+    request = request_of(ids, 20, 9);
+    submit(b.engine, &request, &free_run);
+    run_engine(b.engine, &free_run, 1);
+    const int32_t first = free_run.tokens[0];
+    request.stop_ids = &first;
+    request.num_stop_ids = 1;
+    request.min_tokens = 2;
+    submit(b.engine, &request, &held);
+    run_engine(b.engine, &held, 1);
+    assert_true(held.num_tokens > 2 && held.tokens[0] != first && held.tokens[1] != first);
     uint64_t id = 0;
     request.min_tokens = 10;
     assert_refused(kv8_engine_submit(b.engine, &request, &id), KV8_ERR_INVALID,
