@@ -166,15 +166,21 @@ static void check_case(const gpu *g, const router_case *c) {
 
 static void rows_are_normed_and_routed(void **state) {
     static const router_case cases[] = {
-        {32, 4, 2880, 1, 0, false},    {32, 4, 2880, 2, 0, false},    {128, 4, 2880, 4, 0, false},
-        {128, 4, 2880, 8, 0, false},   {128, 4, 2880, 8, 5, false},   {33, 4, 4096, 3, 0, false},
-        {1, 1, 32, 8, 0, false},       {5, 2, 64, 7, 0, false},       {100, 8, 1056, 8, 1, false},
-        {128, 8, 4096, 8, 0, false},   {17, 3, 96, 5, 0, false},      {20, 4, 2880, 6, 2, false},
-        {32, 4, 2880, 9, 0, false},    {32, 4, 2880, 64, 61, false},  {128, 4, 2880, 65, 0, false},
-        {128, 4, 2880, 512, 1, false}, {33, 4, 4096, 31, 0, false},   {1, 1, 32, 17, 0, false},
-        {129, 8, 96, 40, 33, false},   {255, 4, 1056, 100, 0, false}, {32, 4, 2880, 2050, 0, false},
-        {32, 4, 2880, 1, 0, true},     {128, 4, 2880, 8, 3, true},    {200, 2, 64, 5, 0, true},
-        {129, 4, 6144, 3, 0, false}};
+        {32, 4, 2880, 1, 0, false},     {32, 4, 2880, 2, 0, false},
+        {128, 4, 2880, 4, 0, false},    {128, 4, 2880, 8, 0, false},
+        {128, 4, 2880, 8, 5, false},    {33, 4, 4096, 3, 0, false},
+        {1, 1, 32, 8, 0, false},        {5, 2, 64, 7, 0, false},
+        {100, 8, 1056, 8, 1, false},    {128, 8, 4096, 8, 0, false},
+        {17, 3, 96, 5, 0, false},       {20, 4, 2880, 6, 2, false},
+        {32, 4, 2880, 9, 0, false},     {32, 4, 2880, 64, 61, false},
+        {128, 4, 2880, 65, 0, false},   {128, 4, 2880, 512, 1, false},
+        {33, 4, 4096, 31, 0, false},    {1, 1, 32, 17, 0, false},
+        {129, 8, 96, 40, 33, false},    {255, 4, 1056, 100, 0, false},
+        {32, 4, 2880, 2050, 0, false},  {32, 4, 2880, 1, 0, true},
+        {128, 4, 2880, 8, 3, true},     {200, 2, 64, 5, 0, true},
+        {129, 4, 6144, 3, 0, false},    {32, 4, 2880, 512, 0, false},
+        {20, 3, 96, 497, 0, false},     {128, 4, 2880, 257, 0, false},
+        {100, 8, 1056, 300, 290, false}};
     const gpu *const g = gpu_get_with_kernels(state);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) check_case(g, &cases[i]);
 }
