@@ -11,7 +11,7 @@
 #include "engine_impl.h"
 #include "gpu_replay.h"
 
-enum { VOCAB = 201088, PIECE = 64, MAX_ROWS = 512, LAUNCHES = 10, HISTORY = 256 };
+enum { VOCAB = 201088, PIECE = KV8_MAXIMUM_IDS, MAX_ROWS = 512, LAUNCHES = 10, HISTORY = 256 };
 
 typedef struct machine {
     bench_gpu gpu;

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "request.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "sampler.h"
@@ -14,6 +15,8 @@ static void *put(char **at, const void *values, int32_t num, size_t size) {
     *at += (size_t)num * size;
     return copy;
 }
+
+_Static_assert(offsetof(kv8_running, parent) <= KV8_ALIGNMENT, "one line");
 
 static bool is_plain(const kv8_request *spec, const kv8_sampling *sampling) {
     return spec->visit == NULL && spec->mask == NULL && spec->num_logprobs == 0 &&

@@ -284,6 +284,7 @@ static kv8_status send(kv8_device_sampler *s, const kv8_draw *draws, int32_t num
                            (size_t)num_changes * sizeof *s->host.changes);
 }
 
+_Static_assert((int)KV8_DRAW_PIECE == (int)KV8_MAXIMUM_IDS, "maxima as the model has them");
 /* Maxima spare a block the first of two looks at a row's logits, so that of plain rows any number
  * takes blocks; rows that are cut need that look. */
 static kv8_status launch(kv8_device_sampler *s, float *logits, const float *maxima, int32_t num) {
@@ -338,8 +339,8 @@ kv8_status kv8_device_sampler_end(kv8_device_sampler *s, const kv8_draw *draws, 
 bool kv8_device_sampler_simplify(const kv8_device_sampler *s, const kv8_draw *draw,
                                  kv8_step_draw *out) {
     const kv8_draw_row row = row_of(draw);
-    if (row.top_k > 0 || row.top_p != 0 || row.least != 0 || row.mask >= 0 || row.num_tops >= 0 ||
-        row.token >= 0 || draw->sampling->num_bias > 0 || kv8_sampling_penalises(draw->sampling))
+    if (!are_uncut(&row, 1) || !are_plain(&row, 1) || row.token >= 0 ||
+        draw->sampling->num_bias > 0 || kv8_sampling_penalises(draw->sampling))
         return false;
     *out = (kv8_step_draw){row.random, row.factor, s->step_drawn};
     return true;

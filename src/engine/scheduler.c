@@ -6,6 +6,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "pace.h"
@@ -37,6 +38,7 @@ typedef struct request {
     kv8_waiting place;     /* order: arrival + priority * patience */
     uint64_t deadline_ns;
 } request;
+_Static_assert(offsetof(request, prompt_len) <= KV8_ALIGNMENT, "one line");
 
 struct kv8_scheduler {
     kv8_scheduler_options options;

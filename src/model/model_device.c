@@ -29,9 +29,9 @@ static void lay_out(kv8_model *model) {
                                              input_ints(rows) * sizeof(int32_t));
     d->logits = kv8_device_memory_take(&d->memory, KV8_PART_LOGITS,
                                        (size_t)d->logit_rows * vocab * sizeof(float));
-    d->maxima = kv8_device_memory_take(
-        &d->memory, KV8_PART_LOGITS,
-        (size_t)d->logit_rows * (vocab / KV8_DEVICE_MAXIMA_ROWS) * sizeof(float));
+    d->maxima =
+        kv8_device_memory_take(&d->memory, KV8_PART_LOGITS,
+                               (size_t)d->logit_rows * (vocab / KV8_MAXIMUM_IDS) * sizeof(float));
     model->architecture->device->lay_out(model, &d->memory);
 }
 
@@ -278,6 +278,7 @@ int32_t kv8_model_held_logits(const kv8_model *model) {
 float *kv8_model_device_logits(const kv8_model *model) {
     return model->on_device->logits;
 }
+_Static_assert((int)KV8_MAXIMUM_IDS == (int)KV8_DEVICE_MAXIMA_ROWS, "as the head leaves them");
 const float *kv8_model_device_maxima(const kv8_model *model) {
     return model->on_device->has_maxima ? model->on_device->maxima : NULL;
 }

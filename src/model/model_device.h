@@ -59,8 +59,8 @@ struct kv8_model_device {
     uint64_t num_uses;
     int32_t *input_host, *input_device; /* of a step: page-locked, and the GPU's */
     float *logits;                      /* [logit_rows, vocab_size] */
-    float *maxima;   /* [logit_rows, vocab_size / KV8_DEVICE_MAXIMA_ROWS], of logits */
-    bool has_maxima; /* the last step's are there */
+    float *maxima;                      /* [logit_rows, vocab_size / KV8_MAXIMUM_IDS], of logits */
+    bool has_maxima;                    /* the last step's are there */
     int32_t logit_rows;
     kv8_device_graphs graphs[KV8_MAX_CACHES]; /* as attentions */
     kv8_device_observer *observer;            /* counts for model->observer; NULL = none */

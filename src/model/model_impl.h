@@ -18,9 +18,10 @@ const kv8_model_info *kv8_model_facts(const kv8_model *model);
 /* Rows of logits that stay in a GPU's memory after a step, 0 on the host; and where they lie. */
 int32_t kv8_model_held_logits(const kv8_model *model);
 float *kv8_model_device_logits(const kv8_model *model);
-/* Of those that the last step left, the largest of every 64 ids: [rows, vocab_size / 64], NaN where
- * one is NaN; NULL: it has them not. Weights are finite: a row that has a logit which is not has no
- * other. */
+/* Of those that the last step left, the largest of every KV8_MAXIMUM_IDS: [rows, vocab_size /
+ * KV8_MAXIMUM_IDS], NaN where one is NaN; NULL: it has them not. Weights are finite: a row that has
+ * a logit which is not has no other. */
+enum { KV8_MAXIMUM_IDS = 64 };
 const float *kv8_model_device_maxima(const kv8_model *model);
 /* kv8_model_step over sequences that were extended by the step's tokens. On failure they keep them:
  * whoever extended takes them back. Logits wanted and logits_out NULL: nothing is waited for; at

@@ -352,6 +352,24 @@ static void rows_are_routed_from_the_residual_stream(void **state) {
     check_router(80, 132, 48, false, by_rows, 3);
 }
 
+/* A GPU that seats no cluster of theirs routes by single blocks. */
+static void without_clusters_rows_are_routed_by_blocks(void **state) {
+    (void)state;
+    static const char w, bias, gain, normed;
+    const kv8_experts_router router = {&w, &bias, &gain, 0.5f, (void *)(uintptr_t)&normed};
+    stand s = open_stand(90, 132);
+    stand_in_fail("cuOccupancyMaxActiveClusters", 1, UNKNOWN);
+    open_experts(&s);
+    stand_in_fail(NULL, 0, 0);
+    kv8_experts_args args = some_args;
+    args.router = &router;
+    args.n = 64;
+    assert_ok(kv8_device_experts_run(s.experts, s.stream, &args));
+    assert_ok(kv8_stream_synchronize(s.stream));
+    assert_string_equal(stand_in_get_launch(0)->name, by_rows);
+    close_stand(&s);
+}
+
 /* Where the norm of the sum is wanted, the kernel that adds up the experts makes it. */
 static void the_sum_is_normed(void **state) {
     (void)state;
@@ -490,6 +508,7 @@ int main(void) {
         cmocka_unit_test(a_fixed_order_without_whole_strips_is_that_of_quarters),
         cmocka_unit_test(without_clusters_rows_stream),
         cmocka_unit_test(rows_are_routed_from_the_residual_stream),
+        cmocka_unit_test(without_clusters_rows_are_routed_by_blocks),
         cmocka_unit_test(the_sum_is_normed),
         cmocka_unit_test(a_graph_runs_the_same),
         cmocka_unit_test(loading_covers_the_experts),
